@@ -163,10 +163,10 @@ pub(crate) fn csi_config(
 ) -> Result<Option<CsiConfig>, CommandError> {
     let Some(socket) = &section.csi else { return Ok(None) };
     Ok(Some(CsiConfig {
-        driver: section.driver_name.clone(),
+        expected_driver: section.driver_name.clone(),
         secrets: read_secrets(name, section)?,
         // The caller's own deadline is the same setting.
-        deadline: timeout,
+        call_timeout: timeout,
         ..CsiConfig::new(socket.0.clone())
     }))
 }

@@ -9,7 +9,7 @@ use std::{
 /// Scheme of a unix socket.
 const SCHEME: &str = "unix:";
 /// Longest path of a unix socket on Linux, in bytes.
-const MAX_PATH: usize = 107;
+const MAX_PATH_BYTES: usize = 107;
 
 /// A driver's unix socket: a path, `unix:PATH` or `unix:///PATH`.
 ///
@@ -46,9 +46,9 @@ impl FromStr for Address {
                 "{text:?} is not a driver's socket: expected a path, unix:PATH or unix:///PATH"
             ));
         };
-        if path.len() > MAX_PATH {
+        if path.len() > MAX_PATH_BYTES {
             return Err(format!(
-                "the socket's path {path:?} has {} bytes: expected at most {MAX_PATH}",
+                "the socket's path {path:?} has {} bytes: expected at most {MAX_PATH_BYTES}",
                 path.len()
             ));
         }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_as_the_sidecars_take_them() {
+    fn addresses_parse_as_in_the_sidecars() {
         for (text, path) in [
             ("/run/csi/socket", Some("/run/csi/socket")),
             ("unix:///run/csi/socket", Some("/run/csi/socket")),

@@ -17,64 +17,64 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     address::Address,
     error::ConnectError,
-    identity::{Identity, Questions, Unfit},
-    metrics::{ConnectionMetrics, DriverConnection},
-    wire::Wire,
+    grpc::GrpcConnection,
+    identity::{CsiIdentity, IdentityError, IdentityQuery},
+    metrics::{ConnectionMetrics, DriverConnectionMetrics},
 };
 
 /// First pause before the next try; it doubles with each.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 /// Longest pause, as the sidecars' connections have it.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(1);
 /// Pause between two probes of a driver that is not ready, as in the sidecars.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a wait is told in the log, as in the sidecars.
-const TELL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a call waits for a connection: longer than the longest pause, so that it does not fail while a
 /// driver that is back has not been tried.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 
 /// What a connection is made with.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct ConnectionOptions {
     pub(crate) address: Address,
     /// The driver that has to be there.
-    pub(crate) driver: Option<DriverName>,
+    pub(crate) expected_driver: Option<DriverName>,
     /// How long one answer may take.
-    pub(crate) answer: Duration,
+    pub(crate) call_timeout: Duration,
     /// How long to try to connect at first.
-    pub(crate) connect: Duration,
+    pub(crate) connect_timeout: Duration,
     /// How long to wait for a driver that is not ready; absent for ever.
-    pub(crate) ready: Option<Duration>,
+    pub(crate) ready_timeout: Option<Duration>,
     pub(crate) metrics: BackendMetrics,
 }
 
 #[derive(Clone, Debug)]
-enum State {
-    Up(Wire),
-    Down(Arc<str>),
+enum ConnectionState {
+    Connected(GrpcConnection),
+    Disconnected(Arc<str>),
 }
 
 /// A driver's connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ConnectionState>,
     _supervisor: AbortOnDropHandle<()>,
 }
 
 /// A connection whose driver has said who it is.
-struct Session {
-    wire: Wire,
+struct DriverSession {
+    connection: GrpcConnection,
     closed: AbortOnDropHandle<String>,
-    identity: Identity,
+    identity: CsiIdentity,
 }
 
 /// A session that lasted this long was one: the next loss is met without a long pause.
-const STEADY: Duration = Duration::from_secs(10);
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// Pauses between tries, without end.
-fn pauses() -> impl Iterator<Item = Duration> {
-    std::iter::successors(Some(FIRST_PAUSE), |pause| Some((*pause * 2).min(LONGEST_PAUSE)))
+fn backoff_delays() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(INITIAL_BACKOFF), |delay| Some((*delay * 2).min(MAX_BACKOFF)))
 }
 
 impl Connection {
@@ -83,15 +83,15 @@ impl Connection {
     /// # Errors
     /// [`ConnectError`]
     pub(crate) async fn open(
-        options: Options,
+        options: ConnectionOptions,
         metrics: &ConnectionMetrics,
-    ) -> Result<(Self, Identity), ConnectError> {
-        let session = options.first().await?;
+    ) -> Result<(Self, CsiIdentity), ConnectError> {
+        let session = options.open_first_session().await?;
         let identity = session.identity.clone();
         let driver = identity.description.name.clone();
-        let options = Options { driver: Some(driver.clone()), ..options };
-        let (sender, state) = watch::channel(State::Up(session.wire.clone()));
-        let supervisor = tokio::spawn(options.supervise(session, sender, metrics.of(&driver)));
+        let options = ConnectionOptions { expected_driver: Some(driver.clone()), ..options };
+        let (sender, state) = watch::channel(ConnectionState::Connected(session.connection.clone()));
+        let supervisor = tokio::spawn(options.supervise(session, sender, metrics.driver_metrics(&driver)));
         Ok((Self { state, _supervisor: AbortOnDropHandle::new(supervisor) }, identity))
     }
 
@@ -99,73 +99,80 @@ impl Connection {
     ///
     /// # Errors
     /// Why there is none, when that takes too long.
-    pub(crate) async fn wire(&self, deadline: Instant) -> Result<Wire, String> {
+    pub(crate) async fn grpc_connection(&self, deadline: Instant) -> Result<GrpcConnection, String> {
         let mut state = self.state.clone();
-        let until = deadline.min(Instant::now() + PATIENCE);
+        let wait_deadline = deadline.min(Instant::now() + CONNECTION_WAIT);
         // A connection that has just ended may not be known as lost yet.
-        let up = |state: &State| matches!(state, State::Up(wire) if !wire.is_closed());
-        let found = match timeout_at(until, state.wait_for(up)).await {
+        let is_usable =
+            |state: &ConnectionState| matches!(state, ConnectionState::Connected(wire) if !wire.is_closed());
+        let current = match timeout_at(wait_deadline, state.wait_for(is_usable)).await {
             Ok(Ok(state)) => state.clone(),
             // Still down, or the supervisor is gone with the process.
             Ok(Err(_)) | Err(_) => self.state.borrow().clone(),
         };
-        match found {
-            State::Up(wire) if wire.is_closed() => Err("the connection is lost".to_owned()),
-            State::Up(wire) => Ok(wire),
-            State::Down(reason) => Err(reason.to_string()),
+        match current {
+            ConnectionState::Connected(wire) if wire.is_closed() => Err("the connection is lost".to_owned()),
+            ConnectionState::Connected(wire) => Ok(wire),
+            ConnectionState::Disconnected(reason) => Err(reason.to_string()),
         }
     }
 
     /// Waits until the connection is there, or until it is not.
-    pub(crate) async fn until(&self, up: bool) {
+    pub(crate) async fn wait_until(&self, is_connected: bool) {
         // An error means that the process ends.
-        let _ = self.state.clone().wait_for(|state| matches!(state, State::Up(_)) == up).await;
+        let _ = self
+            .state
+            .clone()
+            .wait_for(|state| matches!(state, ConnectionState::Connected(_)) == is_connected)
+            .await;
     }
 }
 
-impl Options {
+impl ConnectionOptions {
     /// The first session. Whoever does not listen yet is waited for; whoever answers with a refusal is not.
-    async fn first(&self) -> Result<Session, ConnectError> {
-        let begun = Instant::now();
-        let mut told = begun;
-        let mut pauses = pauses();
+    async fn open_first_session(&self) -> Result<DriverSession, ConnectError> {
+        let started = Instant::now();
+        let mut last_logged = started;
+        let mut delays = backoff_delays();
         loop {
             let address = self.address.clone();
-            let (reason, waited) = match self.session(self.ready).await {
-                Ok(session) => return self.of_this_name(session),
-                Err(Unfit::Broken(reason)) => (reason, begun.elapsed()),
-                Err(Unfit::NotReady(reason)) => {
-                    return Err(ConnectError::NotReady { address, waited: begun.elapsed(), reason });
+            let (reason, elapsed) = match self.open_session(self.ready_timeout).await {
+                Ok(session) => return self.check_driver_name(session),
+                Err(IdentityError::ConnectionLost(reason)) => (reason, started.elapsed()),
+                Err(IdentityError::NotReady(reason)) => {
+                    return Err(ConnectError::NotReady { address, elapsed: started.elapsed(), reason });
                 }
-                Err(Unfit::Refused(method, source)) => {
-                    return Err(ConnectError::Refused { address, method, source });
+                Err(IdentityError::CallFailed(method, source)) => {
+                    return Err(ConnectError::CallFailed { address, method, source });
                 }
-                Err(Unfit::Untrue(reason)) => return Err(ConnectError::Description { address, reason }),
+                Err(IdentityError::InvalidResponse(reason)) => {
+                    return Err(ConnectError::InvalidIdentity { address, reason });
+                }
             };
-            if self.is_no_socket() {
-                return Err(ConnectError::NoSocket { address });
+            if self.is_not_a_socket() {
+                return Err(ConnectError::NotASocket { address });
             }
-            if waited >= self.connect {
-                return Err(ConnectError::Unreachable { address, waited, reason });
+            if elapsed >= self.connect_timeout {
+                return Err(ConnectError::Unreachable { address, elapsed, reason });
             }
-            if told.elapsed() >= TELL {
-                told = Instant::now();
+            if last_logged.elapsed() >= LOG_INTERVAL {
+                last_logged = Instant::now();
                 tracing::warn!(%address, %reason, "still waiting for the CSI driver");
             }
-            sleep(pauses.next().unwrap_or(LONGEST_PAUSE).min(self.connect - waited)).await;
+            sleep(delays.next().unwrap_or(MAX_BACKOFF).min(self.connect_timeout - elapsed)).await;
         }
     }
 
-    fn is_no_socket(&self) -> bool {
-        std::fs::metadata(self.address.path()).is_ok_and(|found| !found.file_type().is_socket())
+    fn is_not_a_socket(&self) -> bool {
+        std::fs::metadata(self.address.path()).is_ok_and(|metadata| !metadata.file_type().is_socket())
     }
 
-    fn of_this_name(&self, session: Session) -> Result<Session, ConnectError> {
-        let found = &session.identity.description.name;
-        match &self.driver {
-            Some(expected) if expected != found => Err(ConnectError::Name {
+    fn check_driver_name(&self, session: DriverSession) -> Result<DriverSession, ConnectError> {
+        let driver = &session.identity.description.name;
+        match &self.expected_driver {
+            Some(expected) if expected != driver => Err(ConnectError::WrongDriver {
                 address: self.address.clone(),
-                found: found.clone(),
+                found: driver.clone(),
                 expected: expected.clone(),
             }),
             Some(_) | None => Ok(session),
@@ -173,89 +180,100 @@ impl Options {
     }
 
     /// Connects, waits until the driver is ready, and asks who it is.
-    async fn session(&self, patience: Option<Duration>) -> Result<Session, Unfit> {
-        let (wire, closed) = Wire::connect(&self.address).await.map_err(Unfit::Broken)?;
+    async fn open_session(&self, ready_timeout: Option<Duration>) -> Result<DriverSession, IdentityError> {
+        let (connection, closed) =
+            GrpcConnection::connect(&self.address).await.map_err(IdentityError::ConnectionLost)?;
         let closed = AbortOnDropHandle::new(tokio::spawn(closed));
-        let questions = Questions { wire: &wire, patience: self.answer, metrics: &self.metrics };
-        let begun = Instant::now();
-        let mut told = begun;
+        let identity_query =
+            IdentityQuery { connection: &connection, timeout: self.call_timeout, metrics: &self.metrics };
+        let started = Instant::now();
+        let mut last_logged = started;
         loop {
-            match questions.probe(self.driver.as_ref()).await {
+            match identity_query.probe(self.expected_driver.as_ref()).await {
                 Ok(()) => break,
-                Err(Unfit::NotReady(reason)) => {
-                    if patience.is_some_and(|patience| begun.elapsed() >= patience) {
-                        return Err(Unfit::NotReady(reason));
+                Err(IdentityError::NotReady(reason)) => {
+                    if ready_timeout.is_some_and(|ready_timeout| started.elapsed() >= ready_timeout) {
+                        return Err(IdentityError::NotReady(reason));
                     }
-                    if told == begun || told.elapsed() >= TELL {
-                        told = Instant::now();
+                    if last_logged == started || last_logged.elapsed() >= LOG_INTERVAL {
+                        last_logged = Instant::now();
                         tracing::warn!(address = %self.address, %reason, "the CSI driver is not ready");
                     }
                 }
-                Err(unfit) => return Err(unfit),
+                Err(error) => return Err(error),
             }
-            sleep(PROBE_PAUSE).await;
+            sleep(PROBE_INTERVAL).await;
         }
-        let identity = questions.identity().await?;
-        Ok(Session { wire, closed, identity })
+        let identity = identity_query.fetch_identity().await?;
+        Ok(DriverSession { connection, closed, identity })
     }
 
     /// Watches a session, and makes the next one when it ends; for ever.
-    async fn supervise(self, mut session: Session, state: watch::Sender<State>, metrics: DriverConnection) {
-        let known = session.identity.clone();
-        let driver = &known.description.name;
-        let mut pauses = pauses();
+    async fn supervise(
+        self,
+        mut session: DriverSession,
+        state: watch::Sender<ConnectionState>,
+        metrics: DriverConnectionMetrics,
+    ) {
+        let expected = session.identity.clone();
+        let driver = &expected.description.name;
+        let mut delays = backoff_delays();
         loop {
-            let begun = Instant::now();
-            metrics.up();
+            let connected_at = Instant::now();
+            metrics.set_connected();
             tracing::info!(%driver, version = session.identity.description.version, "connected to the CSI driver");
             let reason = session.closed.await.unwrap_or_else(|error| error.to_string());
-            metrics.lost();
+            metrics.count_lost_connection();
             let reason = printable(&reason);
             tracing::warn!(%driver, %reason, "lost connection to the CSI driver");
-            state.send_replace(State::Down(format!("the connection is lost: {reason}").into()));
-            if begun.elapsed() >= STEADY {
-                pauses = self::pauses();
+            state.send_replace(ConnectionState::Disconnected(
+                format!("the connection is lost: {reason}").into(),
+            ));
+            if connected_at.elapsed() >= STABLE_AFTER {
+                delays = self::backoff_delays();
             }
-            session = self.again(&known, &state, &mut pauses).await;
-            state.send_replace(State::Up(session.wire.clone()));
+            session = self.reconnect(&expected, &state, &mut delays).await;
+            state.send_replace(ConnectionState::Connected(session.connection.clone()));
         }
     }
 
     /// The next session of the same driver.
-    async fn again(
+    async fn reconnect(
         &self,
-        known: &Identity,
-        state: &watch::Sender<State>,
-        pauses: &mut impl Iterator<Item = Duration>,
-    ) -> Session {
+        expected: &CsiIdentity,
+        state: &watch::Sender<ConnectionState>,
+        delays: &mut impl Iterator<Item = Duration>,
+    ) -> DriverSession {
         loop {
-            sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
+            sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
             // A driver that starts slowly is looked at again on a new connection, so that the state tells of
             // it.
-            let reason = match self.session(Some(Duration::ZERO)).await {
-                Ok(session) => match self.of_this_name(session) {
+            let reason = match self.open_session(Some(Duration::ZERO)).await {
+                Ok(session) => match self.check_driver_name(session) {
                     Ok(session) => {
-                        compare(known, &session.identity);
+                        warn_if_capabilities_changed(expected, &session.identity);
                         return session;
                     }
-                    Err(other) => other.to_string(),
+                    Err(wrong_driver) => wrong_driver.to_string(),
                 },
-                Err(Unfit::Broken(reason) | Unfit::Untrue(reason)) => reason,
-                Err(Unfit::NotReady(reason)) => format!("not ready: {reason}"),
-                Err(Unfit::Refused(method, error)) => format!("{method} failed: {error}"),
+                Err(IdentityError::ConnectionLost(reason) | IdentityError::InvalidResponse(reason)) => reason,
+                Err(IdentityError::NotReady(reason)) => format!("not ready: {reason}"),
+                Err(IdentityError::CallFailed(method, error)) => format!("{method} failed: {error}"),
             };
             let reason = printable(&reason);
             tracing::debug!(address = %self.address, %reason, "not connected to the CSI driver");
-            state.send_replace(State::Down(reason.into()));
+            state.send_replace(ConnectionState::Disconnected(reason.into()));
         }
     }
 }
 
 /// Tells of a driver that came back with other capabilities: what is offered here was fixed when it was
 /// connected first.
-fn compare(known: &Identity, found: &Identity) {
-    if (&known.controller, &known.plugin) != (&found.controller, &found.plugin) {
-        let driver = &known.description.name;
+fn warn_if_capabilities_changed(before: &CsiIdentity, now: &CsiIdentity) {
+    if (&before.controller_capabilities, &before.plugin_capabilities)
+        != (&now.controller_capabilities, &now.plugin_capabilities)
+    {
+        let driver = &before.description.name;
         tracing::warn!(%driver, "the CSI driver has other capabilities than before: they count from the next start on");
     }
 }
@@ -265,9 +283,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_a_second() {
-        let pauses: Vec<_> = pauses().take(6).map(|pause| pause.as_millis()).collect();
-        assert_eq!(pauses, [100, 200, 400, 800, 1_000, 1_000]);
-        assert!(PATIENCE > LONGEST_PAUSE);
+    fn reconnect_backoff_doubles_up_to_one_second() {
+        let delays: Vec<_> = backoff_delays().take(6).map(|delay| delay.as_millis()).collect();
+        assert_eq!(delays, [100, 200, 400, 800, 1_000, 1_000]);
+        assert!(CONNECTION_WAIT > MAX_BACKOFF);
     }
 }

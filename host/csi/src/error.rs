@@ -11,34 +11,34 @@ use crate::address::Address;
 #[non_exhaustive]
 pub enum ConnectError {
     /// Nobody listens, or whoever does speaks something else.
-    #[error("{address}: no CSI driver after {waited:.1?}: {reason}")]
+    #[error("{address}: no CSI driver after {elapsed:.1?}: {reason}")]
     Unreachable {
         /// The socket.
         address: Address,
         /// How long it was tried.
-        waited: Duration,
+        elapsed: Duration,
         /// What the last try met.
         reason: String,
     },
     /// What is there will never be listened on: a file, a directory.
     #[error("{address}: is not a socket; expected the one of a CSI driver, or nothing there yet")]
-    NoSocket {
+    NotASocket {
         /// The path.
         address: Address,
     },
     /// The driver says that it is not ready.
-    #[error("{address}: the driver is not ready after {waited:.1?}: {reason}")]
+    #[error("{address}: the driver is not ready after {elapsed:.1?}: {reason}")]
     NotReady {
         /// The socket.
         address: Address,
         /// How long it was waited for.
-        waited: Duration,
+        elapsed: Duration,
         /// What it said last.
         reason: String,
     },
     /// The driver refused a question that every driver answers.
     #[error("{address}: {method} failed: {source}")]
-    Refused {
+    CallFailed {
         /// The socket.
         address: Address,
         /// The call, by its path.
@@ -48,7 +48,7 @@ pub enum ConnectError {
     },
     /// Another driver listens there.
     #[error("{address}: the driver is {found}; expected {expected} (`driver-name`)")]
-    Name {
+    WrongDriver {
         /// The socket.
         address: Address,
         /// The driver.
@@ -58,7 +58,7 @@ pub enum ConnectError {
     },
     /// What the driver says of itself cannot be true.
     #[error("{address}: the driver describes itself wrongly: {reason}")]
-    Description {
+    InvalidIdentity {
         /// The socket.
         address: Address,
         /// What is wrong with it.

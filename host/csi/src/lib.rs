@@ -8,19 +8,19 @@
 #![forbid(unsafe_code)]
 
 mod address;
-mod answer;
 mod backend;
 mod connection;
 mod error;
+mod grpc;
 mod identity;
 mod metrics;
-pub mod once;
+pub mod one_shot;
 pub mod registration;
 mod request;
+mod response;
 pub mod server;
 mod status;
 pub mod v1;
-mod wire;
 
 pub use address::Address;
 pub use backend::{CsiBackend, CsiConfig};

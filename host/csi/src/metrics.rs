@@ -10,15 +10,15 @@ use prometheus_client::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Driver {
+struct ConnectionLabels {
     driver_name: String,
 }
 
 /// The metrics of all connections of a process.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionMetrics {
-    up: Family<Driver, Gauge>,
-    lost: Family<Driver, Counter>,
+    connected: Family<ConnectionLabels, Gauge>,
+    connections_lost: Family<ConnectionLabels, Counter>,
 }
 
 impl ConnectionMetrics {
@@ -28,39 +28,39 @@ impl ConnectionMetrics {
         registry.register(
             "cofferdam_csi_connected",
             "Whether the CSI driver is connected and ready: 1 or 0",
-            metrics.up.clone(),
+            metrics.connected.clone(),
         );
         registry.register(
             "cofferdam_csi_connections_lost",
             "Connections to the CSI driver that ended by themselves",
-            metrics.lost.clone(),
+            metrics.connections_lost.clone(),
         );
         metrics
     }
 
-    pub(crate) fn of(&self, driver: &DriverName) -> DriverConnection {
-        let label = Driver { driver_name: driver.as_str().to_owned() };
-        DriverConnection {
-            up: self.up.get_or_create(&label).clone(),
-            lost: self.lost.get_or_create(&label).clone(),
+    pub(crate) fn driver_metrics(&self, driver: &DriverName) -> DriverConnectionMetrics {
+        let label = ConnectionLabels { driver_name: driver.as_str().to_owned() };
+        DriverConnectionMetrics {
+            connected: self.connected.get_or_create(&label).clone(),
+            connections_lost: self.connections_lost.get_or_create(&label).clone(),
         }
     }
 }
 
 /// The connection of one driver.
 #[derive(Clone, Debug)]
-pub(crate) struct DriverConnection {
-    up: Gauge<i64, AtomicI64>,
-    lost: Counter,
+pub(crate) struct DriverConnectionMetrics {
+    connected: Gauge<i64, AtomicI64>,
+    connections_lost: Counter,
 }
 
-impl DriverConnection {
-    pub(crate) fn up(&self) {
-        self.up.set(1);
+impl DriverConnectionMetrics {
+    pub(crate) fn set_connected(&self) {
+        self.connected.set(1);
     }
 
-    pub(crate) fn lost(&self) {
-        self.up.set(0);
-        self.lost.inc();
+    pub(crate) fn count_lost_connection(&self) {
+        self.connected.set(0);
+        self.connections_lost.inc();
     }
 }

@@ -17,15 +17,18 @@ pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, S
 
 /// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know
 /// them.
-pub(crate) fn capability(capability: VolumeCapability, multi_writer: bool) -> v1::VolumeCapability {
+pub(crate) fn volume_capability(
+    capability: VolumeCapability,
+    has_multi_writer: bool,
+) -> v1::VolumeCapability {
     let mode = match capability.access_mode {
         CsiAccessMode::SingleNodeWriter => Mode::SingleNodeWriter,
         CsiAccessMode::SingleNodeReaderOnly => Mode::SingleNodeReaderOnly,
         CsiAccessMode::MultiNodeReaderOnly => Mode::MultiNodeReaderOnly,
         CsiAccessMode::MultiNodeSingleWriter => Mode::MultiNodeSingleWriter,
         CsiAccessMode::MultiNodeMultiWriter => Mode::MultiNodeMultiWriter,
-        CsiAccessMode::SingleNodeSingleWriter if multi_writer => Mode::SingleNodeSingleWriter,
-        CsiAccessMode::SingleNodeMultiWriter if multi_writer => Mode::SingleNodeMultiWriter,
+        CsiAccessMode::SingleNodeSingleWriter if has_multi_writer => Mode::SingleNodeSingleWriter,
+        CsiAccessMode::SingleNodeMultiWriter if has_multi_writer => Mode::SingleNodeMultiWriter,
         CsiAccessMode::SingleNodeSingleWriter | CsiAccessMode::SingleNodeMultiWriter => {
             Mode::SingleNodeWriter
         }
@@ -42,10 +45,10 @@ pub(crate) fn capability(capability: VolumeCapability, multi_writer: bool) -> v1
 }
 
 /// A number of bytes, which CSI signs.
-fn signed(what: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
+fn to_csi_bytes(field: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
         let bytes = bytes.unwrap_or_default();
-        let message = format!("{what} is {bytes} bytes; expected at most {}", i64::MAX);
+        let message = format!("{field} is {bytes} bytes; expected at most {}", i64::MAX);
         StorageError::final_outcome(ErrorKind::InvalidArgument, message)
     })
 }
@@ -56,8 +59,8 @@ fn signed(what: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
 /// A size that CSI cannot express.
 pub(crate) fn capacity_range(range: CapacityRange) -> Result<v1::CapacityRange, StorageError> {
     Ok(v1::CapacityRange {
-        required_bytes: signed("the required capacity", range.required)?,
-        limit_bytes: signed("the capacity limit", range.limit)?,
+        required_bytes: to_csi_bytes("the required capacity", range.required)?,
+        limit_bytes: to_csi_bytes("the capacity limit", range.limit)?,
     })
 }
 
@@ -67,7 +70,7 @@ pub(crate) fn topology(segments: Segments) -> v1::Topology {
 }
 
 /// Where a volume shall be reachable.
-pub(crate) fn requirement(requirement: TopologyRequirement) -> v1::TopologyRequirement {
+pub(crate) fn topology_requirement(requirement: TopologyRequirement) -> v1::TopologyRequirement {
     v1::TopologyRequirement {
         requisite: requirement.requisite.into_iter().map(topology).collect(),
         preferred: requirement.preferred.into_iter().map(topology).collect(),
@@ -75,7 +78,7 @@ pub(crate) fn requirement(requirement: TopologyRequirement) -> v1::TopologyRequi
 }
 
 /// A part of a listing: how many at most, and from where.
-pub(crate) fn page(page: &PageRequest) -> (i32, String) {
+pub(crate) fn page_request(page: &PageRequest) -> (i32, String) {
     let limit = page.max_entries.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
     (limit, page.starting_token.clone().unwrap_or_default())
 }
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_that_a_driver_does_not_know_are_not_sent() {
+    fn access_modes_unknown_to_the_driver_are_not_sent() {
         use CsiAccessMode as M;
         #[rustfmt::skip] // one row a mode: what a driver without and with SINGLE_NODE_MULTI_WRITER hears
         let table = [
@@ -97,28 +100,30 @@ mod tests {
             (M::SingleNodeSingleWriter, 1, 6),
             (M::SingleNodeMultiWriter,  1, 7),
         ];
-        for (mode, without, with) in table {
-            for (knows, expected) in [(false, without), (true, with)] {
-                let sent =
-                    capability(VolumeCapability { access_mode: mode, access_type: AccessType::Block }, knows);
-                assert_eq!(sent.access_mode.unwrap().mode, expected, "{mode:?} {knows}");
+        for (mode, without_capability, with_capability) in table {
+            for (has_multi_writer, expected) in [(false, without_capability), (true, with_capability)] {
+                let sent = volume_capability(
+                    VolumeCapability { access_mode: mode, access_type: AccessType::Block },
+                    has_multi_writer,
+                );
+                assert_eq!(sent.access_mode.unwrap().mode, expected, "{mode:?} {has_multi_writer}");
             }
         }
     }
 
     #[test]
-    fn sizes_that_csi_cannot_express_are_refused() {
+    fn sizes_above_i64_max_are_rejected() {
         let range = |required, limit| capacity_range(CapacityRange { required, limit });
         let sent = range(Some(5), None).unwrap();
         assert_eq!((sent.required_bytes, sent.limit_bytes), (5, 0));
-        for refused in [range(Some(1 << 63), None), range(None, Some(u64::MAX))] {
-            assert_eq!(refused.unwrap_err().kind, ErrorKind::InvalidArgument);
+        for rejected in [range(Some(1 << 63), None), range(None, Some(u64::MAX))] {
+            assert_eq!(rejected.unwrap_err().kind, ErrorKind::InvalidArgument);
         }
     }
 
     #[test]
-    fn no_limit_of_a_page_overflows() {
-        let sent = |limit| page(&PageRequest { starting_token: None, max_entries: limit });
+    fn page_limit_is_clamped_to_i32_max() {
+        let sent = |limit| page_request(&PageRequest { starting_token: None, max_entries: limit });
         assert_eq!(sent(None), (0, String::new()));
         assert_eq!(sent(Some(7)).0, 7);
         assert_eq!(sent(Some(u32::MAX)).0, i32::MAX);

@@ -8,43 +8,43 @@ use tonic::Code;
 
 /// Why one exchange with a driver has no answer that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum RpcError {
     /// The driver says so.
-    Said(Code, String),
+    Status(Code, String),
     /// The connection broke before the answer was there.
-    Broken(String),
+    ConnectionLost(String),
     /// What came back is no answer of gRPC, or too large.
-    Unreadable(String),
+    MalformedResponse(String),
     /// Time ran out.
-    Deadline(Duration),
+    DeadlineExceeded(Duration),
 }
 
 /// Why a call has no answer that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub(crate) enum CsiCallFailure {
     /// The exchange failed.
-    Fault(Fault),
+    Rpc(RpcError),
     /// The driver's answer breaks a rule of CSI.
-    Untrue(String),
+    ContractViolation(String),
     /// There is no connection; the driver was not asked.
-    Unconnected(String),
+    NotConnected(String),
     /// Time ran out before the driver was asked.
     Overloaded,
     /// Another call for the volume is running, or has an open outcome.
-    Guarded(OperationConflict),
+    Conflict(OperationConflict),
 }
 
 /// What ResourceExhausted means for a method: the sidecars do not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exhausted {
+pub(crate) enum ResourceExhaustedMeaning {
     /// Nothing was done, as external-provisioner and external-attacher read it.
     Final,
     /// The driver may be at it, as external-resizer and csi-snapshotter read it.
-    Open,
+    InDoubt,
 }
 
 /// The kind of a gRPC code.
-pub(crate) const fn kind(code: Code) -> ErrorKind {
+pub(crate) const fn error_kind(code: Code) -> ErrorKind {
     match code {
         Code::InvalidArgument => ErrorKind::InvalidArgument,
         Code::NotFound => ErrorKind::NotFound,
@@ -66,10 +66,10 @@ pub(crate) const fn kind(code: Code) -> ErrorKind {
 }
 
 /// Whether a code that the driver itself sent ends the matter, as the sidecars read it.
-pub(crate) const fn finality(code: Code, exhausted: Exhausted) -> Finality {
-    match (code, exhausted) {
+pub(crate) const fn finality(code: Code, resource_exhausted: ResourceExhaustedMeaning) -> Finality {
+    match (code, resource_exhausted) {
         (Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable, _)
-        | (Code::ResourceExhausted, Exhausted::Open) => Finality::Unknown,
+        | (Code::ResourceExhausted, ResourceExhaustedMeaning::InDoubt) => Finality::Unknown,
         // Another call for the same object is at work.
         (Code::Aborted, _) => Finality::InProgress,
         (
@@ -91,58 +91,63 @@ pub(crate) const fn finality(code: Code, exhausted: Exhausted) -> Finality {
     }
 }
 
-impl Failure {
+impl CsiCallFailure {
     /// What the caller hears. Only the driver's own word can be final.
-    pub(crate) fn into_error(self, exhausted: Exhausted, redactor: &Redactor) -> StorageError {
-        let clean = |text: &str| printable(&redactor.redact_escaped(text));
+    pub(crate) fn into_error(
+        self,
+        resource_exhausted: ResourceExhaustedMeaning,
+        redactor: &Redactor,
+    ) -> StorageError {
+        let redacted = |text: &str| printable(&redactor.redact_escaped(text));
         let unknown = StorageError::unknown_outcome;
         match self {
-            Self::Fault(Fault::Said(code, message)) => StorageError {
-                kind: kind(code),
-                message: match clean(&message) {
-                    empty if empty.trim().is_empty() => "the driver gives no reason".to_owned(),
+            Self::Rpc(RpcError::Status(code, message)) => StorageError {
+                kind: error_kind(code),
+                message: match redacted(&message) {
+                    blank if blank.trim().is_empty() => "the driver gives no reason".to_owned(),
                     message => message,
                 },
                 retry_after_ms: None,
-                finality: finality(code, exhausted),
+                finality: finality(code, resource_exhausted),
             },
-            Self::Fault(Fault::Broken(reason)) => unknown(
+            Self::Rpc(RpcError::ConnectionLost(reason)) => unknown(
                 ErrorKind::Unavailable,
-                format!("the connection to the driver broke before its answer: {}", clean(&reason)),
+                format!("the connection to the driver broke before its answer: {}", redacted(&reason)),
             ),
-            Self::Fault(Fault::Unreadable(reason)) => unknown(
+            Self::Rpc(RpcError::MalformedResponse(reason)) => unknown(
                 ErrorKind::Internal,
-                format!("the driver's answer cannot be read: {}", clean(&reason)),
+                format!("the driver's answer cannot be read: {}", redacted(&reason)),
             ),
-            Self::Fault(Fault::Deadline(deadline)) => unknown(
+            Self::Rpc(RpcError::DeadlineExceeded(deadline)) => unknown(
                 ErrorKind::DeadlineExceeded,
                 format!("the driver has not answered within {deadline:?}"),
             ),
-            Self::Untrue(reason) => unknown(
+            Self::ContractViolation(reason) => unknown(
                 ErrorKind::Internal,
-                format!("the driver's answer breaks the rules of CSI: {}", clean(&reason)),
+                format!("the driver's answer breaks the rules of CSI: {}", redacted(&reason)),
             ),
-            Self::Unconnected(reason) => {
-                unknown(ErrorKind::Unavailable, format!("the driver cannot be reached: {}", clean(&reason)))
-            }
+            Self::NotConnected(reason) => unknown(
+                ErrorKind::Unavailable,
+                format!("the driver cannot be reached: {}", redacted(&reason)),
+            ),
             Self::Overloaded => unknown(
                 ErrorKind::Unavailable,
                 "too many calls of the driver are waiting: time ran out before its turn".to_owned(),
             ),
-            Self::Guarded(refusal) => refusal.into_error(),
+            Self::Conflict(refusal) => refusal.into_error(),
         }
     }
 
     /// Name in metrics.
     pub(crate) const fn label(&self) -> &'static str {
         match self {
-            Self::Fault(Fault::Said(..)) => "error",
-            Self::Fault(Fault::Broken(_)) => "broken",
-            Self::Fault(Fault::Unreadable(_)) | Self::Untrue(_) => "untrue",
-            Self::Fault(Fault::Deadline(_)) => "deadline",
-            Self::Unconnected(_) => "unconnected",
+            Self::Rpc(RpcError::Status(..)) => "error",
+            Self::Rpc(RpcError::ConnectionLost(_)) => "broken",
+            Self::Rpc(RpcError::MalformedResponse(_)) | Self::ContractViolation(_) => "untrue",
+            Self::Rpc(RpcError::DeadlineExceeded(_)) => "deadline",
+            Self::NotConnected(_) => "unconnected",
             Self::Overloaded => "overloaded",
-            Self::Guarded(refusal) => refusal.label(),
+            Self::Conflict(refusal) => refusal.label(),
         }
     }
 }

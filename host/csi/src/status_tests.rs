@@ -2,15 +2,15 @@ use cofferdam_domain::storage::{Secret, Secrets};
 
 use super::*;
 
-fn said(code: Code) -> Failure {
-    Failure::Fault(Fault::Said(code, "no".to_owned()))
+fn driver_status(code: Code) -> CsiCallFailure {
+    CsiCallFailure::Rpc(RpcError::Status(code, "no".to_owned()))
 }
 
 #[test]
-fn what_each_code_means() {
+fn grpc_codes_map_to_error_kind_and_finality() {
     use ErrorKind as K;
-    use Exhausted::{Final as P, Open as R};
     use Finality::{Final, InProgress, Unknown};
+    use ResourceExhaustedMeaning::{Final as P, InDoubt as R};
     #[rustfmt::skip] // one row a code: its number, what it is here, and its finality for creating and for changing
     let table = [
         (1,  K::Cancelled,          Unknown,    Unknown),
@@ -32,40 +32,55 @@ fn what_each_code_means() {
     ];
     let redactor = Redactor::default();
     for (number, kind, creating, changing) in table {
-        for (exhausted, finality) in [(P, creating), (R, changing)] {
-            let error = said(Code::from_i32(number)).into_error(exhausted, &redactor);
-            assert_eq!((error.kind, error.finality), (kind, finality), "{number} {exhausted:?}");
+        for (resource_exhausted, finality) in [(P, creating), (R, changing)] {
+            let error = driver_status(Code::from_i32(number)).into_error(resource_exhausted, &redactor);
+            assert_eq!((error.kind, error.finality), (kind, finality), "{number} {resource_exhausted:?}");
             assert_eq!(error.message, "no");
         }
     }
 }
 
 #[test]
-fn what_the_driver_did_not_say_is_never_final() {
+fn failures_without_a_driver_status_are_never_final() {
     let second = Duration::from_secs(1);
     let text = || "x".to_owned();
     for (failure, kind, finality, label) in [
-        (Failure::Fault(Fault::Broken(text())), ErrorKind::Unavailable, Finality::Unknown, "broken"),
-        (Failure::Fault(Fault::Unreadable(text())), ErrorKind::Internal, Finality::Unknown, "untrue"),
-        (Failure::Fault(Fault::Deadline(second)), ErrorKind::DeadlineExceeded, Finality::Unknown, "deadline"),
-        (Failure::Untrue(text()), ErrorKind::Internal, Finality::Unknown, "untrue"),
-        (Failure::Unconnected(text()), ErrorKind::Unavailable, Finality::Unknown, "unconnected"),
-        (Failure::Overloaded, ErrorKind::Unavailable, Finality::Unknown, "overloaded"),
-        (Failure::Guarded(OperationConflict::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
+        (
+            CsiCallFailure::Rpc(RpcError::ConnectionLost(text())),
+            ErrorKind::Unavailable,
+            Finality::Unknown,
+            "broken",
+        ),
+        (
+            CsiCallFailure::Rpc(RpcError::MalformedResponse(text())),
+            ErrorKind::Internal,
+            Finality::Unknown,
+            "untrue",
+        ),
+        (
+            CsiCallFailure::Rpc(RpcError::DeadlineExceeded(second)),
+            ErrorKind::DeadlineExceeded,
+            Finality::Unknown,
+            "deadline",
+        ),
+        (CsiCallFailure::ContractViolation(text()), ErrorKind::Internal, Finality::Unknown, "untrue"),
+        (CsiCallFailure::NotConnected(text()), ErrorKind::Unavailable, Finality::Unknown, "unconnected"),
+        (CsiCallFailure::Overloaded, ErrorKind::Unavailable, Finality::Unknown, "overloaded"),
+        (CsiCallFailure::Conflict(OperationConflict::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
     ] {
         assert_eq!(failure.label(), label);
-        let error = failure.into_error(Exhausted::Final, &Redactor::default());
+        let error = failure.into_error(ResourceExhaustedMeaning::Final, &Redactor::default());
         assert_eq!((error.kind, error.finality), (kind, finality), "{error}");
     }
 }
 
 #[test]
-fn messages_are_one_line_without_secrets() {
+fn error_messages_are_one_line_without_secrets() {
     let secrets: Secrets = [("password".to_owned(), Secret::new("hunter2"))].into_iter().collect();
     let redactor = Redactor::new(secrets);
     let message = |text: &str| {
-        let failure = Failure::Fault(Fault::Said(Code::Internal, text.to_owned()));
-        failure.into_error(Exhausted::Final, &redactor).message
+        let failure = CsiCallFailure::Rpc(RpcError::Status(Code::Internal, text.to_owned()));
+        failure.into_error(ResourceExhaustedMeaning::Final, &redactor).message
     };
     assert_eq!(message("login with hunter2\nfailed"), "login with [secret] failed");
     assert_eq!(message(" \n"), "the driver gives no reason");

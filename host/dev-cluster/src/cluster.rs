@@ -12,13 +12,13 @@ use std::{
 use cofferdam_cluster::{ApiError, Clock, events::EventLoop};
 use cofferdam_csi::{
     Address,
-    server::{Options as ServerOptions, Server, ServerMetrics, Socket, SocketError, SocketOptions},
+    server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
     v1::{identity_server::IdentityServer, node_server::NodeServer},
 };
 use cofferdam_domain::{NodeName, names};
 use cofferdam_node::{
-    Kind as AttachmentKind, Machine, Manifest, Node, NodeService, Pattern, Policy, Registrar, Roots,
-    Whereabouts,
+    ConnectionKind as AttachmentKind, DriverManifest, KubeletRoots, Mounter, NodeIdentity, NodePolicy,
+    NodeService, NodeVolumes, Registrar, StableIdPattern,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -48,7 +48,7 @@ pub enum Mounts {
     /// They are recorded, and checked for kubelet's rules.
     Recorded,
     /// By the kernel, as root, under the operator's policy.
-    Real(Box<Policy>),
+    Real(Box<NodePolicy>),
 }
 
 /// A driver of the cluster.
@@ -68,7 +68,7 @@ pub enum NodePlugin {
     /// Our Node service.
     BuiltIn {
         /// What it knows of the driver.
-        manifest: Box<Manifest>,
+        manifest: Box<DriverManifest>,
         /// Where the paths of its attachments begin, where it has such ones.
         root: Option<PathBuf>,
     },
@@ -236,9 +236,10 @@ impl DevCluster {
                         .to_string()
                         .parse()
                         .map_err(DevError::Setup)?;
-                    let segments = manifest.segments(name.as_str(), &labels).map_err(DevError::Setup)?;
-                    let topology = Whereabouts { node: name.to_string(), segments };
-                    let socket = Socket::bind(&SocketOptions::new(address.clone())).await?;
+                    let segments =
+                        manifest.topology_segments(name.as_str(), &labels).map_err(DevError::Setup)?;
+                    let topology = NodeIdentity { node_id: name.to_string(), topology_segments: segments };
+                    let socket = ServerSocket::bind(&SocketOptions::new(address.clone())).await?;
                     let records = node_dir.join(format!("{index}.volumes"));
                     let root_dir = self.serve(
                         &node.host,
@@ -272,10 +273,10 @@ impl DevCluster {
     fn serve(
         &mut self,
         host: &FakeHost,
-        socket: Socket,
-        manifest: &Manifest,
+        socket: ServerSocket,
+        manifest: &DriverManifest,
         root: Option<&Path>,
-        topology: Whereabouts,
+        topology: NodeIdentity,
         mounts: &Mounts,
         (real, records): (String, PathBuf),
     ) -> Result<RootDir, DevError> {
@@ -291,7 +292,9 @@ impl DevCluster {
                 make_directory(Path::new(&real))?;
                 make_directory(&records)?;
                 let policy = with_root(policy, root);
-                policy.check().map_err(|problem| DevError::Setup(format!("the node's policy: {problem}")))?;
+                policy
+                    .validate()
+                    .map_err(|problem| DevError::Setup(format!("the node's policy: {problem}")))?;
                 let mounter = real_mounter(&policy, &records)?;
                 let node = self.new_node(mounter, &real, policy)?;
                 self.add_server(socket, NodeService::new(node, manifest.clone(), topology), manifest);
@@ -300,21 +303,27 @@ impl DevCluster {
         }
     }
 
-    fn new_node<M: Machine>(&self, mounter: M, root: &str, policy: Policy) -> Result<Node<M>, DevError> {
-        let roots = Roots::new([root.to_owned()]).map_err(DevError::Setup)?;
-        Ok(Node::new(mounter, roots, policy))
+    fn new_node<M: Mounter>(
+        &self,
+        mounter: M,
+        root: &str,
+        policy: NodePolicy,
+    ) -> Result<NodeVolumes<M>, DevError> {
+        let roots = KubeletRoots::new([root.to_owned()]).map_err(DevError::Setup)?;
+        Ok(NodeVolumes::new(mounter, roots, policy))
     }
 
-    fn add_server<M: Machine + 'static>(
+    fn add_server<M: Mounter + 'static>(
         &mut self,
-        socket: Socket,
+        socket: ServerSocket,
         service: NodeService<M>,
-        manifest: &Manifest,
+        manifest: &DriverManifest,
     ) {
-        let options = ServerOptions { driver: manifest.driver().to_string(), patience: DEFAULT_CALL_TIMEOUT };
+        let options =
+            ServerOptions { driver: manifest.driver().to_string(), default_timeout: DEFAULT_CALL_TIMEOUT };
         let server = Server::new(socket, options, &ServerMetrics::default())
-            .with(IdentityServer::new(service.clone()))
-            .with(NodeServer::new(service));
+            .with_service(IdentityServer::new(service.clone()))
+            .with_service(NodeServer::new(service));
         self.servers.push(server);
     }
 
@@ -379,7 +388,7 @@ async fn serve_registrar(
     let serving = Arc::clone(&registrar).serve(&metrics, stop.clone());
     let discovery = async {
         while state.changed().await.is_ok() {
-            let is_waiting = *state.borrow_and_update() == cofferdam_node::Registration::Waiting;
+            let is_waiting = *state.borrow_and_update() == cofferdam_node::RegistrationState::Pending;
             if is_waiting {
                 kubelet.add_registration_socket(socket.clone(), root_dir.clone());
             }
@@ -392,29 +401,30 @@ async fn serve_registrar(
 }
 
 /// Everything is allowed where nothing is done.
-fn allow_all_policy(root: Option<&Path>) -> Policy {
+fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
     // A pattern that means every device is refused, for nobody means it; there are none here.
     let first_char = ('a'..='z').chain('A'..='Z').chain('0'..='9');
-    let patterns = first_char.filter_map(|first_char| Pattern::new(format!("{first_char}*")).ok()).collect();
+    let patterns =
+        first_char.filter_map(|first_char| StableIdPattern::new(format!("{first_char}*")).ok()).collect();
     let root = root.map_or_else(|| NONEXISTENT_ROOT.to_owned(), |root| root.display().to_string());
-    Policy {
-        attachments: AttachmentKind::ALL.into(),
+    NodePolicy {
+        connection_kinds: AttachmentKind::ALL.into(),
         directory_root: Some(root.clone()),
         image_root: Some(root),
         stable_ids: patterns,
-        tmpfs_most: Some(u64::MAX),
+        tmpfs_max_bytes: Some(u64::MAX),
         filesystems: cofferdam_node::Filesystem::ALL.into(),
-        inline: cofferdam_node::InlinePolicy { tmpfs_most: Some(1 << 30) },
-        ..Policy::default()
+        inline: cofferdam_node::InlinePolicy { tmpfs_max_bytes: Some(1 << 30) },
+        ..NodePolicy::default()
     }
 }
 
 /// The operator's policy, with the directory that the operator has given the driver.
-fn with_root(policy: &Policy, root: Option<&Path>) -> Policy {
+fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
     let mut policy = policy.clone();
     if let Some(root) = root {
         let root = Some(root.display().to_string());
-        policy.attachments.extend([AttachmentKind::Directory, AttachmentKind::Image]);
+        policy.connection_kinds.extend([AttachmentKind::Directory, AttachmentKind::Image]);
         policy.directory_root = policy.directory_root.or_else(|| root.clone());
         policy.image_root = policy.image_root.or(root);
     }
@@ -422,11 +432,11 @@ fn with_root(policy: &Policy, root: Option<&Path>) -> Policy {
 }
 
 #[cfg(target_os = "linux")]
-fn real_mounter(policy: &Policy, records: &Path) -> Result<cofferdam_node::Linux, DevError> {
+fn real_mounter(policy: &NodePolicy, records: &Path) -> Result<cofferdam_node::LinuxMounter, DevError> {
     if !can_mount() {
         return Err(DevError::Setup("this process may not mount: expected root for real mounts".to_owned()));
     }
-    cofferdam_node::Linux::open(policy, records).map_err(DevError::Setup)
+    cofferdam_node::LinuxMounter::open(policy, records).map_err(DevError::Setup)
 }
 
 /// Whether the process has CAP_SYS_ADMIN; where nobody says so it is tried.
@@ -440,7 +450,7 @@ fn can_mount() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn real_machine(_: &Policy, _: &Path) -> Result<crate::fake_host::FakeMounter, DevError> {
+fn real_machine(_: &NodePolicy, _: &Path) -> Result<crate::fake_host::FakeMounter, DevError> {
     Err(DevError::Setup("real mounts need Linux".to_owned()))
 }
 
@@ -465,7 +475,7 @@ fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Label
     ]);
     for driver in drivers {
         if let NodePlugin::BuiltIn { manifest, .. } = &driver.plugin {
-            for key in manifest.labels() {
+            for key in manifest.topology_labels() {
                 labels.entry(key.to_owned()).or_insert_with(|| zone.clone());
             }
         }

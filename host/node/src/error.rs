@@ -4,14 +4,14 @@ use cofferdam_domain::storage::ErrorKind;
 
 /// What the machine did not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MachineError {
+pub enum MounterError {
     /// What was to be used is not there.
     #[error("{0}")]
-    Missing(String),
+    NotFound(String),
     /// What is there must not be used: a link on the way, another kind of file, a device that something else
     /// holds.
     #[error("{0}")]
-    Refused(String),
+    FailedPrecondition(String),
     /// The system or a tool failed.
     #[error("{0}")]
     Failed(String),
@@ -28,23 +28,23 @@ pub enum NodeError {
     Denied(String),
     /// The volume, or what a path names, is not there.
     #[error("{0}")]
-    Missing(String),
+    NotFound(String),
     /// It is there already, with other arguments.
     #[error("{0}")]
-    Exists(String),
+    AlreadyExists(String),
     /// The state forbids the call.
     #[error("{0}")]
-    Precondition(String),
+    FailedPrecondition(String),
     /// A size that the volume does not have.
     #[error("{0}")]
-    Range(String),
+    OutOfRange(String),
     /// A step failed on the machine.
     #[error("cannot {step}: {source}")]
-    Machine {
+    Mounter {
         /// What was done, as in "cannot …".
         step: &'static str,
         /// Why not.
-        source: MachineError,
+        source: MounterError,
     },
 }
 
@@ -55,25 +55,28 @@ impl NodeError {
         match self {
             Self::Invalid(_) => ErrorKind::InvalidArgument,
             Self::Denied(_) => ErrorKind::PermissionDenied,
-            Self::Missing(_) | Self::Machine { source: MachineError::Missing(_), .. } => ErrorKind::NotFound,
-            Self::Exists(_) => ErrorKind::AlreadyExists,
-            Self::Precondition(_) | Self::Machine { source: MachineError::Refused(_), .. } => {
+            Self::NotFound(_) | Self::Mounter { source: MounterError::NotFound(_), .. } => {
+                ErrorKind::NotFound
+            }
+            Self::AlreadyExists(_) => ErrorKind::AlreadyExists,
+            Self::FailedPrecondition(_)
+            | Self::Mounter { source: MounterError::FailedPrecondition(_), .. } => {
                 ErrorKind::FailedPrecondition
             }
-            Self::Range(_) => ErrorKind::OutOfRange,
-            Self::Machine { source: MachineError::Failed(_), .. } => ErrorKind::Internal,
+            Self::OutOfRange(_) => ErrorKind::OutOfRange,
+            Self::Mounter { source: MounterError::Failed(_), .. } => ErrorKind::Internal,
         }
     }
 }
 
 /// Names the step of a failure.
-pub(crate) trait Step<T> {
+pub(crate) trait StepContext<T> {
     /// The failure of `step`, as in "cannot …".
     fn step(self, step: &'static str) -> Result<T, NodeError>;
 }
 
-impl<T> Step<T> for Result<T, MachineError> {
+impl<T> StepContext<T> for Result<T, MounterError> {
     fn step(self, step: &'static str) -> Result<T, NodeError> {
-        self.map_err(|source| NodeError::Machine { step, source })
+        self.map_err(|source| NodeError::Mounter { step, source })
     }
 }

@@ -6,14 +6,14 @@
 //! process may die after any of them, and the same call again goes on with what is missing.
 #![forbid(unsafe_code)]
 
-mod attachment;
-mod client;
+mod connection;
+mod connector;
+mod driver_client;
 mod error;
-mod executor;
-mod machine;
 mod manifest;
+mod mount_options;
+mod mounter;
 mod node;
-mod options;
 mod path;
 mod policy;
 mod record;
@@ -23,20 +23,23 @@ mod service;
 #[cfg(target_os = "linux")]
 mod linux;
 
-pub use attachment::{Attachment, CONTENT_SOURCE};
-pub use client::{Driver, ProbeError};
-pub use error::{MachineError, NodeError};
+pub use connection::{CONTENT_SOURCE, NodeConnection};
+pub use driver_client::{DriverClient, ProbeError};
+pub use error::{MounterError, NodeError};
 #[cfg(target_os = "linux")]
-pub use linux::Linux;
-pub use machine::{
-    Attributes, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice, Machine,
-    Mount, Source, Usage,
+pub use linux::LinuxMounter;
+pub use manifest::{DriverManifest, ManifestError};
+pub use mount_options::{AccessTimes, MountOptions};
+pub use mounter::{
+    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, LoopDevice,
+    MountAttributes, MountPoint, Mounter, PathInfo, PathKind,
 };
-pub use manifest::{Manifest, ManifestError};
-pub use node::{Expand, Health, Node, Publish, PublishInline, Stage, Statistics};
-pub use options::{AccessTimes, MountOptions};
-pub use path::{Beneath, Place, RelativePath, Roots};
-pub use policy::{InlinePolicy, Kind, Pattern, Policy};
-pub use record::{Target, VolumeRecord, VolumeRecords};
-pub use registrar::{Registrar, Registration};
-pub use service::{NodeService, Whereabouts};
+pub use node::{
+    ExpandRequest, NodeVolumeCondition, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest,
+    VolumeStats,
+};
+pub use path::{KubeletPath, KubeletRoots, RelativePath, RootedPath};
+pub use policy::{ConnectionKind, InlinePolicy, NodePolicy, StableIdPattern};
+pub use record::{TargetRecord, VolumeRecord, VolumeRecords};
+pub use registrar::{Registrar, RegistrationState};
+pub use service::{NodeIdentity, NodeService};

@@ -8,9 +8,9 @@ use std::fmt;
 use crate::error::NodeError;
 
 /// Longest path in bytes, as `docs/attachments.md` says.
-const MAX_PATH: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 /// Longest name of a file.
-const MAX_NAME: usize = 255;
+const MAX_NAME_BYTES: usize = 255;
 
 /// Names parted by `/`, none of them empty, `.` or `..`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,21 +22,21 @@ impl RelativePath {
     /// # Errors
     /// What is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let refuse = |problem: &str| {
+        let invalid = |problem: &str| {
             Err(format!("the path {text:?} {problem}: expected names parted by /, none of them . or .."))
         };
-        if text.len() > MAX_PATH {
-            return Err(format!("a path has {} bytes: expected at most {MAX_PATH}", text.len()));
+        if text.len() > MAX_PATH_BYTES {
+            return Err(format!("a path has {} bytes: expected at most {MAX_PATH_BYTES}", text.len()));
         }
         if text.starts_with('/') {
-            return refuse("is absolute");
+            return invalid("is absolute");
         }
         for name in text.split('/') {
             match name {
-                "" => return refuse("has an empty name"),
-                "." | ".." => return refuse("leaves its directory"),
-                _ if name.contains('\0') => return refuse("has a byte 0"),
-                _ if name.len() > MAX_NAME => return refuse("has a name that is too long"),
+                "" => return invalid("has an empty name"),
+                "." | ".." => return invalid("leaves its directory"),
+                _ if name.contains('\0') => return invalid("has a byte 0"),
+                _ if name.len() > MAX_NAME_BYTES => return invalid("has a name that is too long"),
                 _ => {}
             }
         }
@@ -49,7 +49,7 @@ impl RelativePath {
     }
 
     /// The directory that it is in, absent for a single name, and its own name.
-    pub fn split(&self) -> (Option<&str>, &str) {
+    pub fn split_parent(&self) -> (Option<&str>, &str) {
         match self.0.rsplit_once('/') {
             Some((parent, name)) => (Some(parent), name),
             None => (None, &self.0),
@@ -65,43 +65,43 @@ impl fmt::Debug for RelativePath {
 
 /// Something beneath a root that the node's operator names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Beneath {
+pub struct RootedPath {
     /// The root: an absolute path.
     pub root: String,
     /// The way from there.
-    pub path: RelativePath,
+    pub relative_path: RelativePath,
 }
 
-impl fmt::Display for Beneath {
+impl fmt::Display for RootedPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.root, self.path.as_str())
+        write!(f, "{}/{}", self.root, self.relative_path.as_str())
     }
 }
 
 /// A path of kubelet's: a staging path, a target path, or something in them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place(Beneath);
+pub struct KubeletPath(RootedPath);
 
-impl Place {
+impl KubeletPath {
     /// Kubelet's root that it is beneath.
     pub fn root(&self) -> &str {
         &self.0.root
     }
 
     /// The way from there.
-    pub fn path(&self) -> &RelativePath {
-        &self.0.path
+    pub fn relative_path(&self) -> &RelativePath {
+        &self.0.relative_path
     }
 
     /// A name in this place.
     #[must_use]
     pub(crate) fn join(&self, name: &'static str) -> Self {
-        let path = RelativePath(format!("{}/{name}", self.0.path.as_str()));
-        Self(Beneath { root: self.0.root.clone(), path })
+        let path = RelativePath(format!("{}/{name}", self.0.relative_path.as_str()));
+        Self(RootedPath { root: self.0.root.clone(), relative_path: path })
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for KubeletPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -109,9 +109,9 @@ impl fmt::Display for Place {
 
 /// Kubelet's root directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roots(Vec<String>);
+pub struct KubeletRoots(Vec<String>);
 
-impl Roots {
+impl KubeletRoots {
     /// The roots, as kubelet spells them.
     ///
     /// # Errors
@@ -145,12 +145,13 @@ impl Roots {
     ///
     /// # Errors
     /// [`NodeError::Invalid`] when it is beneath none of the roots; `field` names it.
-    pub fn place(&self, field: &str, path: &str) -> Result<Place, NodeError> {
+    pub fn resolve(&self, field: &str, path: &str) -> Result<KubeletPath, NodeError> {
         if path.is_empty() {
             return Err(NodeError::Invalid(format!("{field} is missing")));
         }
-        let found = self.0.iter().find_map(|root| Some((root, path.strip_prefix(root)?.strip_prefix('/')?)));
-        let Some((root, rest)) = found else {
+        let root_and_rest =
+            self.0.iter().find_map(|root| Some((root, path.strip_prefix(root)?.strip_prefix('/')?)));
+        let Some((root, rest)) = root_and_rest else {
             let roots = self.0.join(", ");
             return Err(NodeError::Invalid(format!(
                 "{field} {path:?} is not beneath a root of kubelet: expected {roots}"
@@ -158,7 +159,7 @@ impl Roots {
         };
         let path = RelativePath::parse(rest.trim_end_matches('/'))
             .map_err(|problem| NodeError::Invalid(format!("{field}: {problem}")))?;
-        Ok(Place(Beneath { root: root.clone(), path }))
+        Ok(KubeletPath(RootedPath { root: root.clone(), relative_path: path }))
     }
 }
 
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_stays_where_it_begins() {
+    fn absolute_and_parent_paths_are_rejected() {
         for good in ["a", "a/b", "..a/b..", "with space", "ä"] {
             assert_eq!(RelativePath::parse(good).unwrap().as_str(), good);
         }
@@ -180,13 +181,16 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_beneath_a_root_of_kubelet_is_a_place() {
+    fn only_paths_beneath_a_kubelet_root_are_accepted() {
         let roots =
-            Roots::new(["/var/lib/kubelet/".to_owned(), "/var/lib/kubelet/other".to_owned()]).unwrap();
-        let place = roots.place("target_path", "/var/lib/kubelet/pods/x/mount").unwrap();
-        assert_eq!((place.root(), place.path().as_str()), ("/var/lib/kubelet", "pods/x/mount"));
-        let nested = roots.place("target_path", "/var/lib/kubelet/other/x").unwrap();
-        assert_eq!((nested.root(), nested.path().as_str()), ("/var/lib/kubelet/other", "x"));
+            KubeletRoots::new(["/var/lib/kubelet/".to_owned(), "/var/lib/kubelet/other".to_owned()]).unwrap();
+        let kubelet_path = roots.resolve("target_path", "/var/lib/kubelet/pods/x/mount").unwrap();
+        assert_eq!(
+            (kubelet_path.root(), kubelet_path.relative_path().as_str()),
+            ("/var/lib/kubelet", "pods/x/mount")
+        );
+        let nested = roots.resolve("target_path", "/var/lib/kubelet/other/x").unwrap();
+        assert_eq!((nested.root(), nested.relative_path().as_str()), ("/var/lib/kubelet/other", "x"));
         for bad in [
             "",
             "/",
@@ -199,11 +203,11 @@ mod tests {
             "/var/lib/kubelet//etc",
             "/var/lib/kubelet/a\0b",
         ] {
-            assert!(matches!(roots.place("target_path", bad), Err(NodeError::Invalid(_))), "{bad:?}");
+            assert!(matches!(roots.resolve("target_path", bad), Err(NodeError::Invalid(_))), "{bad:?}");
         }
         for bad in ["", "/", "relative", "/a/../b"] {
-            assert!(Roots::new([bad.to_owned()]).is_err(), "{bad:?}");
+            assert!(KubeletRoots::new([bad.to_owned()]).is_err(), "{bad:?}");
         }
-        assert!(Roots::new([]).is_err());
+        assert!(KubeletRoots::new([]).is_err());
     }
 }

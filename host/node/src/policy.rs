@@ -6,17 +6,19 @@ use std::{collections::BTreeSet, fmt};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    attachment::Attachment,
+    connection::NodeConnection,
+    connector::{
+        Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NoneConnector, TmpfsConnector,
+    },
     error::NodeError,
-    executor::{Directory, Executor, Image, LocalDevice, Memory, Nothing},
-    machine::{Attributes, Filesystem},
-    path::Beneath,
+    mounter::{Filesystem, MountAttributes},
+    path::RootedPath,
 };
 
 /// A kind of attachment that the node can execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ConnectionKind {
     /// A directory that the node has already.
     Directory,
     /// A file that the node has already, used as a block device.
@@ -29,7 +31,7 @@ pub enum Kind {
     None,
 }
 
-impl Kind {
+impl ConnectionKind {
     /// Every kind.
     pub const ALL: [Self; 5] = [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::None];
 
@@ -45,12 +47,12 @@ impl Kind {
     }
 
     /// The kind of a name.
-    pub fn of(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ConnectionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -58,9 +60,9 @@ impl fmt::Display for Kind {
 
 /// A pattern of stable ids: a text in which `*` stands for anything, also nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern(String);
+pub struct StableIdPattern(String);
 
-impl Pattern {
+impl StableIdPattern {
     /// A pattern.
     ///
     /// # Errors
@@ -94,7 +96,7 @@ impl Pattern {
     }
 }
 
-impl<'de> Deserialize<'de> for Pattern {
+impl<'de> Deserialize<'de> for StableIdPattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Self::new(String::deserialize(deserializer)?).map_err(de::Error::custom)
     }
@@ -105,28 +107,28 @@ impl<'de> Deserialize<'de> for Pattern {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct InlinePolicy {
     /// Largest memory of one volume in bytes; absent refuses inline volumes.
-    pub tmpfs_most: Option<u64>,
+    pub tmpfs_max_bytes: Option<u64>,
 }
 
 /// What one driver may have done on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Policy {
+pub struct NodePolicy {
     /// Kinds of attachments that are executed.
     #[serde(default)]
-    pub attachments: BTreeSet<Kind>,
+    pub connection_kinds: BTreeSet<ConnectionKind>,
     /// Where the paths of `directory` begin: an absolute path.
     pub directory_root: Option<String>,
     /// Where the paths of `image` begin: an absolute path.
     pub image_root: Option<String>,
     /// Stable ids of `local-device`.
     #[serde(default)]
-    pub stable_ids: Vec<Pattern>,
+    pub stable_ids: Vec<StableIdPattern>,
     /// Largest `tmpfs` in bytes.
-    pub tmpfs_most: Option<u64>,
+    pub tmpfs_max_bytes: Option<u64>,
     /// Filesystems that are mounted from devices, and made on blank ones; the first one unless a volume names
     /// another.
-    #[serde(default = "ext4")]
+    #[serde(default = "default_filesystems")]
     pub filesystems: BTreeSet<Filesystem>,
     /// Whether programs in a volume may change their user when they start.
     #[serde(default)]
@@ -139,20 +141,20 @@ pub struct Policy {
     pub inline: InlinePolicy,
 }
 
-fn ext4() -> BTreeSet<Filesystem> {
+fn default_filesystems() -> BTreeSet<Filesystem> {
     [Filesystem::Ext4].into()
 }
 
-impl Default for Policy {
+impl Default for NodePolicy {
     /// Denies everything.
     fn default() -> Self {
         Self {
-            attachments: BTreeSet::new(),
+            connection_kinds: BTreeSet::new(),
             directory_root: None,
             image_root: None,
             stable_ids: Vec::new(),
-            tmpfs_most: None,
-            filesystems: ext4(),
+            tmpfs_max_bytes: None,
+            filesystems: default_filesystems(),
             allow_suid: false,
             allow_devices: false,
             inline: InlinePolicy::default(),
@@ -160,28 +162,30 @@ impl Default for Policy {
     }
 }
 
-impl Policy {
+impl NodePolicy {
     /// Checks what no single value can tell.
     ///
     /// # Errors
     /// A kind that is named without what it needs, or a root that is none.
-    pub fn check(&self) -> Result<(), String> {
-        let has = |kind| self.has(kind);
-        let needs = [
-            (Kind::Directory, "directory-root", self.directory_root.is_some()),
-            (Kind::Image, "image-root", self.image_root.is_some()),
-            (Kind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
-            (Kind::Tmpfs, "tmpfs-most", self.tmpfs_most.is_some()),
+    pub fn validate(&self) -> Result<(), String> {
+        let has_kind = |kind| self.has_kind(kind);
+        let requirements = [
+            (ConnectionKind::Directory, "directory-root", self.directory_root.is_some()),
+            (ConnectionKind::Image, "image-root", self.image_root.is_some()),
+            (ConnectionKind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
+            (ConnectionKind::Tmpfs, "tmpfs-most", self.tmpfs_max_bytes.is_some()),
         ];
-        for (kind, key, given) in needs {
-            if has(kind) && !given {
+        for (kind, key, is_set) in requirements {
+            if has_kind(kind) && !is_set {
                 return Err(format!("attachments names {kind}: expected {key} beside it"));
             }
-            if given && !has(kind) {
+            if is_set && !has_kind(kind) {
                 return Err(format!("{key} is given: expected {kind} in attachments"));
             }
         }
-        if (has(Kind::Image) || has(Kind::LocalDevice)) && self.filesystems.is_empty() {
+        if (has_kind(ConnectionKind::Image) || has_kind(ConnectionKind::LocalDevice))
+            && self.filesystems.is_empty()
+        {
             return Err("filesystems is empty: expected ext4, xfs, or both".to_owned());
         }
         for root in self.directory_root.iter().chain(&self.image_root) {
@@ -194,46 +198,52 @@ impl Policy {
     }
 
     /// Whether a kind is executed.
-    pub fn has(&self, kind: Kind) -> bool {
-        self.attachments.contains(&kind)
+    pub fn has_kind(&self, kind: ConnectionKind) -> bool {
+        self.connection_kinds.contains(&kind)
     }
 
     /// What every mount takes away.
-    pub(crate) fn least(&self) -> Attributes {
-        Attributes { no_suid: !self.allow_suid, no_devices: !self.allow_devices, ..Attributes::default() }
+    pub(crate) fn base_attributes(&self) -> MountAttributes {
+        MountAttributes {
+            no_suid: !self.allow_suid,
+            no_devices: !self.allow_devices,
+            ..MountAttributes::default()
+        }
     }
 
     /// Who executes an attachment: the registry of kinds, and the place where each of them is denied or not.
     ///
     /// # Errors
     /// [`NodeError::Denied`] for what the operator did not name.
-    pub(crate) fn executor(&self, attachment: Attachment) -> Result<Box<dyn Executor>, NodeError> {
-        let kind = attachment.kind();
+    pub(crate) fn connector(&self, connection: NodeConnection) -> Result<Box<dyn Connector>, NodeError> {
+        let kind = connection.kind();
         let denied = |what: String| NodeError::Denied(format!("{what} is not allowed on this node"));
-        if !self.attachments.contains(&kind) {
+        if !self.connection_kinds.contains(&kind) {
             return Err(denied(format!("the attachment {kind}")));
         }
-        let beneath = |root: &Option<String>, path| match root {
-            Some(root) => Ok(Beneath { root: root.trim_end_matches('/').to_owned(), path }),
+        let rooted = |root: &Option<String>, path| match root {
+            Some(root) => Ok(RootedPath { root: root.trim_end_matches('/').to_owned(), relative_path: path }),
             None => Err(denied(format!("the attachment {kind} without a root"))),
         };
-        Ok(match attachment {
-            Attachment::Directory { path } => Box::new(Directory(beneath(&self.directory_root, path)?)),
-            Attachment::Image { path } => Box::new(Image(beneath(&self.image_root, path)?)),
-            Attachment::Tmpfs { size } => {
-                let most = self.tmpfs_most.unwrap_or_default();
-                if size > most {
-                    return Err(denied(format!("memory of {size} bytes, above {most},")));
-                }
-                Box::new(Memory { size, most })
+        Ok(match connection {
+            NodeConnection::Directory { path } => {
+                Box::new(DirectoryConnector(rooted(&self.directory_root, path)?))
             }
-            Attachment::LocalDevice { stable_id } => {
+            NodeConnection::Image { path } => Box::new(ImageConnector(rooted(&self.image_root, path)?)),
+            NodeConnection::Tmpfs { size } => {
+                let max_bytes = self.tmpfs_max_bytes.unwrap_or_default();
+                if size > max_bytes {
+                    return Err(denied(format!("memory of {size} bytes, above {max_bytes},")));
+                }
+                Box::new(TmpfsConnector { size, max_size: max_bytes })
+            }
+            NodeConnection::LocalDevice { stable_id } => {
                 if !self.stable_ids.iter().any(|pattern| pattern.matches(&stable_id)) {
                     return Err(denied(format!("the device {stable_id:?}")));
                 }
-                Box::new(LocalDevice(stable_id))
+                Box::new(LocalDeviceConnector(stable_id))
             }
-            Attachment::None => Box::new(Nothing),
+            NodeConnection::None => Box::new(NoneConnector),
         })
     }
 }
@@ -243,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns() {
+    fn stable_id_patterns_match() {
         #[rustfmt::skip] // one row a case
         let table = [
             ("wwn-0x5",      "wwn-0x5",         true),
@@ -260,30 +270,30 @@ mod tests {
             ("a*ab",         "ab",              false),
         ];
         for (pattern, id, expected) in table {
-            assert_eq!(Pattern::new(pattern).unwrap().matches(id), expected, "{pattern} {id}");
+            assert_eq!(StableIdPattern::new(pattern).unwrap().matches(id), expected, "{pattern} {id}");
         }
         for bad in ["", "*", "**", "../*"] {
-            assert!(Pattern::new(bad).is_err(), "{bad:?}");
+            assert!(StableIdPattern::new(bad).is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn a_policy_names_a_kind_and_what_it_needs_or_neither() {
-        let ok = |policy: Policy| policy.check().is_ok();
-        assert!(ok(Policy::default()));
-        let directory = |root: Option<&str>| Policy {
-            attachments: [Kind::Directory].into(),
+    fn connection_kind_and_its_setting_must_both_be_present() {
+        let ok = |policy: NodePolicy| policy.validate().is_ok();
+        assert!(ok(NodePolicy::default()));
+        let directory = |root: Option<&str>| NodePolicy {
+            connection_kinds: [ConnectionKind::Directory].into(),
             directory_root: root.map(str::to_owned),
-            ..Policy::default()
+            ..NodePolicy::default()
         };
         assert!(ok(directory(Some("/srv/pool"))) && ok(directory(Some("/srv/pool/"))));
         for root in [None, Some("/"), Some("srv"), Some("/srv/../etc"), Some("")] {
             assert!(!ok(directory(root)), "{root:?}");
         }
-        assert!(!ok(Policy { image_root: Some("/srv".to_owned()), ..Policy::default() }));
-        for kind in [Kind::Image, Kind::Tmpfs, Kind::LocalDevice] {
-            assert!(!ok(Policy { attachments: [kind].into(), ..Policy::default() }), "{kind}");
+        assert!(!ok(NodePolicy { image_root: Some("/srv".to_owned()), ..NodePolicy::default() }));
+        for kind in [ConnectionKind::Image, ConnectionKind::Tmpfs, ConnectionKind::LocalDevice] {
+            assert!(!ok(NodePolicy { connection_kinds: [kind].into(), ..NodePolicy::default() }), "{kind}");
         }
-        assert!(ok(Policy { attachments: [Kind::None].into(), ..Policy::default() }));
+        assert!(ok(NodePolicy { connection_kinds: [ConnectionKind::None].into(), ..NodePolicy::default() }));
     }
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use cofferdam_domain::storage::{ConnectionInfo, VolumeCapability};
 use serde::{Deserialize, Serialize};
 
-use crate::{error::MachineError, machine::FileId};
+use crate::{error::MounterError, mounter::FileId};
 
 /// One publication of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
+pub struct TargetRecord {
     /// How it is used there.
     pub capability: VolumeCapability,
     /// Whether for reading only.
@@ -22,23 +22,23 @@ pub struct VolumeRecord {
     /// The volume's handle.
     pub volume: String,
     /// Where it is staged; absent for inline volumes.
-    pub staging: Option<String>,
+    pub staging_path: Option<String>,
     /// How it is reached; absent for inline volumes.
-    pub attachment: Option<ConnectionInfo>,
+    pub connection_info: Option<ConnectionInfo>,
     /// How it was staged.
     pub capability: VolumeCapability,
     /// Bytes of an inline volume, or of memory that has grown.
     pub size: Option<u64>,
     /// The image behind its loop device.
-    pub image: Option<FileId>,
+    pub image_id: Option<FileId>,
     /// The device that it is.
-    pub device: Option<(u32, u32)>,
+    pub device_number: Option<(u32, u32)>,
     /// A filesystem was begun on a blank device, and nothing was seen of its end.
-    pub formatting: bool,
+    pub format_in_progress: bool,
     /// Staging has ended.
-    pub staged: bool,
+    pub is_staged: bool,
     /// Where it is published.
-    pub targets: BTreeMap<String, Target>,
+    pub targets: BTreeMap<String, TargetRecord>,
 }
 
 /// Everything that is written down.
@@ -55,11 +55,11 @@ impl VolumeRecords {
     ///
     /// # Errors
     /// [`MachineError::Failed`] when one cannot be read.
-    pub fn complete(self) -> Result<Vec<VolumeRecord>, MachineError> {
+    pub fn all_or_error(self) -> Result<Vec<VolumeRecord>, MounterError> {
         match self.unreadable.first() {
             None => Ok(self.readable),
             Some(problem) => {
-                Err(MachineError::Failed(format!("{problem}: expected it to be repaired or removed")))
+                Err(MounterError::Failed(format!("{problem}: expected it to be repaired or removed")))
             }
         }
     }

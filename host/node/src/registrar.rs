@@ -9,33 +9,33 @@ use cofferdam_csi::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
         registration_server::{Registration as Service, RegistrationServer},
     },
-    server::{Options, Server, ServerMetrics, Socket, SocketError, SocketOptions},
+    server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
 };
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 /// What kubelet calls drivers of storage.
-const TYPE: &str = "CSIPlugin";
+const PLUGIN_TYPE: &str = "CSIPlugin";
 /// The versions that kubelet is told: the API's major version, as every registrar says it.
-const VERSIONS: [&str; 1] = ["1.0.0"];
+const SUPPORTED_VERSIONS: [&str; 1] = ["1.0.0"];
 /// How long one answer may take; kubelet waits a second.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// First pause after kubelet refused; it doubles with each.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// How far it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Registration {
+pub enum RegistrationState {
     /// Kubelet has not answered yet.
     #[default]
-    Waiting,
+    Pending,
     /// Kubelet uses the driver.
     Registered,
     /// Kubelet refused, for this reason; it is tried again.
-    Refused(String),
+    Failed(String),
 }
 
 /// The registration of one driver.
@@ -44,14 +44,14 @@ pub struct Registrar {
     driver: String,
     endpoint: String,
     socket: PathBuf,
-    state: watch::Sender<Registration>,
+    state: watch::Sender<RegistrationState>,
 }
 
 #[derive(Clone, Debug)]
-struct Answers {
+struct RegistrationHandler {
     driver: String,
     endpoint: String,
-    state: watch::Sender<Registration>,
+    state: watch::Sender<RegistrationState>,
 }
 
 impl Registrar {
@@ -61,11 +61,11 @@ impl Registrar {
         // Kubelet names the server by the socket's whole path, percent-encoded, which is no host; the HTTP/2
         // of ours refuses such a request. Before an "@" it is a user's name, and may be anything.
         let socket = directory.join(format!("{driver}@reg.sock"));
-        Self { driver, endpoint, socket, state: watch::Sender::new(Registration::Waiting) }
+        Self { driver, endpoint, socket, state: watch::Sender::new(RegistrationState::Pending) }
     }
 
     /// How far it is, now and later.
-    pub fn state(&self) -> watch::Receiver<Registration> {
+    pub fn state(&self) -> watch::Receiver<RegistrationState> {
         self.state.subscribe()
     }
 
@@ -73,13 +73,13 @@ impl Registrar {
     ///
     /// # Errors
     /// What is wrong, for people.
-    pub fn health(&self) -> Result<(), String> {
+    pub fn check_health(&self) -> Result<(), String> {
         if !self.socket.exists() {
             return Err(format!("the socket {} is not there", self.socket.display()));
         }
         match &*self.state.borrow() {
-            Registration::Waiting | Registration::Registered => Ok(()),
-            Registration::Refused(reason) => Err(format!("kubelet refused the driver: {reason}")),
+            RegistrationState::Pending | RegistrationState::Registered => Ok(()),
+            RegistrationState::Failed(reason) => Err(format!("kubelet refused the driver: {reason}")),
         }
     }
 
@@ -93,58 +93,58 @@ impl Registrar {
         metrics: &ServerMetrics,
         stop: CancellationToken,
     ) -> Result<(), SocketError> {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = INITIAL_BACKOFF;
         while !stop.is_cancelled() {
             let address = self.address()?;
-            let socket = Socket::bind(&SocketOptions::new(address)).await?;
-            self.state.send_replace(Registration::Waiting);
-            let (round, mut state) = (stop.child_token(), self.state.subscribe());
-            let answers = Answers {
+            let socket = ServerSocket::bind(&SocketOptions::new(address)).await?;
+            self.state.send_replace(RegistrationState::Pending);
+            let (attempt, mut state) = (stop.child_token(), self.state.subscribe());
+            let handler = RegistrationHandler {
                 driver: self.driver.clone(),
                 endpoint: self.endpoint.clone(),
                 state: self.state.clone(),
             };
-            let options = Options { driver: self.driver.clone(), patience: PATIENCE };
-            let server = Server::new(socket, options, metrics).with(RegistrationServer::new(answers));
-            let mut serving = tokio::spawn(server.serve(round.clone()));
+            let options = ServerOptions { driver: self.driver.clone(), default_timeout: CALL_TIMEOUT };
+            let server = Server::new(socket, options, metrics).with_service(RegistrationServer::new(handler));
+            let mut server_task = tokio::spawn(server.serve(attempt.clone()));
             tracing::info!(driver = self.driver, socket = %self.socket.display(), "kubelet may register the driver");
             loop {
                 tokio::select! {
-                    _ = &mut serving => break,
+                    _ = &mut server_task => break,
                     Ok(()) = state.changed() => match &*state.borrow_and_update() {
-                        Registration::Refused(_) => round.cancel(),
-                        Registration::Registered => pause = FIRST_PAUSE,
-                        Registration::Waiting => {}
+                        RegistrationState::Failed(_) => attempt.cancel(),
+                        RegistrationState::Registered => backoff = INITIAL_BACKOFF,
+                        RegistrationState::Pending => {}
                     },
                 }
             }
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = sleep(pause) => {}
+                () = sleep(backoff) => {}
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            backoff = (backoff * 2).min(MAX_BACKOFF);
         }
         Ok(())
     }
 
     fn address(&self) -> Result<Address, SocketError> {
         let path = self.socket.display().to_string();
-        path.parse().map_err(|problem: String| SocketError::System {
+        path.parse().map_err(|error: String| SocketError::Io {
             path: path.clone(),
             step: "use the socket's path",
-            source: std::io::Error::other(problem),
+            source: std::io::Error::other(error),
         })
     }
 }
 
 #[tonic::async_trait]
-impl Service for Answers {
+impl Service for RegistrationHandler {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(PluginInfo {
-            r#type: TYPE.to_owned(),
+            r#type: PLUGIN_TYPE.to_owned(),
             name: self.driver.clone(),
             endpoint: self.endpoint.clone(),
-            supported_versions: VERSIONS.map(str::to_owned).to_vec(),
+            supported_versions: SUPPORTED_VERSIONS.map(str::to_owned).to_vec(),
         }))
     }
 
@@ -155,10 +155,10 @@ impl Service for Answers {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
         if plugin_registered {
             tracing::info!(driver = self.driver, "kubelet has registered the driver");
-            self.state.send_replace(Registration::Registered);
+            self.state.send_replace(RegistrationState::Registered);
         } else {
             tracing::warn!(driver = self.driver, error, "kubelet refused the driver");
-            self.state.send_replace(Registration::Refused(error));
+            self.state.send_replace(RegistrationState::Failed(error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

@@ -18,7 +18,7 @@ use std::{
 };
 
 use cofferdam_controllers::Role;
-use cofferdam_node::Policy;
+use cofferdam_node::NodePolicy;
 use figment::{Figment, value::Value};
 use serde::Deserialize;
 
@@ -96,7 +96,7 @@ pub(crate) struct Configuration {
     pub(crate) health_port: Option<u16>,
     /// What the driver may have done on this node.
     #[serde(default)]
-    pub(crate) node: Policy,
+    pub(crate) node: NodePolicy,
     #[serde(default)]
     pub(crate) compilation_cache: CompilationCache,
     pub(crate) log: LogFilter,

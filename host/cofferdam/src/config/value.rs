@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
 
 use cofferdam_controllers::Role;
-use cofferdam_csi::server::{Group, Mode};
+use cofferdam_csi::server::{UnixSocketGroup, UnixSocketMode};
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -155,7 +155,7 @@ impl<'de> Deserialize<'de> for Roles {
 
 /// Permission bits of the sockets that are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SocketMode(pub(crate) Mode);
+pub(crate) struct SocketMode(pub(crate) UnixSocketMode);
 
 impl<'de> Deserialize<'de> for SocketMode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -165,7 +165,7 @@ impl<'de> Deserialize<'de> for SocketMode {
 
 /// The group of the sockets that are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SocketGroup(pub(crate) Group);
+pub(crate) struct SocketGroup(pub(crate) UnixSocketGroup);
 
 impl<'de> Deserialize<'de> for SocketGroup {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -19,88 +19,93 @@ use cofferdam_domain::{
 };
 use tokio::time::Instant;
 
-use super::{CsiBackend, Exhausted, Job, Lane, watch::Watch};
+use super::{
+    CsiBackend, CsiCallQueue, CsiCallSpec, ResourceExhaustedMeaning, response_warnings::ResponseWarnings,
+};
 use crate::{
-    answer,
-    identity::PROBE,
-    request,
+    identity::PROBE_METHOD,
+    request, response,
     v1::{self, volume_content_source as source},
 };
 
 /// Kind and version of the attachment that carries a driver's publish context to its own node service.
-const ATTACHMENT_KIND: &str = "csi";
-const ATTACHMENT_VERSION: u32 = 1;
+const CSI_CONNECTION_KIND: &str = "csi";
+const CSI_CONNECTION_VERSION: u32 = 1;
 
 /// The act of deleting a volume, as guards know it.
 const DELETE: &str = "delete";
 
 /// How often a volume that was not filled is tried to be deleted, as external-provisioner does.
-const CLEANUPS: usize = 5;
+const MAX_CLEANUP_ATTEMPTS: usize = 5;
 
-pub(super) fn failed<T: Send + 'static>(error: StorageError) -> BackendFuture<'static, T> {
+pub(super) fn failed_call<T: Send + 'static>(error: StorageError) -> BackendFuture<'static, T> {
     Box::pin(ready(Err(error)))
 }
 
 /// A refusal that the driver did not speak, of a creation that it may have begun before.
-pub(super) fn open(error: StorageError) -> StorageError {
+pub(super) fn as_unknown(error: StorageError) -> StorageError {
     StorageError { finality: Finality::Unknown, ..error }
 }
 
-pub(super) fn text(handle: &impl ToString) -> String {
+pub(super) fn handle_text(handle: &impl ToString) -> String {
     handle.to_string()
 }
 
 /// Whether the driver told of what it was asked for.
-pub(super) fn same<H: PartialEq + fmt::Display>(what: &str, asked: &H, found: &H) -> Result<(), String> {
-    if asked == found {
+pub(super) fn check_same_handle<H: PartialEq + fmt::Display>(
+    object: &str,
+    expected: &H,
+    found: &H,
+) -> Result<(), String> {
+    if expected == found {
         return Ok(());
     }
-    Err(format!("it describes another {what} than {}", checks::printable(&asked.to_string())))
+    Err(format!("it describes another {object} than {}", checks::printable(&expected.to_string())))
 }
 
 /// A volume, and why nobody may get it, if so.
-type Filled = (CreatedVolume, Option<&'static str>);
+type CreatedOrWithheld = (CreatedVolume, Option<&'static str>);
 
-const UNFILLED: &str = "the driver does not say that it has the content of its source";
-const DOOMED: &str = "it was to be deleted, and nobody knows whether that has ended";
+const SOURCE_NOT_CONFIRMED: &str = "the driver does not say that it has the content of its source";
+const DELETION_IN_DOUBT: &str = "it was to be deleted, and nobody knows whether that has ended";
 
 /// Whether the deletion of a volume has an open outcome: what it may still take must not be handed out.
-fn doomed(guards: &InFlightTable, handle: &VolumeHandle) -> bool {
-    guards.acquire(volume_act(handle, "hand out", &())).err()
+fn has_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
+    in_flight.acquire(volume_operation(handle, "hand out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE))
 }
 
 impl CsiBackend {
-    pub(super) fn answer<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> BackendFuture<'_, U>
+    pub(super) fn boxed_call<Q, R, U>(&self, call: Call, spec: CsiCallSpec<Q, R, U>) -> BackendFuture<'_, U>
     where
         Q: fmt::Debug + Send + 'static,
         R: fmt::Debug + Send + 'static,
         U: Send + 'static,
     {
-        Box::pin(self.perform(call, job))
+        Box::pin(self.call(call, spec))
     }
 
     /// That the driver lacks what a call needs; `None` when it has it.
-    pub(super) fn lacks(&self, needed: Can) -> Option<StorageError> {
-        (!self.identity.can(needed)).then(|| self.unable(needed.as_str()))
+    pub(super) fn missing_capability(&self, capability: Can) -> Option<StorageError> {
+        (!self.identity.has_capability(capability)).then(|| self.unimplemented(capability.as_str()))
     }
 
-    pub(super) fn unable(&self, needed: &str) -> StorageError {
+    pub(super) fn unimplemented(&self, capability: &str) -> StorageError {
         let driver = self.driver();
         StorageError::final_outcome(
             ErrorKind::Unimplemented,
-            format!("the CSI driver {driver} has no {needed}"),
+            format!("the CSI driver {driver} has no {capability}"),
         )
     }
 
     /// The same for a creation. An earlier try may have been made when the driver still had it, perhaps by
     /// another process: that nobody is asked now says nothing of what there is.
-    pub(super) fn lacks_to_create(&self, needed: Can) -> Option<StorageError> {
-        self.lacks(needed).map(open)
+    pub(super) fn missing_create_capability(&self, capability: Can) -> Option<StorageError> {
+        self.missing_capability(capability).map(as_unknown)
     }
 
     fn capability(&self, capability: VolumeCapability) -> v1::VolumeCapability {
-        request::capability(capability, self.identity.can(Can::SingleNodeMultiWriter))
+        request::volume_capability(capability, self.identity.has_capability(Can::SingleNodeMultiWriter))
     }
 
     fn capabilities(&self, capabilities: Vec<VolumeCapability>) -> Vec<v1::VolumeCapability> {
@@ -116,31 +121,31 @@ impl CsiBackend {
     }
 
     /// Who looks at what the driver returns of a call, before it is stored.
-    pub(super) fn watch(&self, call: &Call) -> Watch {
+    pub(super) fn response_warnings(&self, call: &Call) -> ResponseWarnings {
         let redactor = Redactor::new(self.all_secrets(call));
-        Watch::new(self.driver().clone(), redactor, Arc::clone(&self.told))
+        ResponseWarnings::new(self.driver().clone(), redactor, Arc::clone(&self.warnings_logged))
     }
 
     /// CreateVolume's message. Only a request that CSI cannot express is refused for good: no driver can have
     /// heard it.
-    fn creation(
+    fn create_volume_request(
         &self,
         call: &Call,
         request: CreateVolume,
         source: Option<v1::VolumeContentSource>,
     ) -> Result<v1::CreateVolumeRequest, StorageError> {
         let invalid = |message: &str| StorageError::unknown_outcome(ErrorKind::InvalidArgument, message);
-        if let Some(error) = self.lacks_to_create(Can::CreateDeleteVolume) {
+        if let Some(error) = self.missing_create_capability(Can::CreateDeleteVolume) {
             return Err(error);
         }
         if request.topology.is_some()
-            && !self.identity.plugin.contains(&PluginCapability::AccessibilityConstraints)
+            && !self.identity.plugin_capabilities.contains(&PluginCapability::AccessibilityConstraints)
         {
             return Err(invalid(
                 "a topology is asked for; expected none for a driver without VOLUME_ACCESSIBILITY_CONSTRAINTS",
             ));
         }
-        if !request.mutable_parameters.is_empty() && !self.identity.can(Can::ModifyVolume) {
+        if !request.mutable_parameters.is_empty() && !self.identity.has_capability(Can::ModifyVolume) {
             return Err(invalid(
                 "mutable parameters are given; expected none for a driver without MODIFY_VOLUME",
             ));
@@ -152,90 +157,94 @@ impl CsiBackend {
             parameters: request.parameters,
             secrets: self.secrets(call),
             volume_content_source: source,
-            accessibility_requirements: request.topology.map(request::requirement),
+            accessibility_requirements: request.topology.map(request::topology_requirement),
             mutable_parameters: request.mutable_parameters,
         })
     }
 
     /// Creates a volume, of a source or empty.
-    async fn create(
+    async fn create_or_withhold(
         &self,
         method: &'static str,
         call: Call,
         request: CreateVolume,
-        from: Option<(OperationKey, source::Type)>,
-    ) -> Result<Filled, StorageError> {
-        let subject = OperationKey::VolumeName(request.name.as_str().into());
-        let of = from.as_ref().map(|(subject, _)| subject.clone());
-        let intent = OperationRequest::new(subject, method, &(&request, &of)).with_sources(of);
-        let asked = from.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
-        let message = self.creation(&call, request, asked.clone())?;
-        let watch = self.watch(&call);
-        let guards = self.guards.clone();
-        let accept = move |found: v1::CreateVolumeResponse| {
-            let filled = asked.as_ref().map(|asked| answer::is_from(found.volume.as_ref(), asked));
-            let volume = answer::volume(found.volume)?;
-            watch.id("volume handle", volume.handle.as_str());
-            watch.map("volume context", &volume.context);
-            let withheld = match filled {
+        content_source: Option<(OperationKey, source::Type)>,
+    ) -> Result<CreatedOrWithheld, StorageError> {
+        let key = OperationKey::VolumeName(request.name.as_str().into());
+        let source_key = content_source.as_ref().map(|(key, _)| key.clone());
+        let operation = OperationRequest::new(key, method, &(&request, &source_key)).with_sources(source_key);
+        let requested_source =
+            content_source.map(|(_, r#type)| v1::VolumeContentSource { r#type: Some(r#type) });
+        let message = self.create_volume_request(&call, request, requested_source.clone())?;
+        let warnings = self.response_warnings(&call);
+        let in_flight = self.in_flight.clone();
+        let convert = move |response: v1::CreateVolumeResponse| {
+            let is_source_confirmed = requested_source.as_ref().map(|requested_source| {
+                response::has_content_source(response.volume.as_ref(), requested_source)
+            });
+            let volume = response::volume(response.volume)?;
+            warnings.check_id("volume handle", volume.handle.as_str());
+            warnings.check_map("volume context", &volume.context);
+            let withheld_reason = match is_source_confirmed {
                 None => None,
-                Some(false) => Some(UNFILLED),
-                Some(true) => doomed(&guards, &volume.handle).then_some(DOOMED),
+                Some(false) => Some(SOURCE_NOT_CONFIRMED),
+                Some(true) => has_deletion_in_doubt(&in_flight, &volume.handle).then_some(DELETION_IN_DOUBT),
             };
-            Ok((volume, withheld))
+            Ok((volume, withheld_reason))
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/CreateVolume",
-            Some(intent),
+            Some(operation),
             message,
             |wire, request| Box::pin(async { wire.controller().create_volume(request).await }),
-            accept,
+            convert,
         );
         // One that is withheld is deleted again: as long as that is open, its name must not be the same as
         // its handle, or the creation could never be repeated.
-        let remember: fn(&OperationPermit, &Filled) = |guard, (volume, withheld)| {
-            if withheld.is_none() {
+        let on_success: fn(&OperationPermit, &CreatedOrWithheld) = |guard, (volume, withheld_reason)| {
+            if withheld_reason.is_none() {
                 guard.add_alias(OperationKey::Volume(volume.handle.clone()));
             }
         };
-        self.perform(call, Job { remember, ..job }).await
+        self.call(call, CsiCallSpec { on_success, ..spec }).await
     }
 
     /// Creates a volume of a source. A driver that does not confirm the source has made an empty one: nobody
     /// may get it.
-    async fn fill(
+    async fn create_from_source(
         &self,
         method: &'static str,
         call: Call,
         request: CreateVolume,
-        from: (OperationKey, source::Type),
+        content_source: (OperationKey, source::Type),
     ) -> Result<CreatedVolume, StorageError> {
-        let begun = Instant::now();
-        let (volume, withheld) = self.create(method, call.clone(), request, Some(from)).await?;
-        let Some(reason) = withheld else { return Ok(volume) };
-        let mut end = "deleted again".to_owned();
-        for _ in 0..CLEANUPS {
-            let deadline = call.deadline.saturating_sub(begun.elapsed());
-            let deletion = Call { deadline, secrets: call.secrets.clone() };
-            match self.delete_volume(deletion, volume.handle.clone()).await {
+        let started = Instant::now();
+        let (volume, withheld_reason) =
+            self.create_or_withhold(method, call.clone(), request, Some(content_source)).await?;
+        let Some(reason) = withheld_reason else { return Ok(volume) };
+        let mut cleanup_result = "deleted again".to_owned();
+        for _ in 0..MAX_CLEANUP_ATTEMPTS {
+            let deadline = call.deadline.saturating_sub(started.elapsed());
+            let delete_call = Call { deadline, secrets: call.secrets.clone() };
+            match self.delete_volume(delete_call, volume.handle.clone()).await {
                 Ok(()) => {
-                    end = "deleted again".to_owned();
+                    cleanup_result = "deleted again".to_owned();
                     break;
                 }
-                Err(error) => end = format!("not deleted: {error}"),
+                Err(error) => cleanup_result = format!("not deleted: {error}"),
             }
         }
         let redactor = Redactor::new(self.all_secrets(&call));
         let handle = checks::printable(&redactor.redact_escaped(volume.handle.as_str()));
         Err(StorageError::unknown_outcome(
             ErrorKind::Internal,
-            format!("volume {handle} is not handed out: {reason}; it was {end}"),
+            format!("volume {handle} is not handed out: {reason}; it was {cleanup_result}"),
         ))
     }
 }
 
-fn volume_act(handle: &VolumeHandle, method: &'static str, arguments: &impl Hash) -> OperationRequest {
-    OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
+fn volume_operation(handle: &VolumeHandle, method: &'static str, request: &impl Hash) -> OperationRequest {
+    OperationRequest::new(OperationKey::Volume(handle.clone()), method, request)
 }
 
 impl Backend for CsiBackend {
@@ -248,28 +257,28 @@ impl Backend for CsiBackend {
     }
 
     fn has_topology(&self) -> bool {
-        self.identity.plugin.contains(&PluginCapability::AccessibilityConstraints)
+        self.identity.plugin_capabilities.contains(&PluginCapability::AccessibilityConstraints)
     }
 
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
-        let accept = |found: v1::ProbeResponse| {
+        let convert = |found: v1::ProbeResponse| {
             Ok(match found.ready.unwrap_or(true) {
                 true => Readiness::Ready,
                 false => Readiness::NotReady("the driver says that it is not ready".to_owned()),
             })
         };
-        let job = Job::new(
-            PROBE,
+        let spec = CsiCallSpec::new(
+            PROBE_METHOD,
             None,
             v1::ProbeRequest {},
             |wire, request| Box::pin(async { wire.identity().probe(request).await }),
-            accept,
+            convert,
         );
-        self.answer(call, job)
+        self.boxed_call(call, spec)
     }
 
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        Box::pin(async move { Ok(self.create("create", call, request, None).await?.0) })
+        Box::pin(async move { Ok(self.create_or_withhold("create", call, request, None).await?.0) })
     }
 
     fn clone_volume(
@@ -278,11 +287,16 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        if let Some(error) = self.lacks_to_create(Can::CloneVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_create_capability(Can::CloneVolume) {
+            return failed_call(error);
         }
-        let r#type = source::Type::Volume(source::VolumeSource { volume_id: text(&source) });
-        Box::pin(self.fill("create-from-volume", call, request, (OperationKey::Volume(source), r#type)))
+        let r#type = source::Type::Volume(source::VolumeSource { volume_id: handle_text(&source) });
+        Box::pin(self.create_from_source(
+            "create-from-volume",
+            call,
+            request,
+            (OperationKey::Volume(source), r#type),
+        ))
     }
 
     fn restore_snapshot(
@@ -291,81 +305,88 @@ impl Backend for CsiBackend {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        if let Some(error) = self.lacks_to_create(Can::CreateDeleteSnapshot) {
-            return failed(error);
+        if let Some(error) = self.missing_create_capability(Can::CreateDeleteSnapshot) {
+            return failed_call(error);
         }
-        let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: text(&source) });
-        Box::pin(self.fill("create-from-snapshot", call, request, (OperationKey::Snapshot(source), r#type)))
+        let r#type = source::Type::Snapshot(source::SnapshotSource { snapshot_id: handle_text(&source) });
+        Box::pin(self.create_from_source(
+            "create-from-snapshot",
+            call,
+            request,
+            (OperationKey::Snapshot(source), r#type),
+        ))
     }
 
     fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
-        if let Some(error) = self.lacks(Can::CreateDeleteVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::CreateDeleteVolume) {
+            return failed_call(error);
         }
-        let message = v1::DeleteVolumeRequest { volume_id: text(&handle), secrets: self.secrets(&call) };
-        let job = Job::new(
+        let message =
+            v1::DeleteVolumeRequest { volume_id: handle_text(&handle), secrets: self.secrets(&call) };
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/DeleteVolume",
             Some(OperationRequest::deletion(OperationKey::Volume(handle), DELETE, &())),
             message,
             |wire, request| Box::pin(async { wire.controller().delete_volume(request).await }),
             |v1::DeleteVolumeResponse {}| Ok(()),
         );
-        self.answer(call, Job { remember: |guard, ()| guard.remove_alias(), ..job })
+        self.boxed_call(call, CsiCallSpec { on_success: |guard, ()| guard.remove_alias(), ..spec })
     }
 
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         let capabilities = self.capabilities(request.capabilities);
         let message = v1::ValidateVolumeCapabilitiesRequest {
-            volume_id: text(&request.handle),
+            volume_id: handle_text(&request.handle),
             volume_context: request.context,
             volume_capabilities: capabilities.clone(),
             parameters: request.parameters,
             secrets: self.secrets(&call),
             mutable_parameters: request.mutable_parameters,
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ValidateVolumeCapabilities",
             None,
             message,
             |wire, request| Box::pin(async { wire.controller().validate_volume_capabilities(request).await }),
-            move |found| Ok(answer::validation(found, &capabilities)),
+            move |found| Ok(response::validation(found, &capabilities)),
         );
-        self.answer(call, job)
+        self.boxed_call(call, spec)
     }
 
     fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
-        if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::PublishUnpublishVolume) {
+            return failed_call(error);
         }
-        let intent = volume_act(&request.handle, "publish", &request).on_node(Some(request.node_id.clone()));
+        let operation =
+            volume_operation(&request.handle, "publish", &request).on_node(Some(request.node_id.clone()));
         let message = v1::ControllerPublishVolumeRequest {
-            volume_id: text(&request.handle),
-            node_id: text(&request.node_id),
+            volume_id: handle_text(&request.handle),
+            node_id: handle_text(&request.node_id),
             volume_capability: Some(self.capability(request.capability)),
             // A driver that does not know it never hears it; the node mounts for reading only all the same.
-            readonly: request.read_only && self.identity.can(Can::PublishReadonly),
+            readonly: request.read_only && self.identity.has_capability(Can::PublishReadonly),
             secrets: self.secrets(&call),
             volume_context: request.context,
         };
-        let watch = self.watch(&call);
-        let accept = move |found: v1::ControllerPublishVolumeResponse| {
-            let attachment = ConnectionInfo {
-                kind: ATTACHMENT_KIND.to_owned(),
-                version: ATTACHMENT_VERSION,
+        let warnings = self.response_warnings(&call);
+        let convert = move |found: v1::ControllerPublishVolumeResponse| {
+            let connection_info = ConnectionInfo {
+                kind: CSI_CONNECTION_KIND.to_owned(),
+                version: CSI_CONNECTION_VERSION,
                 fields: found.publish_context,
             };
-            watch.map("publish context", &attachment.fields);
-            answer::BOUNDS.check_connection_info(&attachment).map(|()| attachment)
+            warnings.check_map("publish context", &connection_info.fields);
+            response::RESPONSE_LIMITS.check_connection_info(&connection_info).map(|()| connection_info)
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ControllerPublishVolume",
-            Some(intent),
+            Some(operation),
             message,
             |wire, request| Box::pin(async { wire.controller().controller_publish_volume(request).await }),
-            accept,
+            convert,
         );
-        let job = Job { lane: Lane::Attachments, ..job };
-        self.answer(call, job)
+        let spec = CsiCallSpec { queue: CsiCallQueue::Publishing, ..spec };
+        self.boxed_call(call, spec)
     }
 
     fn unpublish_volume(
@@ -374,54 +395,54 @@ impl Backend for CsiBackend {
         handle: VolumeHandle,
         node: Option<NodeId>,
     ) -> BackendFuture<'_, ()> {
-        if let Some(error) = self.lacks(Can::PublishUnpublishVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::PublishUnpublishVolume) {
+            return failed_call(error);
         }
         let message = v1::ControllerUnpublishVolumeRequest {
-            volume_id: text(&handle),
-            node_id: node.as_ref().map(text).unwrap_or_default(),
+            volume_id: handle_text(&handle),
+            node_id: node.as_ref().map(handle_text).unwrap_or_default(),
             secrets: self.secrets(&call),
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ControllerUnpublishVolume",
-            Some(volume_act(&handle, "unpublish", &node).inverse("publish", node)),
+            Some(volume_operation(&handle, "unpublish", &node).inverse("publish", node)),
             message,
             |wire, request| Box::pin(async { wire.controller().controller_unpublish_volume(request).await }),
             |v1::ControllerUnpublishVolumeResponse {}| Ok(()),
         );
-        let job = Job { lane: Lane::Attachments, ..job };
-        self.answer(call, job)
+        let spec = CsiCallSpec { queue: CsiCallQueue::Publishing, ..spec };
+        self.boxed_call(call, spec)
     }
 
     fn expand_volume(&self, call: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
         let required = request.capacity.required;
-        if self.identity.grows_on_node {
+        if self.identity.has_node_only_expansion {
             // Nothing is to be asked of the controller: the volume has the size on its node's word.
             let capacity = required.unwrap_or_default();
             return Box::pin(ready(Ok(ExpandedVolume { capacity, node_expansion_required: true })));
         }
-        if let Some(error) = self.lacks(Can::ExpandVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::ExpandVolume) {
+            return failed_call(error);
         }
-        let intent = volume_act(&request.handle, "expand", &request);
+        let operation = volume_operation(&request.handle, "expand", &request);
         let capacity_range = match request::capacity_range(request.capacity) {
             Ok(range) => Some(range),
-            Err(error) => return failed(error),
+            Err(error) => return failed_call(error),
         };
         let message = v1::ControllerExpandVolumeRequest {
-            volume_id: text(&request.handle),
+            volume_id: handle_text(&request.handle),
             capacity_range,
             secrets: self.secrets(&call),
             volume_capability: request.capability.map(|capability| self.capability(capability)),
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ControllerExpandVolume",
-            Some(intent),
+            Some(operation),
             message,
             |wire, request| Box::pin(async { wire.controller().controller_expand_volume(request).await }),
-            move |found| answer::expanded(found, required),
+            move |found| response::expanded_volume(found, required),
         );
-        self.answer(call, Job { exhausted: Exhausted::Open, ..job })
+        self.boxed_call(call, CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, ..spec })
     }
 
     fn modify_volume(
@@ -430,35 +451,35 @@ impl Backend for CsiBackend {
         handle: VolumeHandle,
         parameters: Parameters,
     ) -> BackendFuture<'_, ()> {
-        if let Some(error) = self.lacks(Can::ModifyVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::ModifyVolume) {
+            return failed_call(error);
         }
-        let intent = volume_act(&handle, "modify", &parameters);
+        let operation = volume_operation(&handle, "modify", &parameters);
         let message = v1::ControllerModifyVolumeRequest {
-            volume_id: text(&handle),
+            volume_id: handle_text(&handle),
             secrets: self.secrets(&call),
             mutable_parameters: parameters,
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ControllerModifyVolume",
-            Some(intent),
+            Some(operation),
             message,
             |wire, request| Box::pin(async { wire.controller().controller_modify_volume(request).await }),
             |v1::ControllerModifyVolumeResponse {}| Ok(()),
         );
-        self.answer(call, Job { exhausted: Exhausted::Open, ..job })
+        self.boxed_call(call, CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, ..spec })
     }
 
     fn create_snapshot(&self, call: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
-        self.cut_snapshot(call, request)
+        self.call_create_snapshot(call, request)
     }
 
     fn delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
-        self.drop_snapshot(call, handle)
+        self.call_delete_snapshot(call, handle)
     }
 
     fn get_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
-        self.describe_snapshot(call, handle)
+        self.call_get_snapshot(call, handle)
     }
 
     fn list_snapshots(
@@ -467,7 +488,7 @@ impl Backend for CsiBackend {
         source: Option<VolumeHandle>,
         page: PageRequest,
     ) -> BackendFuture<'_, SnapshotPage> {
-        self.page_of_snapshots(call, source, page)
+        self.call_list_snapshots(call, source, page)
     }
 
     fn create_group_snapshot(
@@ -475,7 +496,7 @@ impl Backend for CsiBackend {
         call: Call,
         request: CreateGroupSnapshot,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        self.cut_group(call, request)
+        self.call_create_group_snapshot(call, request)
     }
 
     fn delete_group_snapshot(
@@ -484,7 +505,7 @@ impl Backend for CsiBackend {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, ()> {
-        self.drop_group(call, handle, snapshots)
+        self.call_delete_group_snapshot(call, handle, snapshots)
     }
 
     fn get_group_snapshot(
@@ -493,59 +514,59 @@ impl Backend for CsiBackend {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        self.describe_group(call, handle, snapshots)
+        self.call_get_group_snapshot(call, handle, snapshots)
     }
 
     fn list_volumes(&self, call: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
-        if let Some(error) = self.lacks(Can::ListVolumes) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::ListVolumes) {
+            return failed_call(error);
         }
-        let (max_entries, starting_token) = request::page(&page);
-        let job = Job::new(
+        let (max_entries, starting_token) = request::page_request(&page);
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ListVolumes",
             None,
             v1::ListVolumesRequest { max_entries, starting_token },
             |wire, request| Box::pin(async { wire.controller().list_volumes(request).await }),
-            move |found| answer::volume_page(found, &page),
+            move |found| response::volume_page(found, &page),
         );
-        self.answer(call, job)
+        self.boxed_call(call, spec)
     }
 
     fn get_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
-        if let Some(error) = self.lacks(Can::GetVolume) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::GetVolume) {
+            return failed_call(error);
         }
-        let message = v1::ControllerGetVolumeRequest { volume_id: text(&handle) };
-        let accept = move |found| {
-            let status = answer::volume_status(found)?;
-            same("volume", &handle, &status.volume.handle).map(|()| status)
+        let message = v1::ControllerGetVolumeRequest { volume_id: handle_text(&handle) };
+        let convert = move |found| {
+            let status = response::volume_status(found)?;
+            check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/ControllerGetVolume",
             None,
             message,
             |wire, request| Box::pin(async { wire.controller().controller_get_volume(request).await }),
-            accept,
+            convert,
         );
-        self.answer(call, job)
+        self.boxed_call(call, spec)
     }
 
     fn get_capacity(&self, call: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
-        if let Some(error) = self.lacks(Can::GetCapacity) {
-            return failed(error);
+        if let Some(error) = self.missing_capability(Can::GetCapacity) {
+            return failed_call(error);
         }
         let message = v1::GetCapacityRequest {
             volume_capabilities: self.capabilities(query.capabilities),
             parameters: query.parameters,
             accessible_topology: query.topology.map(request::topology),
         };
-        let job = Job::new(
+        let spec = CsiCallSpec::new(
             "/csi.v1.Controller/GetCapacity",
             None,
             message,
             |wire, request| Box::pin(async { wire.controller().get_capacity(request).await }),
-            |found| answer::capacity(&found),
+            |found| response::capacity(&found),
         );
-        self.answer(call, job)
+        self.boxed_call(call, spec)
     }
 }

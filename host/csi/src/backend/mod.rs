@@ -1,8 +1,8 @@
 //! An existing CSI driver as a [`Backend`](cofferdam_backend::Backend).
 
 mod methods;
+mod response_warnings;
 mod snapshots;
-mod watch;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -24,20 +24,20 @@ use tokio::{
 
 use crate::{
     address::Address,
-    connection::{Connection, Options},
+    connection::{Connection, ConnectionOptions},
     error::ConnectError,
-    identity::Identity,
+    grpc::GrpcMethod,
+    identity::CsiIdentity,
     metrics::ConnectionMetrics,
-    status::{Exhausted, Failure},
-    wire::Method,
+    status::{CsiCallFailure, ResourceExhaustedMeaning},
 };
-use watch::Told;
+use response_warnings::WarningsLogged;
 
 /// Calls of one driver at once, those of attachments not counted; others wait within their deadline. Few
 /// enough for drivers that were written for the sidecars' ten to hundred.
-const CONCURRENT: usize = 128;
+const MAX_VOLUME_CALLS: usize = 128;
 /// Publications at once, and what takes them back: volumes that hang while they are made hold up no pod.
-const ATTACHING: usize = 128;
+const MAX_PUBLISH_CALLS: usize = 128;
 
 /// What an existing driver is connected with.
 #[derive(Clone, Debug)]
@@ -45,15 +45,15 @@ pub struct CsiConfig {
     /// Where it listens.
     pub address: Address,
     /// The driver that has to be there; absent takes whichever answers.
-    pub driver: Option<DriverName>,
+    pub expected_driver: Option<DriverName>,
     /// What the operator gives every call that takes secrets.
     pub secrets: Secrets,
     /// How long one call may take in all. The caller's own deadline may be shorter.
-    pub deadline: Duration,
+    pub call_timeout: Duration,
     /// How long to try to connect at first.
-    pub connect: Duration,
+    pub connect_timeout: Duration,
     /// How long to wait at first for a driver that is not ready; absent for ever, as the sidecars do.
-    pub ready: Option<Duration>,
+    pub ready_timeout: Option<Duration>,
 }
 
 impl CsiConfig {
@@ -61,11 +61,11 @@ impl CsiConfig {
     pub fn new(address: Address) -> Self {
         Self {
             address,
-            driver: None,
+            expected_driver: None,
             secrets: Secrets::default(),
-            deadline: Duration::from_secs(60),
-            connect: Duration::from_secs(30),
-            ready: None,
+            call_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(30),
+            ready_timeout: None,
         }
     }
 }
@@ -73,13 +73,13 @@ impl CsiConfig {
 /// An existing CSI driver on a unix socket.
 pub struct CsiBackend {
     config: CsiConfig,
-    identity: Identity,
+    identity: CsiIdentity,
     connection: Connection,
-    guards: InFlightTable,
-    running: Semaphore,
-    attaching: Semaphore,
+    in_flight: InFlightTable,
+    volume_permits: Semaphore,
+    publish_permits: Semaphore,
     metrics: CallMetrics,
-    told: Arc<Told>,
+    warnings_logged: Arc<WarningsLogged>,
 }
 
 impl fmt::Debug for CsiBackend {
@@ -92,48 +92,48 @@ impl fmt::Debug for CsiBackend {
 }
 
 /// Makes an answer of what a driver sent, or says which rule that breaks.
-type Accept<R, U> = Box<dyn FnOnce(R) -> Result<U, String> + Send>;
+type CsiResponseConverter<R, U> = Box<dyn FnOnce(R) -> Result<U, String> + Send>;
 
 /// Which calls wait for each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
+enum CsiCallQueue {
     Volumes,
-    Attachments,
+    Publishing,
 }
 
 /// One call as the methods describe it.
-struct Job<Q, R, U> {
+struct CsiCallSpec<Q, R, U> {
     /// CSI's path of the call.
     path: &'static str,
     /// What it is about; absent for calls that change nothing.
-    intent: Option<OperationRequest>,
+    operation: Option<OperationRequest>,
     request: Q,
-    method: Method<Q, R>,
-    accept: Accept<R, U>,
-    exhausted: Exhausted,
-    lane: Lane,
+    method: GrpcMethod<Q, R>,
+    convert: CsiResponseConverter<R, U>,
+    resource_exhausted: ResourceExhaustedMeaning,
+    queue: CsiCallQueue,
     /// What the guard remembers of a success.
-    remember: fn(&OperationPermit, &U),
+    on_success: fn(&OperationPermit, &U),
 }
 
-impl<Q, R, U> Job<Q, R, U> {
+impl<Q, R, U> CsiCallSpec<Q, R, U> {
     fn new(
         path: &'static str,
-        intent: Option<OperationRequest>,
+        operation: Option<OperationRequest>,
         request: Q,
-        method: Method<Q, R>,
-        accept: impl FnOnce(R) -> Result<U, String> + Send + 'static,
+        method: GrpcMethod<Q, R>,
+        convert: impl FnOnce(R) -> Result<U, String> + Send + 'static,
     ) -> Self {
-        let accept = Box::new(accept);
+        let convert = Box::new(convert);
         Self {
             path,
-            intent,
+            operation,
             request,
             method,
-            accept,
-            exhausted: Exhausted::Final,
-            lane: Lane::Volumes,
-            remember: |_, _| {},
+            convert,
+            resource_exhausted: ResourceExhaustedMeaning::Final,
+            queue: CsiCallQueue::Volumes,
+            on_success: |_, _| {},
         }
     }
 }
@@ -149,12 +149,12 @@ impl CsiBackend {
         calls: &BackendMetrics,
         connections: &ConnectionMetrics,
     ) -> Result<Arc<Self>, ConnectError> {
-        let options = Options {
+        let options = ConnectionOptions {
             address: config.address.clone(),
-            driver: config.driver.clone(),
-            answer: config.deadline,
-            connect: config.connect,
-            ready: config.ready,
+            expected_driver: config.expected_driver.clone(),
+            call_timeout: config.call_timeout,
+            connect_timeout: config.connect_timeout,
+            ready_timeout: config.ready_timeout,
             metrics: calls.clone(),
         };
         let (connection, identity) = Connection::open(options, connections).await?;
@@ -163,10 +163,10 @@ impl CsiBackend {
             config,
             identity,
             connection,
-            guards: InFlightTable::default(),
-            running: Semaphore::new(CONCURRENT),
-            attaching: Semaphore::new(ATTACHING),
-            told: Arc::default(),
+            in_flight: InFlightTable::default(),
+            volume_permits: Semaphore::new(MAX_VOLUME_CALLS),
+            publish_permits: Semaphore::new(MAX_PUBLISH_CALLS),
+            warnings_logged: Arc::default(),
         }))
     }
 
@@ -182,104 +182,106 @@ impl CsiBackend {
 
     /// What the driver says that its controller service can do.
     pub fn controller_capabilities(&self) -> impl Iterator<Item = ControllerCapability> + '_ {
-        self.identity.controller.iter().copied()
+        self.identity.controller_capabilities.iter().copied()
     }
 
     /// What the driver says that it has.
     pub fn plugin_capabilities(&self) -> impl Iterator<Item = PluginCapability> + '_ {
-        self.identity.plugin.iter().copied()
+        self.identity.plugin_capabilities.iter().copied()
     }
 
     /// Waits until the driver is connected and ready, or until it is not.
-    pub async fn until_connected(&self, connected: bool) {
-        self.connection.until(connected).await;
+    pub async fn wait_connected(&self, connected: bool) {
+        self.connection.wait_until(connected).await;
     }
 
     /// Makes one call under its guard and its deadline.
-    async fn perform<Q, R, U>(&self, call: Call, job: Job<Q, R, U>) -> Result<U, StorageError>
+    async fn call<Q, R, U>(&self, call: Call, spec: CsiCallSpec<Q, R, U>) -> Result<U, StorageError>
     where
         Q: fmt::Debug,
         R: fmt::Debug,
     {
-        let begun = Instant::now();
+        let started = Instant::now();
         let _in_flight = self.metrics.start();
-        let Job { path, intent, request, method, accept, exhausted, lane, remember } = job;
+        let CsiCallSpec { path, operation, request, method, convert, resource_exhausted, queue, on_success } =
+            spec;
         let redactor = Redactor::new(self.config.secrets.merged_with(&call.secrets));
-        let guard = match intent.map(|intent| self.guards.acquire(intent)).transpose() {
-            Ok(guard) => guard,
-            Err(refusal) => {
-                let failed = Err(Failure::Guarded(refusal));
-                return self.conclude(begun, path, exhausted, &redactor, failed);
+        let permit = match operation.map(|operation| self.in_flight.acquire(operation)).transpose() {
+            Ok(permit) => permit,
+            Err(conflict) => {
+                let failure = Err(CsiCallFailure::Conflict(conflict));
+                return self.finish_call(started, path, resource_exhausted, &redactor, failure);
             }
         };
-        let deadline = begun + call.deadline.min(self.config.deadline);
-        let turns = match lane {
-            Lane::Volumes => &self.running,
-            Lane::Attachments => &self.attaching,
+        let deadline = started + call.deadline.min(self.config.call_timeout);
+        let semaphore = match queue {
+            CsiCallQueue::Volumes => &self.volume_permits,
+            CsiCallQueue::Publishing => &self.publish_permits,
         };
-        let answer = match timeout_at(deadline, turns.acquire()).await {
-            Ok(Ok(_turn)) => {
-                self.exchange(path, deadline, guard.as_deref(), request, method, &redactor).await
+        let result = match timeout_at(deadline, semaphore.acquire()).await {
+            Ok(Ok(_queue_permit)) => {
+                self.send(path, deadline, permit.as_deref(), request, method, &redactor).await
             }
-            Ok(Err(_)) | Err(_) => Err(Failure::Overloaded),
+            Ok(Err(_)) | Err(_) => Err(CsiCallFailure::Overloaded),
         };
-        let answer = answer.and_then(|answer| accept(answer).map_err(Failure::Untrue));
-        let answer = self.conclude(begun, path, exhausted, &redactor, answer);
-        let answer =
-            answer.map_err(|error| guard.iter().fold(error, |error, guard| guard.keep_in_doubt(error)));
-        if let Some(guard) = guard {
-            guard.finish(answer.as_ref().err());
-            if let Ok(value) = &answer {
-                remember(&guard, value);
+        let result = result.and_then(|result| convert(result).map_err(CsiCallFailure::ContractViolation));
+        let result = self.finish_call(started, path, resource_exhausted, &redactor, result);
+        let result =
+            result.map_err(|error| permit.iter().fold(error, |error, permit| permit.keep_in_doubt(error)));
+        if let Some(permit) = permit {
+            permit.finish(result.as_ref().err());
+            if let Ok(value) = &result {
+                on_success(&permit, value);
             }
         }
-        self.metrics.set_in_doubt(self.guards.in_doubt_count());
-        answer
+        self.metrics.set_in_doubt(self.in_flight.in_doubt_count());
+        result
     }
 
-    async fn exchange<Q, R>(
+    async fn send<Q, R>(
         &self,
         path: &'static str,
         deadline: Instant,
-        guard: Option<&OperationPermit>,
+        operation_permit: Option<&OperationPermit>,
         request: Q,
-        method: Method<Q, R>,
+        method: GrpcMethod<Q, R>,
         redactor: &Redactor,
-    ) -> Result<R, Failure>
+    ) -> Result<R, CsiCallFailure>
     where
         Q: fmt::Debug,
         R: fmt::Debug,
     {
-        let wire = self.connection.wire(deadline).await.map_err(Failure::Unconnected)?;
+        let connection =
+            self.connection.grpc_connection(deadline).await.map_err(CsiCallFailure::NotConnected)?;
         if Instant::now() >= deadline {
-            return Err(Failure::Overloaded);
+            return Err(CsiCallFailure::Overloaded);
         }
-        if let Some(guard) = guard {
-            guard.reached();
+        if let Some(operation_permit) = operation_permit {
+            operation_permit.reached();
         }
         let driver = self.driver();
         tracing::trace!(%driver, method = path, ?request, "CSI call");
-        let answer = wire.call(request, deadline, method).await.map_err(Failure::Fault);
+        let result = connection.call(request, deadline, method).await.map_err(CsiCallFailure::Rpc);
         if tracing::enabled!(tracing::Level::TRACE) {
-            let shown = redactor.redact_escaped(&format!("{answer:?}"));
-            tracing::trace!(%driver, method = path, answer = shown, "CSI answer");
+            let redacted = redactor.redact_escaped(&format!("{result:?}"));
+            tracing::trace!(%driver, method = path, answer = redacted, "CSI answer");
         }
-        answer
+        result
     }
 
     /// Counts a call's end, and says what the caller hears.
-    fn conclude<U>(
+    fn finish_call<U>(
         &self,
-        begun: Instant,
+        started: Instant,
         path: &'static str,
-        exhausted: Exhausted,
+        resource_exhausted: ResourceExhaustedMeaning,
         redactor: &Redactor,
-        answer: Result<U, Failure>,
+        result: Result<U, CsiCallFailure>,
     ) -> Result<U, StorageError> {
-        let outcome = answer.as_ref().map_or_else(Failure::label, |_| "ok");
-        let answer = answer.map_err(|failure| failure.into_error(exhausted, redactor));
-        let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.observe(path, code, outcome, begun.elapsed());
-        answer
+        let outcome = result.as_ref().map_or_else(CsiCallFailure::label, |_| "ok");
+        let result = result.map_err(|failure| failure.into_error(resource_exhausted, redactor));
+        let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
+        self.metrics.observe(path, code, outcome, started.elapsed());
+        result
     }
 }

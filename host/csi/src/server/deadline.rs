@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use tonic::{Request, Status};
 
 /// gRPC's header: up to 8 digits and a unit.
-const HEADER: &str = "grpc-timeout";
+const GRPC_TIMEOUT: &str = "grpc-timeout";
 /// Longest wait that is believed, so that nothing overflows; longer than any backend's own limit.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// When the caller of a request gives up. The server puts it into the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,20 +20,20 @@ impl Deadline {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a header that is no time.
-    pub(super) fn of(headers: &HeaderMap, patience: Duration) -> Result<Self, Status> {
-        let left = match headers.get(HEADER) {
-            None => patience,
-            Some(value) => parse(value).ok_or_else(|| {
+    pub(super) fn from_headers(headers: &HeaderMap, default_timeout: Duration) -> Result<Self, Status> {
+        let timeout = match headers.get(GRPC_TIMEOUT) {
+            None => default_timeout,
+            Some(value) => parse_timeout(value).ok_or_else(|| {
                 Status::invalid_argument(format!(
-                    "{HEADER} is {value:?}; expected up to 8 digits and a unit of HMSmun"
+                    "{GRPC_TIMEOUT} is {value:?}; expected up to 8 digits and a unit of HMSmun"
                 ))
             })?,
         };
-        Ok(Self(Instant::now() + left.min(LONGEST)))
+        Ok(Self(Instant::now() + timeout.min(MAX_TIMEOUT)))
     }
 
     /// How long there is from now on; nothing for a request that no server of ours has seen.
-    pub fn left<T>(request: &Request<T>) -> Duration {
+    pub fn remaining<T>(request: &Request<T>) -> Duration {
         let deadline = request.extensions().get::<Self>();
         deadline.map_or(Duration::ZERO, |deadline| deadline.0.saturating_duration_since(Instant::now()))
     }
@@ -44,7 +44,7 @@ impl Deadline {
     }
 }
 
-fn parse(value: &HeaderValue) -> Option<Duration> {
+fn parse_timeout(value: &HeaderValue) -> Option<Duration> {
     let text = value.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.len() > 8 || digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn times_as_grpc_writes_them() {
+    async fn grpc_timeout_header_is_parsed() {
         const SECOND: Duration = Duration::from_secs(1);
         #[rustfmt::skip] // one row a header
         let table = [
@@ -79,7 +79,7 @@ mod tests {
             (Some("9u"),        Some(Duration::from_micros(9))),
             (Some("99999999n"), Some(Duration::from_nanos(99_999_999))),
             (Some("0m"),        Some(Duration::ZERO)),
-            (Some("99999999H"), Some(LONGEST)),
+            (Some("99999999H"), Some(MAX_TIMEOUT)),
             (Some("999999999S"), None),
             (Some("S"),         None),
             (Some(""),          None),
@@ -92,16 +92,20 @@ mod tests {
         for (header, expected) in table {
             let mut headers = HeaderMap::new();
             headers.extend(
-                header.map(|text| (http::HeaderName::from_static(HEADER), HeaderValue::from_static(text))),
+                header.map(|text| {
+                    (http::HeaderName::from_static(GRPC_TIMEOUT), HeaderValue::from_static(text))
+                }),
             );
-            let found = Deadline::of(&headers, 60 * SECOND);
+            let deadline = Deadline::from_headers(&headers, 60 * SECOND);
             match expected {
-                Some(left) => assert_eq!(found.unwrap().instant() - Instant::now(), left, "{header:?}"),
-                None => assert_eq!(found.unwrap_err().code(), tonic::Code::InvalidArgument, "{header:?}"),
+                Some(timeout) => {
+                    assert_eq!(deadline.unwrap().instant() - Instant::now(), timeout, "{header:?}")
+                }
+                None => assert_eq!(deadline.unwrap_err().code(), tonic::Code::InvalidArgument, "{header:?}"),
             }
         }
-        let mut foreign = HeaderMap::new();
-        foreign.insert(HEADER, HeaderValue::from_bytes(b"\xffS").unwrap());
-        assert!(Deadline::of(&foreign, SECOND).is_err());
+        let mut invalid_headers = HeaderMap::new();
+        invalid_headers.insert(GRPC_TIMEOUT, HeaderValue::from_bytes(b"\xffS").unwrap());
+        assert!(Deadline::from_headers(&invalid_headers, SECOND).is_err());
     }
 }

@@ -10,34 +10,38 @@ use prometheus_client::{
 use tonic::Code;
 
 /// Buckets of the Go sidecars, so that both ends of a call can be laid over each other. In seconds.
-const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+const LATENCY_BUCKETS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 /// Every call that a proto file of ours has, by its path.
-const PATHS: &[&str] = include!("../generated/paths.rs");
+const METHOD_PATHS: &[&str] = include!("../generated/paths.rs");
 /// What every other path counts as: callers choose paths, and must not choose metrics.
-const UNKNOWN: &str = "unknown";
+const UNKNOWN_METHOD: &str = "unknown";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Served {
+struct ServerCallLabels {
     driver_name: String,
     method_name: &'static str,
     grpc_status_code: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Driver {
+struct ServerLabels {
     driver_name: String,
 }
 
 /// The metrics of all servers of a process.
 #[derive(Clone, Debug)]
 pub struct ServerMetrics {
-    calls: Family<Served, Histogram, fn() -> Histogram>,
-    in_flight: Family<Driver, Gauge>,
+    calls: Family<ServerCallLabels, Histogram, fn() -> Histogram>,
+    in_flight: Family<ServerLabels, Gauge>,
 }
 
 impl Default for ServerMetrics {
     fn default() -> Self {
-        Self { calls: Family::new_with_constructor(|| Histogram::new(BUCKETS)), in_flight: Family::default() }
+        Self {
+            calls: Family::new_with_constructor(|| Histogram::new(LATENCY_BUCKETS)),
+            in_flight: Family::default(),
+        }
     }
 }
 
@@ -58,43 +62,44 @@ impl ServerMetrics {
         metrics
     }
 
-    pub(super) fn of(&self, driver: &str) -> Counted {
-        let in_flight = self.in_flight.get_or_create(&Driver { driver_name: driver.to_owned() }).clone();
-        Counted { all: self.clone(), driver: driver.to_owned(), in_flight }
+    pub(super) fn driver_metrics(&self, driver: &str) -> DriverServerMetrics {
+        let in_flight =
+            self.in_flight.get_or_create(&ServerLabels { driver_name: driver.to_owned() }).clone();
+        DriverServerMetrics { server_metrics: self.clone(), driver: driver.to_owned(), in_flight }
     }
 }
 
 /// The calls of one driver.
 #[derive(Clone, Debug)]
-pub(super) struct Counted {
-    all: ServerMetrics,
+pub(super) struct DriverServerMetrics {
+    server_metrics: ServerMetrics,
     driver: String,
     in_flight: Gauge<i64, AtomicI64>,
 }
 
-impl Counted {
-    pub(super) fn began(&self) {
+impl DriverServerMetrics {
+    pub(super) fn call_started(&self) {
         self.in_flight.inc();
     }
 
-    pub(super) fn ended(&self, method: &'static str, code: Code, took: Duration) {
+    pub(super) fn call_finished(&self, method: &'static str, code: Code, elapsed: Duration) {
         self.in_flight.dec();
-        let label = Served {
+        let label = ServerCallLabels {
             driver_name: self.driver.clone(),
             method_name: method,
-            grpc_status_code: spelling(code),
+            grpc_status_code: go_code_name(code),
         };
-        self.all.calls.get_or_create(&label).observe(took.as_secs_f64());
+        self.server_metrics.calls.get_or_create(&label).observe(elapsed.as_secs_f64());
     }
 }
 
 /// A path as metrics and logs may name it.
-pub(super) fn method(path: &str) -> &'static str {
-    PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN)
+pub(super) fn method_label(path: &str) -> &'static str {
+    METHOD_PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN_METHOD)
 }
 
 /// A code in Go's spelling, as the sidecars' metrics have it.
-pub(super) const fn spelling(code: Code) -> &'static str {
+pub(super) const fn go_code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled
@@ -112,7 +117,7 @@ pub(super) const fn spelling(code: Code) -> &'static str {
         | Code::Internal
         | Code::Unavailable
         | Code::DataLoss
-        | Code::Unauthenticated => crate::status::kind(code).as_str(),
+        | Code::Unauthenticated => crate::status::error_kind(code).as_str(),
     }
 }
 
@@ -121,20 +126,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_known_paths_are_named() {
-        assert_eq!(method("/csi.v1.Controller/CreateVolume"), "/csi.v1.Controller/CreateVolume");
-        assert_eq!(method("/csi.v1.Node/NodeStageVolume"), "/csi.v1.Node/NodeStageVolume");
+    fn unknown_paths_share_one_method_label() {
+        assert_eq!(method_label("/csi.v1.Controller/CreateVolume"), "/csi.v1.Controller/CreateVolume");
+        assert_eq!(method_label("/csi.v1.Node/NodeStageVolume"), "/csi.v1.Node/NodeStageVolume");
         assert_eq!(
-            method("/pluginregistration.Registration/GetInfo"),
+            method_label("/pluginregistration.Registration/GetInfo"),
             "/pluginregistration.Registration/GetInfo"
         );
         for other in ["", "/", "/csi.v1.Controller/createvolume", "/csi.v1.Controller/CreateVolume/"] {
-            assert_eq!(method(other), UNKNOWN, "{other}");
+            assert_eq!(method_label(other), UNKNOWN_METHOD, "{other}");
         }
     }
 
     #[test]
-    fn codes_are_spelled_as_in_go() {
-        assert_eq!([Code::Ok, Code::Cancelled, Code::NotFound].map(spelling), ["OK", "Canceled", "NotFound"]);
+    fn grpc_codes_are_spelled_as_in_go() {
+        assert_eq!(
+            [Code::Ok, Code::Cancelled, Code::NotFound].map(go_code_name),
+            ["OK", "Canceled", "NotFound"]
+        );
     }
 }

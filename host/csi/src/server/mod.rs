@@ -7,15 +7,15 @@
 
 mod backend;
 mod deadline;
-mod gate;
-mod locks;
+mod dispatch;
+mod listener;
 mod metrics;
-mod serve;
+mod operation_locks;
 mod socket;
 
 pub use backend::BackendServer;
 pub use deadline::Deadline;
-pub use locks::{Lock, Locks};
+pub use listener::{Server, ServerOptions};
 pub use metrics::ServerMetrics;
-pub use serve::{Options, Server};
-pub use socket::{Group, Mode, Socket, SocketError, SocketOptions};
+pub use operation_locks::{OperationLock, OperationLocks};
+pub use socket::{ServerSocket, SocketError, SocketOptions, UnixSocketGroup, UnixSocketMode};

@@ -7,127 +7,140 @@ use cofferdam_csi::{ConnectError, CsiConfig, v1};
 use cofferdam_domain::storage::{Ability, ErrorKind, Feature, Finality, Readiness};
 use futures::poll;
 
-use crate::fake::{
-    CONTROLLER, CREATE, Fake, INFO, LONG, NAME, PLUGIN, PROBE, Reply, call, connect, created, creation,
-    hurried, measured, message, volume,
+use crate::fake_driver::{
+    CONTROLLER_CAPABILITIES, CREATE, DRIVER_NAME, FakeCsiDriver, PLUGIN_CAPABILITIES, PLUGIN_INFO, PROBE,
+    ScriptedReply, TEST_TIMEOUT, call, call_with_short_deadline, connect, connect_with_metrics,
+    create_request, created_reply, message_reply, volume,
 };
 
 #[tokio::test]
-async fn a_driver_that_comes_later_is_waited_for() {
-    let mut fake = Fake::absent();
-    let mut connecting = pin!(connect(fake.config()));
+async fn connect_waits_for_a_driver_that_listens_later() {
+    let mut driver = FakeCsiDriver::not_listening();
+    let mut connecting = pin!(connect(driver.config()));
     assert!(poll!(&mut connecting).is_pending());
-    fake.listen();
+    driver.listen();
     let backend = connecting.await.unwrap();
-    assert_eq!(backend.driver().as_str(), NAME);
+    assert_eq!(backend.driver().as_str(), DRIVER_NAME);
     assert_eq!(backend.description().version, "1.2");
 }
 
 #[tokio::test]
-async fn a_driver_that_never_comes_is_given_up() {
-    let fake = Fake::absent();
-    let config = CsiConfig { connect: Duration::from_millis(150), ..fake.config() };
+async fn connect_fails_after_the_timeout_without_a_listener() {
+    let driver = FakeCsiDriver::not_listening();
+    let config = CsiConfig { connect_timeout: Duration::from_millis(150), ..driver.config() };
     let error = connect(config).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains("csi.sock: no CSI driver after"), "{error}");
 }
 
 #[tokio::test]
-async fn a_file_where_the_socket_should_be_is_not_waited_for() {
-    let fake = Fake::absent();
-    std::fs::write(fake.socket(), "").unwrap();
-    let error = connect(fake.config()).await.unwrap_err();
-    assert!(matches!(error, ConnectError::NoSocket { .. }), "{error}");
+async fn connect_fails_at_once_if_the_path_is_not_a_socket() {
+    let driver = FakeCsiDriver::not_listening();
+    std::fs::write(driver.socket(), "").unwrap();
+    let error = connect(driver.config()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NotASocket { .. }), "{error}");
     assert!(error.to_string().contains("csi.sock: is not a socket"), "{error}");
 }
 
 #[tokio::test]
-async fn something_else_behind_the_socket_is_given_up() {
-    let fake = Fake::absent();
-    let listener = tokio::net::UnixListener::bind(fake.socket()).unwrap();
+async fn connect_fails_if_the_listener_does_not_speak_grpc() {
+    let driver = FakeCsiDriver::not_listening();
+    let listener = tokio::net::UnixListener::bind(driver.socket()).unwrap();
     tokio::spawn(async move {
         use tokio::io::AsyncWriteExt as _;
         while let Ok((mut stream, _)) = listener.accept().await {
             let _ = stream.write_all(b"220 mail.example ESMTP ready to serve you\r\n").await;
         }
     });
-    let config = CsiConfig { connect: Duration::from_millis(150), ..fake.config() };
+    let config = CsiConfig { connect_timeout: Duration::from_millis(150), ..driver.config() };
     let error = connect(config).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_driver_that_starts_is_probed_until_it_is_ready() {
-    let fake = Fake::start();
-    let starting = || message(&v1::ProbeResponse { ready: Some(false) });
-    fake.once(PROBE, starting());
-    let config = CsiConfig { ready: None, ..fake.config() };
+async fn connect_probes_until_the_driver_is_ready() {
+    let driver = FakeCsiDriver::start();
+    let starting = || message_reply(&v1::ProbeResponse { ready: Some(false) });
+    driver.queue_reply(PROBE, starting());
+    let config = CsiConfig { ready_timeout: None, ..driver.config() };
     assert!(connect(config).await.is_ok());
-    assert_eq!(fake.heard(PROBE).len(), 2);
+    assert_eq!(driver.received(PROBE).len(), 2);
 
-    fake.once(PROBE, starting());
-    let error = connect(fake.config()).await.unwrap_err();
+    driver.queue_reply(PROBE, starting());
+    let error = connect(driver.config()).await.unwrap_err();
     assert!(matches!(error, ConnectError::NotReady { .. }), "{error}");
 
-    fake.once(PROBE, Reply::Hang);
-    let config = CsiConfig { deadline: Duration::from_millis(50), ..fake.config() };
+    driver.queue_reply(PROBE, ScriptedReply::Hang);
+    let config = CsiConfig { call_timeout: Duration::from_millis(50), ..driver.config() };
     let error = connect(config).await.unwrap_err();
     assert!(matches!(error, ConnectError::NotReady { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_driver_that_refuses_or_lies_is_not_taken() {
-    let fake = Fake::start();
+async fn connect_fails_on_identity_errors_and_wrong_names() {
+    let driver = FakeCsiDriver::start();
     let named = |name: &str| {
         let name = name.to_owned();
-        message(&v1::GetPluginInfoResponse { name, ..Default::default() })
+        message_reply(&v1::GetPluginInfoResponse { name, ..Default::default() })
     };
     for (path, reply, expected) in [
-        (PROBE, Reply::Status(9, "no disk"), "Probe failed: FailedPrecondition: no disk"),
-        (INFO, Reply::Status(13, "no"), "GetPluginInfo failed: Internal: no"),
-        (INFO, named(""), r#"the driver name is """#),
-        (INFO, named("a/../b"), r#"the driver name is "a/../b""#),
-        (INFO, named(&"x".repeat(64)), "of 1 to 63 characters"),
-        (INFO, named("other.example"), "the driver is other.example; expected fake.example"),
-        (PLUGIN, Reply::Status(12, "no"), "GetPluginCapabilities failed: Unimplemented: no"),
-        (CONTROLLER, Reply::Message(vec![0xff; 9]), "ControllerGetCapabilities failed: Internal"),
+        (PROBE, ScriptedReply::Status(9, "no disk"), "Probe failed: FailedPrecondition: no disk"),
+        (PLUGIN_INFO, ScriptedReply::Status(13, "no"), "GetPluginInfo failed: Internal: no"),
+        (PLUGIN_INFO, named(""), r#"the driver name is """#),
+        (PLUGIN_INFO, named("a/../b"), r#"the driver name is "a/../b""#),
+        (PLUGIN_INFO, named(&"x".repeat(64)), "of 1 to 63 characters"),
+        (PLUGIN_INFO, named("other.example"), "the driver is other.example; expected fake.example"),
+        (
+            PLUGIN_CAPABILITIES,
+            ScriptedReply::Status(12, "no"),
+            "GetPluginCapabilities failed: Unimplemented: no",
+        ),
+        (
+            CONTROLLER_CAPABILITIES,
+            ScriptedReply::Message(vec![0xff; 9]),
+            "ControllerGetCapabilities failed: Internal",
+        ),
     ] {
-        fake.once(path, reply);
-        let error = connect(fake.config()).await.unwrap_err().to_string();
+        driver.queue_reply(path, reply);
+        let error = connect(driver.config()).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}; expected {expected}");
         assert!(!error.contains('\n'));
     }
 }
 
 #[tokio::test]
-async fn capabilities_become_abilities() {
-    let fake = Fake::start();
-    let backend = fake.connect().await;
+async fn csi_capabilities_become_backend_abilities() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
     assert_eq!(backend.abilities(), &Ability::ALL.into());
-    let unsaid = [Feature::VolumeMountGroup];
+    let not_announced = [Feature::VolumeMountGroup];
     for feature in Feature::ALL {
-        assert_eq!(backend.description().has_feature(feature), !unsaid.contains(&feature), "{feature}");
+        assert_eq!(
+            backend.description().has_feature(feature),
+            !not_announced.contains(&feature),
+            "{feature}"
+        );
     }
     assert_eq!(backend.controller_capabilities().count(), 15);
 
     // A node-only driver has no controller to ask.
-    fake.plugin(&[], &[]);
-    let asked = fake.heard(CONTROLLER).len();
-    let backend = fake.connect().await;
+    driver.set_plugin_capabilities(&[], &[]);
+    let calls = driver.received(CONTROLLER_CAPABILITIES).len();
+    let backend = driver.connect().await;
     assert!(backend.abilities().is_empty());
-    assert_eq!(fake.heard(CONTROLLER).len(), asked);
-    let error = backend.create_volume(call(), creation("a")).await.unwrap_err();
+    assert_eq!(driver.received(CONTROLLER_CAPABILITIES).len(), calls);
+    let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Unimplemented, Finality::Unknown));
     assert!(error.message.contains("CREATE_DELETE_VOLUME"), "{error}");
 }
 
 #[tokio::test]
-async fn a_driver_that_restarts_is_found_again() {
-    let mut fake = Fake::start();
-    let (backend, metrics) = measured(fake.config()).await;
-    fake.always(CREATE, created(volume("v")));
-    backend.create_volume(call(), creation("a")).await.unwrap();
-    let connected = |state: u8, lost: u8| {
+async fn reconnects_after_a_driver_restart() {
+    let mut fake_driver = FakeCsiDriver::start();
+    let (backend, metrics) = connect_with_metrics(fake_driver.config()).await;
+    fake_driver.set_reply(CREATE, created_reply(volume("v")));
+    backend.create_volume(call(), create_request("a")).await.unwrap();
+    let assert_connected = |state: u8, lost: u8| {
         let lines = metrics();
         let driver = r#"{driver_name="fake.example"}"#;
         assert!(lines.contains(&format!("cofferdam_csi_connected{driver} {state}")), "{lines:#?}");
@@ -136,76 +149,76 @@ async fn a_driver_that_restarts_is_found_again() {
             "{lines:#?}"
         );
     };
-    connected(1, 0);
+    assert_connected(1, 0);
 
-    fake.stop();
-    backend.until_connected(false).await;
-    connected(0, 1);
-    let error = backend.create_volume(hurried(), creation("a")).await.unwrap_err();
+    fake_driver.stop();
+    backend.wait_connected(false).await;
+    assert_connected(0, 1);
+    let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown), "{error}");
     assert!(error.message.contains("cannot be reached"), "{error}");
 
     // It comes back, and is asked again who it is; a call that is there already goes through.
-    let asked = fake.heard(INFO).len();
+    let info_calls = fake_driver.received(PLUGIN_INFO).len();
     let waiting = tokio::spawn({
         let backend = backend.clone();
         async move {
-            backend.until_connected(true).await;
-            backend.create_volume(call(), creation("a")).await
+            backend.wait_connected(true).await;
+            backend.create_volume(call(), create_request("a")).await
         }
     });
-    fake.listen();
+    fake_driver.listen();
     waiting.await.unwrap().unwrap();
-    assert_eq!(fake.heard(INFO).len(), asked + 1);
-    connected(1, 1);
+    assert_eq!(fake_driver.received(PLUGIN_INFO).len(), info_calls + 1);
+    assert_connected(1, 1);
 }
 
 #[tokio::test]
-async fn another_driver_in_its_place_is_not_called() {
-    let mut fake = Fake::start();
-    let backend = fake.connect().await;
-    fake.stop();
-    backend.until_connected(false).await;
-    fake.named("other.example");
-    let asked = fake.heard(INFO).len();
-    fake.listen();
+async fn different_driver_on_the_socket_is_not_called() {
+    let mut driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    driver.stop();
+    backend.wait_connected(false).await;
+    driver.set_name("other.example");
+    let info_calls = driver.received(PLUGIN_INFO).len();
+    driver.listen();
     // The second try begins after what the first one found is known.
-    fake.until_heard(INFO, asked + 2).await;
-    let error = backend.create_volume(hurried(), creation("a")).await.unwrap_err();
+    driver.wait_received(PLUGIN_INFO, info_calls + 2).await;
+    let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert!(error.message.contains("the driver is other.example; expected fake.example"), "{error}");
-    assert_eq!(fake.heard(CREATE).len(), 0);
-    fake.named(NAME);
-    fake.always(CREATE, created(volume("v")));
-    tokio::time::timeout(LONG, backend.until_connected(true)).await.unwrap();
-    backend.create_volume(call(), creation("a")).await.unwrap();
+    assert_eq!(driver.received(CREATE).len(), 0);
+    driver.set_name(DRIVER_NAME);
+    driver.set_reply(CREATE, created_reply(volume("v")));
+    tokio::time::timeout(TEST_TIMEOUT, backend.wait_connected(true)).await.unwrap();
+    backend.create_volume(call(), create_request("a")).await.unwrap();
 }
 
 #[tokio::test]
-async fn readiness_is_told() {
-    let fake = Fake::start();
-    let backend = fake.connect().await;
+async fn probe_reports_readiness() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
     assert_eq!(backend.probe(call()).await.unwrap(), Readiness::Ready);
-    fake.once(PROBE, message(&v1::ProbeResponse { ready: Some(false) }));
+    driver.queue_reply(PROBE, message_reply(&v1::ProbeResponse { ready: Some(false) }));
     assert!(matches!(backend.probe(call()).await.unwrap(), Readiness::NotReady(_)));
-    fake.once(PROBE, Reply::Status(9, "no disk"));
+    driver.queue_reply(PROBE, ScriptedReply::Status(9, "no disk"));
     assert_eq!(backend.probe(call()).await.unwrap_err().kind, ErrorKind::FailedPrecondition);
 }
 
 #[tokio::test]
-async fn calls_count_under_the_sidecars_names() {
-    let fake = Fake::start();
-    let (backend, metrics) = measured(fake.config()).await;
-    fake.once(CREATE, created(volume("v")));
-    fake.once(CREATE, Reply::Status(1, "no"));
-    backend.create_volume(call(), creation("a")).await.unwrap();
-    backend.create_volume(call(), creation("b")).await.unwrap_err();
+async fn calls_are_counted_under_the_sidecars_metric_names() {
+    let fake_driver = FakeCsiDriver::start();
+    let (backend, metrics) = connect_with_metrics(fake_driver.config()).await;
+    fake_driver.queue_reply(CREATE, created_reply(volume("v")));
+    fake_driver.queue_reply(CREATE, ScriptedReply::Status(1, "no"));
+    backend.create_volume(call(), create_request("a")).await.unwrap();
+    backend.create_volume(call(), create_request("b")).await.unwrap_err();
     let lines = metrics();
     for (driver, method, code) in [
-        ("unknown-driver", INFO, "OK"),
-        (NAME, PROBE, "OK"),
-        (NAME, PLUGIN, "OK"),
-        (NAME, CREATE, "OK"),
-        (NAME, CREATE, "Canceled"),
+        ("unknown-driver", PLUGIN_INFO, "OK"),
+        (DRIVER_NAME, PROBE, "OK"),
+        (DRIVER_NAME, PLUGIN_CAPABILITIES, "OK"),
+        (DRIVER_NAME, CREATE, "OK"),
+        (DRIVER_NAME, CREATE, "Canceled"),
     ] {
         let line = format!(
             r#"csi_sidecar_operations_seconds_count{{driver_name="{driver}",method_name="{method}",grpc_status_code="{code}"}} 1"#

@@ -9,17 +9,18 @@ use cofferdam_domain::storage::{
 };
 use prost::Message as _;
 
-use crate::fake::{
-    CREATE, DELETE, Fake, Reply, SHORT, call, created, creation, framed, hurried, measured, volume,
+use crate::fake_driver::{
+    CREATE, DELETE, FakeCsiDriver, SHORT_DEADLINE, ScriptedReply, call, call_with_short_deadline,
+    connect_with_metrics, create_request, created_reply, grpc_frame, volume,
 };
 
 const EXPAND: &str = "/csi.v1.Controller/ControllerExpandVolume";
 
 #[tokio::test]
-async fn every_code_of_a_driver() {
+async fn grpc_codes_of_a_driver_map_to_kind_and_finality() {
     use ErrorKind as K;
-    let fake = Fake::start();
-    let backend = fake.connect().await;
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
     #[rustfmt::skip] // one row a code: of CreateVolume, and of ControllerExpandVolume
     let table: [(i32, ErrorKind, Finality, Finality); 16] = [
         (1,  K::Cancelled,          Unknown,    Unknown),
@@ -40,12 +41,12 @@ async fn every_code_of_a_driver() {
         (16, K::Unauthenticated,    Final,      Final),
     ];
     for (code, kind, creating, expanding) in table {
-        fake.once(CREATE, Reply::Status(code, "no hunter2hunter2"));
-        let error = backend.create_volume(call(), creation(&code.to_string())).await.unwrap_err();
+        driver.queue_reply(CREATE, ScriptedReply::Status(code, "no hunter2hunter2"));
+        let error = backend.create_volume(call(), create_request(&code.to_string())).await.unwrap_err();
         assert_eq!((error.kind, error.finality), (kind, creating), "CreateVolume {code}");
         assert_eq!(error.message, "no [secret]", "a driver that repeats a secret");
 
-        fake.once(EXPAND, Reply::Status(code, "no"));
+        driver.queue_reply(EXPAND, ScriptedReply::Status(code, "no"));
         let capacity = CapacityRange { required: Some(1), limit: None };
         let request = ExpandVolume { handle: code.to_string().into(), capacity, capability: None };
         let error = backend.expand_volume(call(), request).await.unwrap_err();
@@ -54,39 +55,40 @@ async fn every_code_of_a_driver() {
 }
 
 #[tokio::test]
-async fn only_the_drivers_own_word_is_final() {
-    let fake = Fake::start();
-    let (backend, metrics) = measured(fake.config()).await;
-    let good = || cofferdam_csi::v1::CreateVolumeResponse { volume: Some(volume("v")) }.encode_to_vec();
-    let many = vec![0; (4 << 20) + 1];
+async fn failures_without_a_driver_status_are_not_final() {
+    let driver = FakeCsiDriver::start();
+    let (backend, metrics) = connect_with_metrics(driver.config()).await;
+    let valid_response =
+        || cofferdam_csi::v1::CreateVolumeResponse { volume: Some(volume("v")) }.encode_to_vec();
+    let oversized = vec![0; (4 << 20) + 1];
     #[rustfmt::skip] // one row a fault
     let table = [
-        ("a broken connection",  Reply::Cut,                       ErrorKind::Unavailable, "broken"),
-        ("no end",               Reply::Unfinished(good()),        ErrorKind::Internal,    "untrue"),
-        ("a web server",         Reply::Http(404),                 ErrorKind::Internal,    "untrue"),
-        ("a web server's error", Reply::Http(503),                 ErrorKind::Internal,    "untrue"),
-        ("no message",           Reply::Bytes(Vec::new()),         ErrorKind::Internal,    "untrue"),
-        ("half a message",       Reply::Bytes(framed(&good())[..9].to_vec()), ErrorKind::Internal, "untrue"),
-        ("not protobuf",         Reply::Message(vec![0xff; 20]),   ErrorKind::Internal,    "untrue"),
-        ("a huge message",       Reply::Message(many),             ErrorKind::Internal,    "untrue"),
-        ("a strange code",       Reply::Status(99, "?"),           ErrorKind::Internal,    "untrue"),
+        ("a broken connection",  ScriptedReply::CloseConnection,                       ErrorKind::Unavailable, "broken"),
+        ("no end",               ScriptedReply::MessageWithoutStatus(valid_response()),        ErrorKind::Internal,    "untrue"),
+        ("a web server",         ScriptedReply::Http(404),                 ErrorKind::Internal,    "untrue"),
+        ("a web server's error", ScriptedReply::Http(503),                 ErrorKind::Internal,    "untrue"),
+        ("no message",           ScriptedReply::RawBytes(Vec::new()),         ErrorKind::Internal,    "untrue"),
+        ("half a message",       ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()), ErrorKind::Internal, "untrue"),
+        ("not protobuf",         ScriptedReply::Message(vec![0xff; 20]),   ErrorKind::Internal,    "untrue"),
+        ("a huge message",       ScriptedReply::Message(oversized),             ErrorKind::Internal,    "untrue"),
+        ("a strange code",       ScriptedReply::Status(99, "?"),           ErrorKind::Internal,    "untrue"),
     ];
-    for (n, (what, reply, kind, outcome)) in table.into_iter().enumerate() {
-        backend.until_connected(true).await;
-        let before = count(&metrics(), outcome);
-        let cuts = matches!(reply, Reply::Cut);
-        fake.once(CREATE, reply);
-        let error = backend.create_volume(call(), creation(&n.to_string())).await.unwrap_err();
-        assert_eq!((error.kind, error.finality), (kind, Unknown), "{what}: {error}");
-        assert_eq!(count(&metrics(), outcome), before + 1, "{what}: {error}");
-        if cuts {
-            backend.until_connected(false).await;
+    for (n, (case, reply, kind, outcome)) in table.into_iter().enumerate() {
+        backend.wait_connected(true).await;
+        let before = count_outcome(&metrics(), outcome);
+        let closes_connection = matches!(reply, ScriptedReply::CloseConnection);
+        driver.queue_reply(CREATE, reply);
+        let error = backend.create_volume(call(), create_request(&n.to_string())).await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (kind, Unknown), "{case}: {error}");
+        assert_eq!(count_outcome(&metrics(), outcome), before + 1, "{case}: {error}");
+        if closes_connection {
+            backend.wait_connected(false).await;
         }
     }
 }
 
 /// How many creations ended so.
-fn count(metrics: &[String], outcome: &str) -> u64 {
+fn count_outcome(metrics: &[String], outcome: &str) -> u64 {
     let label = format!(r#"method_name="{CREATE}",outcome="{outcome}"#);
     let line =
         metrics.iter().find(|line| line.starts_with("cofferdam_backend_calls") && line.contains(&label));
@@ -94,82 +96,83 @@ fn count(metrics: &[String], outcome: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_failure_after_the_message_counts() {
-    let fake = Fake::start();
-    let backend = fake.connect().await;
+async fn status_in_trailers_overrides_the_message() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
     let message = cofferdam_csi::v1::CreateVolumeResponse { volume: Some(volume("v")) }.encode_to_vec();
-    fake.once(CREATE, Reply::Late(message, 11));
-    let error = backend.create_volume(call(), creation("a")).await.unwrap_err();
+    driver.queue_reply(CREATE, ScriptedReply::MessageThenStatus(message, 11));
+    let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::OutOfRange, Final));
 }
 
 #[tokio::test]
-async fn a_deadline_is_sent_and_held() {
-    let fake = Fake::start();
-    let (backend, metrics) = measured(fake.config()).await;
-    fake.once(CREATE, Reply::Hang);
-    let error = backend.create_volume(hurried(), creation("a")).await.unwrap_err();
+async fn deadline_is_sent_to_the_driver_and_enforced() {
+    let driver = FakeCsiDriver::start();
+    let (backend, metrics) = connect_with_metrics(driver.config()).await;
+    driver.queue_reply(CREATE, ScriptedReply::Hang);
+    let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Unknown), "{error}");
-    let heard = fake.heard(CREATE);
-    let sent = heard[0].headers["grpc-timeout"].to_str().unwrap();
-    let (number, unit) = sent.split_at(sent.len() - 1);
+    let received = driver.received(CREATE);
+    let timeout = received[0].headers["grpc-timeout"].to_str().unwrap();
+    let (number, unit) = timeout.split_at(timeout.len() - 1);
     let number: u64 = number.parse().unwrap();
-    let sent = match unit {
+    let timeout = match unit {
         "n" => Duration::from_nanos(number),
         "u" => Duration::from_micros(number),
         "m" => Duration::from_millis(number),
         other => panic!("grpc-timeout in {other}"),
     };
-    assert!(sent <= SHORT + Duration::from_millis(1), "{sent:?}");
+    assert!(timeout <= SHORT_DEADLINE + Duration::from_millis(1), "{timeout:?}");
     let line = format!(
         r#"csi_sidecar_operations_seconds_count{{driver_name="fake.example",method_name="{CREATE}",grpc_status_code="DeadlineExceeded"}} 1"#
     );
     assert!(metrics().contains(&line));
 
     // The operator's own limit counts too.
-    let mut config = fake.config();
-    config.deadline = SHORT;
-    let backend = crate::fake::connect(config).await.unwrap();
-    fake.once(CREATE, Reply::Hang);
-    let error = backend.create_volume(call(), creation("b")).await.unwrap_err();
+    let mut config = driver.config();
+    config.call_timeout = SHORT_DEADLINE;
+    let backend = crate::fake_driver::connect(config).await.unwrap();
+    driver.queue_reply(CREATE, ScriptedReply::Hang);
+    let error = backend.create_volume(call(), create_request("b")).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::DeadlineExceeded);
 }
 
 #[tokio::test]
-async fn an_open_outcome_lets_only_the_same_call_through() {
-    let fake = Fake::start();
-    let backend = fake.connect().await;
-    fake.once(CREATE, Reply::Hang);
-    let error = backend.create_volume(hurried(), creation("a")).await.unwrap_err();
+async fn operation_in_doubt_allows_only_the_same_call() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    driver.queue_reply(CREATE, ScriptedReply::Hang);
+    let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert_eq!(error.finality, Unknown);
-    let mut other = creation("a");
-    other.parameters.clear();
-    let error = backend.create_volume(call(), other).await.unwrap_err();
+    let mut different_request = create_request("a");
+    different_request.parameters.clear();
+    let error = backend.create_volume(call(), different_request).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress), "{error}");
-    assert_eq!(fake.heard(CREATE).len(), 1, "the driver was not asked");
+    assert_eq!(driver.received(CREATE).len(), 1, "the driver was not asked");
     // A try that did nothing says nothing about the one before.
-    fake.once(CREATE, Reply::Status(13, "no"));
-    let error = backend.create_volume(call(), creation("a")).await.unwrap_err();
+    driver.queue_reply(CREATE, ScriptedReply::Status(13, "no"));
+    let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Unknown), "{error}");
-    fake.once(CREATE, created(volume("v")));
-    assert!(backend.create_volume(call(), creation("a")).await.is_ok());
+    driver.queue_reply(CREATE, created_reply(volume("v")));
+    assert!(backend.create_volume(call(), create_request("a")).await.is_ok());
 }
 
 #[tokio::test]
-async fn one_call_at_a_time_for_a_volume() {
-    let fake = Fake::start();
-    let backend = fake.connect().await;
-    fake.once(DELETE, Reply::Hang);
+async fn concurrent_calls_for_one_volume_are_aborted() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    driver.queue_reply(DELETE, ScriptedReply::Hang);
     let first = tokio::spawn({
         let backend = backend.clone();
         async move { backend.delete_volume(call(), "v".into()).await }
     });
-    fake.until_heard(DELETE, 1).await;
+    driver.wait_received(DELETE, 1).await;
     let error = backend.delete_volume(call(), "v".into()).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress));
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     // The caller is gone and nobody knows what the driver does: the same call may follow.
-    fake.once(DELETE, crate::fake::message(&cofferdam_csi::v1::DeleteVolumeResponse {}));
+    driver
+        .queue_reply(DELETE, crate::fake_driver::message_reply(&cofferdam_csi::v1::DeleteVolumeResponse {}));
     backend.delete_volume(call(), "v".into()).await.unwrap();
 }

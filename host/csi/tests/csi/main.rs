@@ -4,7 +4,7 @@
 
 mod calls;
 mod connection;
-mod fake;
+mod fake_driver;
 mod faults;
-mod hostile;
-mod tonic_server;
+mod generated_server;
+mod invalid_responses;

@@ -14,14 +14,15 @@ use std::{
 };
 
 use cofferdam_node::{
-    Attributes, Beneath, Content, Device, FileId, Found, FoundKind, LoopDevice, MachineError, Mount, Place,
+    Device, DeviceContent, FileId, KubeletPath, LoopDevice, MountAttributes, MountPoint, MounterError,
+    PathInfo, PathKind, RootedPath,
 };
 
 pub use mounter::FakeMounter;
 
 use crate::files::Files;
 
-type Result<T> = std::result::Result<T, MachineError>;
+type Result<T> = std::result::Result<T, MounterError>;
 
 /// Number of the filesystem that kubelet's directories are on.
 const ROOT_DEVICE: (u32, u32) = (8, 1);
@@ -45,9 +46,9 @@ enum Entry {
 #[derive(Clone, Debug, PartialEq)]
 struct RecordedMount {
     path: String,
-    mount: Mount,
+    mount: MountPoint,
     id: FileId,
-    kind: FoundKind,
+    kind: PathKind,
     size: u64,
     group: Option<u32>,
 }
@@ -55,14 +56,14 @@ struct RecordedMount {
 /// What a device or an image holds.
 #[derive(Clone, Debug, PartialEq)]
 struct DiskState {
-    content: Content,
+    content: DeviceContent,
     /// Bytes that the filesystem covers.
     filesystem_size: u64,
 }
 
 impl Default for DiskState {
     fn default() -> Self {
-        Self { content: Content::Blank, filesystem_size: 0 }
+        Self { content: DeviceContent::Blank, filesystem_size: 0 }
     }
 }
 
@@ -70,7 +71,7 @@ impl Default for DiskState {
 #[derive(Clone, Debug, PartialEq)]
 struct AttachedLoop {
     device: LoopDevice,
-    path: Beneath,
+    path: RootedPath,
     created_at: Option<SystemTime>,
 }
 
@@ -120,11 +121,11 @@ struct State {
 pub struct FakeHost(Arc<Mutex<State>>);
 
 fn failed<T>(what: impl Into<String>) -> Result<T> {
-    Err(MachineError::Failed(what.into()))
+    Err(MounterError::Failed(what.into()))
 }
 
 fn missing<T>(what: impl Debug) -> Result<T> {
-    Err(MachineError::Missing(format!("{what:?} is not there")))
+    Err(MounterError::NotFound(format!("{what:?} is not there")))
 }
 
 impl FakeHost {
@@ -187,21 +188,21 @@ impl State {
             .any(|mounted| path.strip_prefix(mounted.path.as_str()).is_some_and(|rest| rest.starts_with('/')))
     }
 
-    fn lookup(&self, path: &str) -> Option<Found> {
+    fn lookup(&self, path: &str) -> Option<PathInfo> {
         if self.is_beneath_mount(path) {
             // Nobody writes into the volumes here.
             return None;
         }
         let mounts_at = || self.mounts.iter().filter(|mounted| mounted.path == path);
-        let mounts: Vec<Mount> = mounts_at().map(|mounted| mounted.mount.clone()).collect();
+        let mounts: Vec<MountPoint> = mounts_at().map(|mounted| mounted.mount.clone()).collect();
         if let Some(top) = mounts_at().next_back() {
-            return Some(Found { kind: top.kind, id: top.id, mounts });
+            return Some(PathInfo { kind: top.kind, id: top.id, mounts });
         }
         let (kind, inode) = match self.entries.get(path)? {
-            Entry::Directory { inode } => (FoundKind::Directory, *inode),
-            Entry::File { inode, text } => (FoundKind::File(text.len() as u64), *inode),
+            Entry::Directory { inode } => (PathKind::Directory, *inode),
+            Entry::File { inode, text } => (PathKind::File(text.len() as u64), *inode),
         };
-        Some(Found { kind, id: FileId { device: ROOT_DEVICE, inode }, mounts })
+        Some(PathInfo { kind, id: FileId { device: ROOT_DEVICE, inode }, mounts })
     }
 
     fn create_entry(&mut self, path: &str, entry: fn(u64) -> Entry) -> Result<()> {
@@ -228,7 +229,7 @@ impl State {
             }
         };
         if has_children || self.mounts.iter().any(|mounted| mounted.path == path) {
-            return Err(MachineError::Refused(format!("{path} is not empty")));
+            return Err(MounterError::FailedPrecondition(format!("{path} is not empty")));
         }
         self.entries.remove(path);
         Ok(())
@@ -237,7 +238,7 @@ impl State {
     /// What is behind a device, and its size now.
     fn backing_storage(&self, device: &Device) -> Result<(BackingStorage, u64)> {
         if let Some(found) = self.loops.iter().find(|one| one.device.device == *device) {
-            return Ok((BackingStorage::Image(found.device.file, found.created_at), found.device.size));
+            return Ok((BackingStorage::Image(found.device.file_id, found.created_at), found.device.size));
         }
         match self.devices.iter().find(|(_, number)| **number == device.number) {
             Some((id, _)) => Ok((BackingStorage::Device(id.clone()), DEVICE_SIZE)),
@@ -260,7 +261,7 @@ impl State {
 
     fn is_mounted(&self, number: (u32, u32)) -> bool {
         let is_on_device = |mounted: &RecordedMount| {
-            mounted.mount.device == number || mounted.kind == FoundKind::Device(number)
+            mounted.mount.device == number || mounted.kind == PathKind::Device(number)
         };
         self.mounts.iter().any(is_on_device)
     }
@@ -315,20 +316,20 @@ impl Files for FakeHost {
 
     fn remove(&self, path: &str) -> std::result::Result<(), String> {
         match self.lock().remove(path) {
-            Ok(()) | Err(MachineError::Missing(_)) => Ok(()),
+            Ok(()) | Err(MounterError::NotFound(_)) => Ok(()),
             Err(error) => Err(format!("cannot remove {path}: {error}")),
         }
     }
 }
 
 /// A directory or a file of the operator's, on this machine: it is looked at and never touched.
-fn path_metadata(path: &Beneath) -> Result<fs::Metadata> {
+fn path_metadata(path: &RootedPath) -> Result<fs::Metadata> {
     let path = path.to_string();
     fs::symlink_metadata(&path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
-            MachineError::Missing(format!("{path} is not there"))
+            MounterError::NotFound(format!("{path} is not there"))
         } else {
-            MachineError::Failed(format!("cannot look at {path}: {error}"))
+            MounterError::Failed(format!("cannot look at {path}: {error}"))
         }
     })
 }
@@ -340,40 +341,40 @@ fn file_id(metadata: &fs::Metadata) -> FileId {
 }
 
 /// A mount of nothing special.
-fn plain_mount(device: (u32, u32), source: &str) -> Mount {
-    Mount {
+fn plain_mount(device: (u32, u32), source: &str) -> MountPoint {
+    MountPoint {
         fs_type: "ext4".to_owned(),
         source: source.to_owned(),
         device,
-        attributes: Attributes::default(),
+        attributes: MountAttributes::default(),
         filesystem_read_only: false,
     }
 }
 
 /// Whether a place is one where kubelet has volumes staged.
-fn is_staging_path(place: &Place) -> bool {
+fn is_staging_path(place: &KubeletPath) -> bool {
     let path = place.to_string();
     path.ends_with("/globalmount") || path.contains("/volumeDevices/staging/")
 }
 
 #[cfg(test)]
 mod tests {
-    use cofferdam_node::{Filesystem, Machine as _, MountOptions, Roots, Source};
+    use cofferdam_node::{BindSource, Filesystem, KubeletRoots, MountOptions, Mounter as _};
 
     use super::*;
 
-    fn place(path: &str) -> Place {
-        Roots::new(["/k".to_owned()]).unwrap().place("path", &format!("/k/{path}")).unwrap()
+    fn place(path: &str) -> KubeletPath {
+        KubeletRoots::new(["/k".to_owned()]).unwrap().resolve("path", &format!("/k/{path}")).unwrap()
     }
 
     #[test]
     fn device_formatted_by_one_node_is_not_blank_on_the_next() {
         let disks = SharedDisks::default();
-        for expected in [Content::Blank, Content::Filesystem("ext4".to_owned())] {
+        for expected in [DeviceContent::Blank, DeviceContent::Filesystem("ext4".to_owned())] {
             let machine = FakeHost::new(disks.clone()).mounter();
-            let device = machine.device("wwn-1").unwrap().device;
-            assert_eq!(machine.probe(&device).unwrap(), expected);
-            if expected == Content::Blank {
+            let device = machine.block_device("wwn-1").unwrap().device;
+            assert_eq!(machine.device_content(&device).unwrap(), expected);
+            if expected == DeviceContent::Blank {
                 machine.make_filesystem(&device, Filesystem::Ext4, false).unwrap();
             }
         }
@@ -396,7 +397,7 @@ mod tests {
         let disks = SharedDisks::default();
         let made = [Some(then), Some(then + std::time::Duration::from_nanos(1))];
         let [first, second] = made.map(|made| BackingStorage::Image(file, made));
-        disks.lock().insert(first.clone(), DiskState { content: Content::Unknown, filesystem_size: 1 });
+        disks.lock().insert(first.clone(), DiskState { content: DeviceContent::Unknown, filesystem_size: 1 });
         disks.remove_stale(file, made[0]);
         assert!(disks.lock().contains_key(&first));
         assert!(!disks.lock().contains_key(&second));
@@ -412,10 +413,10 @@ mod tests {
         for directory in ["/k/v/globalmount", "/k/pods/t"] {
             node.make_directory(directory).unwrap();
         }
-        let staged = Source::Place(globalmount.clone());
+        let staged = BindSource::KubeletPath(globalmount.clone());
         assert!(machine.bind(&staged, &target).is_err());
         assert_eq!(node.violations(), ["/k/pods/t is published, and nothing is staged at /k/v/globalmount"]);
-        machine.mount_memory("m", 1, &MountOptions::default(), &globalmount).unwrap();
+        machine.mount_tmpfs("m", 1, &MountOptions::default(), &globalmount).unwrap();
         machine.bind(&staged, &target).unwrap();
         let left = [
             "/k/v/globalmount is mounted",
@@ -427,7 +428,7 @@ mod tests {
         machine.unmount(&globalmount).unwrap();
         assert_eq!(node.violations().last().unwrap(), "/k/v/globalmount is unstaged while it is published");
         machine.unmount(&target).unwrap();
-        let device = machine.device("wwn-1").unwrap().device;
+        let device = machine.block_device("wwn-1").unwrap().device;
         machine.make_filesystem(&device, Filesystem::Xfs, false).unwrap();
         assert!(machine.make_filesystem(&device, Filesystem::Ext4, false).is_err());
         assert!(

@@ -6,8 +6,9 @@ use std::{
 };
 
 use cofferdam_node::{
-    Attributes, Beneath, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice,
-    Machine, MachineError, Mount, MountOptions, Place, Source, Usage, VolumeRecord, VolumeRecords,
+    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
+    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, PathInfo, PathKind,
+    RootedPath, VolumeRecord, VolumeRecords,
 };
 
 use super::{
@@ -33,43 +34,43 @@ impl FakeMounter {
     }
 }
 
-impl Machine for FakeMounter {
-    fn look(&self, place: &Place) -> Result<Option<Found>> {
+impl Mounter for FakeMounter {
+    fn inspect(&self, place: &KubeletPath) -> Result<Option<PathInfo>> {
         Ok(self.host.lock().lookup(&place.to_string()))
     }
 
-    fn mounted_elsewhere(&self, place: &Place) -> Result<Vec<String>> {
+    fn mount_refs(&self, place: &KubeletPath) -> Result<Vec<String>> {
         let mut state = self.host.lock();
         let top = state.top_mount(&place.to_string())?.clone();
         let is_other_mount = |other: &&RecordedMount| other.path != top.path && other.id == top.id;
         Ok(state.mounts.iter().filter(is_other_mount).map(|other| other.path.clone()).collect())
     }
 
-    fn directory(&self, path: &Beneath) -> Result<FileId> {
+    fn directory_id(&self, path: &RootedPath) -> Result<FileId> {
         let found = path_metadata(path)?;
         if found.is_dir() {
             Ok(file_id(&found))
         } else {
-            Err(MachineError::Refused(format!("{path} is no directory")))
+            Err(MounterError::FailedPrecondition(format!("{path} is no directory")))
         }
     }
 
-    fn image(&self, path: &Beneath) -> Result<(FileId, u64)> {
+    fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)> {
         let found = path_metadata(path)?;
         if found.is_file() {
             Ok((file_id(&found), found.len()))
         } else {
-            Err(MachineError::Refused(format!("{path} is no plain file")))
+            Err(MounterError::FailedPrecondition(format!("{path} is no plain file")))
         }
     }
 
-    fn loops(&self, file: FileId) -> Result<Vec<LoopDevice>> {
+    fn loop_devices(&self, file: FileId) -> Result<Vec<LoopDevice>> {
         let state = self.host.lock();
-        Ok(state.loops.iter().map(|one| &one.device).filter(|one| one.file == file).cloned().collect())
+        Ok(state.loops.iter().map(|one| &one.device).filter(|one| one.file_id == file).cloned().collect())
     }
 
     /// Every device is there that a driver names: what an array would have mapped to the node.
-    fn device(&self, stable_id: &str) -> Result<DeviceFacts> {
+    fn block_device(&self, stable_id: &str) -> Result<DeviceInfo> {
         let mut state = self.host.lock();
         let number = match state.devices.get(stable_id) {
             Some(number) => *number,
@@ -81,10 +82,10 @@ impl Machine for FakeMounter {
         };
         let used_by = state.is_mounted(number).then(|| "a mount".to_owned());
         let device = Device { name: format!("dry{}", number.1), number };
-        Ok(DeviceFacts { device, size: DEVICE_SIZE, held: used_by.into_iter().collect() })
+        Ok(DeviceInfo { device, size: DEVICE_SIZE, users: used_by.into_iter().collect() })
     }
 
-    fn probe(&self, device: &Device) -> Result<Content> {
+    fn device_content(&self, device: &Device) -> Result<DeviceContent> {
         Ok(self.host.lock().disk_state(device)?.0.content)
     }
 
@@ -101,13 +102,13 @@ impl Machine for FakeMounter {
         }
     }
 
-    fn usage(&self, place: &Place) -> Result<Usage> {
+    fn usage(&self, place: &KubeletPath) -> Result<FilesystemUsage> {
         let mut state = self.host.lock();
         let size = state.top_mount(&place.to_string())?.size;
-        Ok(Usage { total: size, available: size, ..Usage::default() })
+        Ok(FilesystemUsage { total: size, available: size, ..FilesystemUsage::default() })
     }
 
-    fn group(&self, place: &Place) -> Result<Option<u32>> {
+    fn mount_group(&self, place: &KubeletPath) -> Result<Option<u32>> {
         Ok(self.host.lock().top_mount(&place.to_string())?.group)
     }
 
@@ -122,39 +123,39 @@ impl Machine for FakeMounter {
         Ok(self.lock_records().get(volume).cloned())
     }
 
-    fn keep(&self, record: &VolumeRecord) -> Result<()> {
+    fn save_record(&self, record: &VolumeRecord) -> Result<()> {
         self.lock_records().insert(record.volume.clone(), record.clone());
         Ok(())
     }
 
-    fn forget(&self, volume: &str) -> Result<()> {
+    fn delete_record(&self, volume: &str) -> Result<()> {
         self.lock_records().remove(volume);
         Ok(())
     }
 
-    fn make_directory(&self, place: &Place) -> Result<()> {
+    fn make_directory(&self, place: &KubeletPath) -> Result<()> {
         self.host.lock().create_entry(&place.to_string(), |inode| Entry::Directory { inode })
     }
 
-    fn make_file(&self, place: &Place) -> Result<()> {
+    fn make_file(&self, place: &KubeletPath) -> Result<()> {
         self.host.lock().create_entry(&place.to_string(), |inode| Entry::File { inode, text: String::new() })
     }
 
-    fn remove_empty(&self, place: &Place) -> Result<()> {
+    fn remove_if_empty(&self, place: &KubeletPath) -> Result<()> {
         self.host.lock().remove(&place.to_string())
     }
 
-    fn attach_loop(&self, path: &Beneath, file: FileId, read_only: bool) -> Result<Device> {
-        let (found, size) = self.image(path)?;
+    fn attach_loop(&self, path: &RootedPath, file: FileId, read_only: bool) -> Result<Device> {
+        let (found, size) = self.image_file(path)?;
         if found != file {
-            return Err(MachineError::Refused(format!("{path} is another file now")));
+            return Err(MounterError::FailedPrecondition(format!("{path} is another file now")));
         }
         let mut state = self.host.lock();
-        let has_loop = state.loops.iter().any(|one| one.device.file == file);
+        let has_loop = state.loops.iter().any(|one| one.device.file_id == file);
         state.check_rule(!has_loop, || format!("{path} has two loop devices"));
         let number = (LOOP_MAJOR, state.next_number());
         let device = Device { name: format!("loop{}", number.1), number };
-        let found = LoopDevice { device: device.clone(), size, file, read_only };
+        let found = LoopDevice { device: device.clone(), size, file_id: file, read_only };
         // Not every filesystem knows.
         let created = path_metadata(path)?.created().ok();
         state.disks.remove_stale(file, created);
@@ -162,7 +163,7 @@ impl Machine for FakeMounter {
         Ok(device)
     }
 
-    fn refresh_loop(&self, device: &Device) -> Result<()> {
+    fn refresh_loop_size(&self, device: &Device) -> Result<()> {
         let mut state = self.host.lock();
         match state.loops.iter_mut().find(|one| one.device.device == *device) {
             Some(one) => {
@@ -187,16 +188,16 @@ impl Machine for FakeMounter {
         state.check_rule(!mounted, || format!("{device} is formatted while it is mounted"));
         let (disk, size) = state.disk_state(device)?;
         let is_blank = match &disk.content {
-            Content::Blank => true,
-            Content::Unknown => unfinished,
-            Content::Filesystem(_) | Content::Other(_) => false,
+            DeviceContent::Blank => true,
+            DeviceContent::Unknown => unfinished,
+            DeviceContent::Filesystem(_) | DeviceContent::Other(_) => false,
         };
         if !is_blank {
             let content_text = format!("{:?}", disk.content);
             state.check_rule(false, || format!("{device} is formatted although it holds {content_text}"));
-            return Err(MachineError::Refused(format!("{device} is not blank")));
+            return Err(MounterError::FailedPrecondition(format!("{device} is not blank")));
         }
-        let content = Content::Filesystem(filesystem.as_str().to_owned());
+        let content = DeviceContent::Filesystem(filesystem.as_str().to_owned());
         state.write_device(device, DiskState { content, filesystem_size: size })
     }
 
@@ -207,7 +208,7 @@ impl Machine for FakeMounter {
         Ok(())
     }
 
-    fn grow_filesystem(&self, device: &Device, _: Filesystem, _: &Place) -> Result<()> {
+    fn grow_filesystem(&self, device: &Device, _: Filesystem, _: &KubeletPath) -> Result<()> {
         let mut state = self.host.lock();
         let (disk, size) = state.disk_state(device)?;
         state.write_device(device, DiskState { filesystem_size: size, ..disk })?;
@@ -223,19 +224,19 @@ impl Machine for FakeMounter {
         device: &Device,
         filesystem: Filesystem,
         options: &MountOptions,
-        place: &Place,
+        place: &KubeletPath,
     ) -> Result<()> {
         let mut state = self.host.lock();
         let is_mounted_twice = state.is_mounted(device.number);
         state.check_rule(!is_mounted_twice, || format!("{device} is mounted twice"));
         let (disk, _) = state.disk_state(device)?;
-        if disk.content != Content::Filesystem(filesystem.as_str().to_owned()) {
+        if disk.content != DeviceContent::Filesystem(filesystem.as_str().to_owned()) {
             return failed("wrong fs type");
         }
         let size = disk.filesystem_size;
         state.add_mount(RecordedMount {
             path: place.to_string(),
-            mount: Mount {
+            mount: MountPoint {
                 fs_type: filesystem.as_str().to_owned(),
                 source: device.to_string(),
                 device: device.number,
@@ -243,18 +244,18 @@ impl Machine for FakeMounter {
                 filesystem_read_only: options.attributes.read_only,
             },
             id: FileId { device: device.number, inode: 2 },
-            kind: FoundKind::Directory,
+            kind: PathKind::Directory,
             size,
             group: None,
         })
     }
 
-    fn mount_memory(&self, name: &str, size: u64, options: &MountOptions, place: &Place) -> Result<()> {
+    fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, place: &KubeletPath) -> Result<()> {
         let mut state = self.host.lock();
         let device = (NO_DEVICE_MAJOR, 100 + state.next_number());
         state.add_mount(RecordedMount {
             path: place.to_string(),
-            mount: Mount {
+            mount: MountPoint {
                 fs_type: "tmpfs".to_owned(),
                 source: name.to_owned(),
                 device,
@@ -262,48 +263,48 @@ impl Machine for FakeMounter {
                 filesystem_read_only: false,
             },
             id: FileId { device, inode: 1 },
-            kind: FoundKind::Directory,
+            kind: PathKind::Directory,
             size,
             group: None,
         })
     }
 
-    fn resize_memory(&self, size: u64, place: &Place) -> Result<()> {
+    fn resize_tmpfs(&self, size: u64, place: &KubeletPath) -> Result<()> {
         self.host.lock().top_mount(&place.to_string())?.size = size;
         Ok(())
     }
 
-    fn bind(&self, source: &Source, place: &Place) -> Result<()> {
+    fn bind(&self, source: &BindSource, place: &KubeletPath) -> Result<()> {
         let mut state = self.host.lock();
         let at = place.to_string();
         let mounted = match source {
-            Source::Place(source) => {
+            BindSource::KubeletPath(source) => {
                 let from = source.to_string();
                 let is_staged = state.mounts.iter().any(|mounted| mounted.path == from);
                 state.check_rule(is_staged, || format!("{at} is published, and nothing is staged at {from}"));
                 RecordedMount { path: at, ..state.top_mount(&from)?.clone() }
             }
-            Source::Device(device) => RecordedMount {
+            BindSource::Device(device) => RecordedMount {
                 path: at,
                 mount: plain_mount(DEVTMPFS_DEVICE, "udev"),
                 id: FileId {
                     device: DEVTMPFS_DEVICE,
                     inode: (u64::from(device.number.0) << 32) + u64::from(device.number.1),
                 },
-                kind: FoundKind::Device(device.number),
+                kind: PathKind::Device(device.number),
                 size: 0,
                 group: None,
             },
-            Source::Directory(path) => {
-                let id = self.directory(path)?;
-                let (mount, kind) = (plain_mount(ROOT_DEVICE, "/dev/sda1"), FoundKind::Directory);
+            BindSource::Directory(path) => {
+                let id = self.directory_id(path)?;
+                let (mount, kind) = (plain_mount(ROOT_DEVICE, "/dev/sda1"), PathKind::Directory);
                 RecordedMount { path: at, mount, id, kind, size: DEVICE_SIZE, group: None }
             }
         };
         state.add_mount(mounted)
     }
 
-    fn restrict(&self, place: &Place, attributes: Attributes) -> Result<()> {
+    fn restrict(&self, place: &KubeletPath, attributes: MountAttributes) -> Result<()> {
         let mut state = self.host.lock();
         let current = &mut state.top_mount(&place.to_string())?.mount.attributes;
         current.read_only |= attributes.read_only;
@@ -313,7 +314,7 @@ impl Machine for FakeMounter {
         Ok(())
     }
 
-    fn unmount(&self, place: &Place) -> Result<()> {
+    fn unmount(&self, place: &KubeletPath) -> Result<()> {
         let mut state = self.host.lock();
         let top = state.top_mount(&place.to_string())?.clone();
         let is_published = state.mounts.iter().any(|other| other.path != top.path && other.id == top.id);
@@ -325,7 +326,7 @@ impl Machine for FakeMounter {
         Ok(())
     }
 
-    fn set_group(&self, place: &Place, group: u32) -> Result<()> {
+    fn set_mount_group(&self, place: &KubeletPath, group: u32) -> Result<()> {
         let mut state = self.host.lock();
         let top = state.top_mount(&place.to_string())?;
         if top.mount.attributes.read_only {

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use cofferdam_csi::{
-    once::{self, Channel, Once},
+    one_shot::{self, Channel, OneShotConnection},
     registration::registration_client::RegistrationClient,
     v1::node_client::NodeClient,
 };
@@ -15,7 +15,7 @@ const RPC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Whether a call may have done what it was asked for although it has failed.
 pub(super) fn is_uncertain(status: &Status) -> bool {
-    once::is_broken(status)
+    one_shot::is_connection_lost(status)
         || matches!(
             status.code(),
             Code::Cancelled
@@ -31,10 +31,10 @@ pub(super) fn format_status(status: &Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }
 
-async fn connect(socket: &Path) -> Result<Once, Status> {
+async fn connect(socket: &Path) -> Result<OneShotConnection, Status> {
     let unreachable = |reason: &str| Status::unavailable(format!("{}: {reason}", socket.display()));
     let stream = UnixStream::connect(socket).await.map_err(|error| unreachable(&error.to_string()))?;
-    Once::over(stream).await.map_err(|status| unreachable(status.message()))
+    OneShotConnection::handshake(stream).await.map_err(|status| unreachable(status.message()))
 }
 
 async fn with_timeout<R>(call: impl Future<Output = Result<R, Status>>) -> Result<R, Status> {
@@ -48,8 +48,8 @@ pub(super) async fn call_node_service<R>(
     call: impl AsyncFnOnce(&mut NodeClient<Channel>) -> Result<Response<R>, Status>,
 ) -> Result<R, Status> {
     with_timeout(async {
-        let once = connect(socket).await?;
-        call(&mut once.client(NodeClient::with_origin)).await.map(Response::into_inner)
+        let connection = connect(socket).await?;
+        call(&mut connection.client(NodeClient::with_origin)).await.map(Response::into_inner)
     })
     .await
 }
@@ -60,8 +60,8 @@ pub(super) async fn call_registration<R>(
     call: impl AsyncFnOnce(&mut RegistrationClient<Channel>) -> Result<R, Status>,
 ) -> Result<R, Status> {
     with_timeout(async {
-        let once = connect(socket).await?;
-        call(&mut once.client(RegistrationClient::with_origin)).await
+        let connection = connect(socket).await?;
+        call(&mut connection.client(RegistrationClient::with_origin)).await
     })
     .await
 }

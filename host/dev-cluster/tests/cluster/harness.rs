@@ -10,7 +10,7 @@ use cofferdam_dev_cluster::{
     DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView, NoopClusterStepObserver,
 };
 use cofferdam_domain::storage::Ability;
-use cofferdam_node::Manifest;
+use cofferdam_node::DriverManifest;
 use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend};
 use futures::{StreamExt as _, pin_mut};
 use k8s_openapi::api::{
@@ -68,7 +68,9 @@ impl Cluster {
         let mut tasks = JoinSet::new();
 
         let directory = TempDir::new().unwrap();
-        let manifest = Manifest::of(driver.description().clone(), driver.abilities().clone()).unwrap();
+        let manifest =
+            DriverManifest::from_description(driver.description().clone(), driver.abilities().clone())
+                .unwrap();
         let nodes = DevCluster::new(DevClusterOptions {
             client: client.clone(),
             clock: cofferdam_cluster::system_clock(),

@@ -8,7 +8,7 @@ use std::{
 
 use cofferdam_csi::{
     Address,
-    server::{Options, Server, ServerMetrics, Socket, SocketOptions},
+    server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketOptions},
     v1::{
         NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
         NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodePublishVolumeRequest,
@@ -183,11 +183,13 @@ async fn start_cluster_with(
 ) -> (Cluster, tempfile::TempDir, CancellationToken) {
     let (directory, stop) = (tempfile::TempDir::new().unwrap(), CancellationToken::new());
     let address: Address = directory.path().join("own.sock").display().to_string().parse().unwrap();
-    let socket = Socket::bind(&SocketOptions::new(address.clone())).await.unwrap();
-    let options =
-        Options { driver: "memory.cofferdam.dev".to_owned(), patience: std::time::Duration::from_secs(60) };
+    let socket = ServerSocket::bind(&SocketOptions::new(address.clone())).await.unwrap();
+    let options = ServerOptions {
+        driver: "memory.cofferdam.dev".to_owned(),
+        default_timeout: std::time::Duration::from_secs(60),
+    };
     let server =
-        Server::new(socket, options, &ServerMetrics::default()).with(NodeServer::new(plugin.clone()));
+        Server::new(socket, options, &ServerMetrics::default()).with_service(NodeServer::new(plugin.clone()));
     tokio::spawn(server.serve(stop.clone()));
     let cluster = Cluster::start_with(2, settings, Some(address), Mounts::Recorded).await;
     cluster.create_class("c", "Immediate", json!({})).await;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cofferdam_dev_cluster::Mounts;
-use cofferdam_node::{Kind, Policy};
+use cofferdam_node::{ConnectionKind, NodePolicy};
 use serde_json::json;
 
 use crate::harness::{Cluster, claim_volume, wait_until};
@@ -29,8 +29,8 @@ async fn volume_of_a_running_pod_is_mounted_by_the_kernel() {
     if !can_mount() {
         return;
     }
-    let attachments: BTreeSet<Kind> = [Kind::Tmpfs].into();
-    let policy = Policy { attachments, tmpfs_most: Some(8 << 30), ..Policy::default() };
+    let connection_kinds: BTreeSet<ConnectionKind> = [ConnectionKind::Tmpfs].into();
+    let policy = NodePolicy { connection_kinds, tmpfs_max_bytes: Some(8 << 30), ..NodePolicy::default() };
     let cluster = Cluster::start_with(1, &[], None, Mounts::Real(Box::new(policy))).await;
     cluster.create_class("c", "Immediate", json!({})).await;
     cluster.create_claim("data", "c").await;

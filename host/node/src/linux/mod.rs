@@ -1,11 +1,11 @@
 //! The machine for real: Linux 5.12 or later, as root.
 
 mod devices;
-mod group;
+mod mount_group;
+mod mountinfo;
 mod mounts;
 mod paths;
 mod records;
-mod table;
 mod tools;
 
 use std::path::Path;
@@ -16,96 +16,96 @@ use rustix::{
 };
 
 use crate::{
-    error::MachineError,
-    machine::{
-        Attributes, Content, Device, DeviceFacts, FileId, Filesystem, Found, FoundKind, LoopDevice, Machine,
-        Source, Usage,
+    error::MounterError,
+    mount_options::MountOptions,
+    mounter::{
+        BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, LoopDevice,
+        MountAttributes, Mounter, PathInfo, PathKind,
     },
-    options::MountOptions,
-    path::{Beneath, Place},
-    policy::Policy,
+    path::{KubeletPath, RootedPath},
+    policy::NodePolicy,
     record::{VolumeRecord, VolumeRecords},
 };
 
-use paths::{Result, failure};
-use records::Records;
+use paths::{Result, errno_error};
+use records::RecordStore;
 use tools::{Tool, Tools};
 
 /// This machine.
 #[derive(Debug)]
-pub struct Linux {
+pub struct LinuxMounter {
     tools: Tools,
-    records: Records,
+    records: RecordStore,
 }
 
-impl Linux {
+impl LinuxMounter {
     /// The machine with what a policy needs; `records` is a directory that outlives reboots and is this
     /// process' own.
     ///
     /// # Errors
     /// Programs that are missing, or records that another process has.
-    pub fn open(policy: &Policy, records: &Path) -> std::result::Result<Self, String> {
-        Ok(Self { tools: Tools::of(policy)?, records: Records::open(records)? })
+    pub fn open(policy: &NodePolicy, records: &Path) -> std::result::Result<Self, String> {
+        Ok(Self { tools: Tools::find(policy)?, records: RecordStore::open(records)? })
     }
 }
 
-impl Machine for Linux {
-    fn look(&self, place: &Place) -> Result<Option<Found>> {
-        let opened = match paths::at(place) {
-            Err(MachineError::Missing(_)) => return Ok(None),
+impl Mounter for LinuxMounter {
+    fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>> {
+        let opened = match paths::open_path(path) {
+            Err(MounterError::NotFound(_)) => return Ok(None),
             opened => opened?,
         };
-        let stat = paths::stat(place, &opened)?;
-        let at = paths::canonical(place)?;
-        let lines = table::read()?.into_iter().filter(|line| line.at == at);
-        let mounts = lines.map(|line| line.mount).collect();
-        Ok(Some(Found { kind: paths::kind(&stat), id: paths::id(&stat), mounts }))
+        let stat = paths::stat(path, &opened)?;
+        let mount_path = paths::canonical_path(path)?;
+        let entries = mountinfo::read()?.into_iter().filter(|line| line.mount_path == mount_path);
+        let mounts = entries.map(|line| line.mount).collect();
+        Ok(Some(PathInfo { kind: paths::path_kind(&stat), id: paths::file_id(&stat), mounts }))
     }
 
-    fn mounted_elsewhere(&self, place: &Place) -> Result<Vec<String>> {
-        mounts::elsewhere(place)
+    fn mount_refs(&self, path: &KubeletPath) -> Result<Vec<String>> {
+        mounts::mount_refs(path)
     }
 
-    fn directory(&self, path: &Beneath) -> Result<FileId> {
-        let stat = paths::stat(path, paths::beneath(path)?)?;
-        match paths::kind(&stat) {
-            FoundKind::Directory => Ok(paths::id(&stat)),
-            FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other => {
-                Err(MachineError::Refused(format!("{path} is no directory")))
+    fn directory_id(&self, path: &RootedPath) -> Result<FileId> {
+        let stat = paths::stat(path, paths::open_rooted(path)?)?;
+        match paths::path_kind(&stat) {
+            PathKind::Directory => Ok(paths::file_id(&stat)),
+            PathKind::File(_) | PathKind::Device(_) | PathKind::Other => {
+                Err(MounterError::FailedPrecondition(format!("{path} is no directory")))
             }
         }
     }
 
-    fn image(&self, path: &Beneath) -> Result<(FileId, u64)> {
-        let stat = paths::stat(path, paths::beneath(path)?)?;
-        match paths::kind(&stat) {
-            FoundKind::File(size) => Ok((paths::id(&stat), size)),
-            FoundKind::Directory | FoundKind::Device(_) | FoundKind::Other => {
-                Err(MachineError::Refused(format!("{path} is no plain file")))
+    fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)> {
+        let stat = paths::stat(path, paths::open_rooted(path)?)?;
+        match paths::path_kind(&stat) {
+            PathKind::File(size) => Ok((paths::file_id(&stat), size)),
+            PathKind::Directory | PathKind::Device(_) | PathKind::Other => {
+                Err(MounterError::FailedPrecondition(format!("{path} is no plain file")))
             }
         }
     }
 
-    fn loops(&self, file: FileId) -> Result<Vec<LoopDevice>> {
-        devices::loops(&self.tools, file)
+    fn loop_devices(&self, file: FileId) -> Result<Vec<LoopDevice>> {
+        devices::loop_devices(&self.tools, file)
     }
 
-    fn device(&self, stable_id: &str) -> Result<DeviceFacts> {
+    fn block_device(&self, stable_id: &str) -> Result<DeviceInfo> {
         devices::by_stable_id(stable_id)
     }
 
-    fn probe(&self, device: &Device) -> Result<Content> {
-        devices::probe(&self.tools, device)
+    fn device_content(&self, device: &Device) -> Result<DeviceContent> {
+        devices::device_content(&self.tools, device)
     }
 
     fn device_size(&self, number: (u32, u32)) -> Result<u64> {
         devices::size(number)
     }
 
-    fn usage(&self, place: &Place) -> Result<Usage> {
-        let found = fstatvfs(paths::at(place)?).map_err(|error| failure(place, error))?;
+    fn usage(&self, path: &KubeletPath) -> Result<FilesystemUsage> {
+        let found = fstatvfs(paths::open_path(path)?).map_err(|error| errno_error(path, error))?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        Ok(Usage {
+        Ok(FilesystemUsage {
             total: bytes(found.f_blocks),
             used: bytes(found.f_blocks.saturating_sub(found.f_bfree)),
             available: bytes(found.f_bavail),
@@ -115,97 +115,102 @@ impl Machine for Linux {
         })
     }
 
-    fn group(&self, place: &Place) -> Result<Option<u32>> {
-        group::of(&paths::at(place)?).map_err(|error| failure(place, error))
+    fn mount_group(&self, path: &KubeletPath) -> Result<Option<u32>> {
+        mount_group::read_group(&paths::open_path(path)?).map_err(|error| errno_error(path, error))
     }
 
     fn records(&self) -> Result<VolumeRecords> {
-        self.records.all()
+        self.records.list()
     }
 
     fn record(&self, volume: &str) -> Result<Option<VolumeRecord>> {
         self.records.get(volume)
     }
 
-    fn keep(&self, record: &VolumeRecord) -> Result<()> {
-        self.records.keep(record)
+    fn save_record(&self, record: &VolumeRecord) -> Result<()> {
+        self.records.save(record)
     }
 
-    fn forget(&self, volume: &str) -> Result<()> {
-        self.records.forget(volume)
+    fn delete_record(&self, volume: &str) -> Result<()> {
+        self.records.delete(volume)
     }
 
-    fn make_directory(&self, place: &Place) -> Result<()> {
+    fn make_directory(&self, path: &KubeletPath) -> Result<()> {
         let mode = Mode::RWXU | Mode::RGRP | Mode::XGRP;
-        mkdirat(paths::parent(place)?, paths::name(place), mode).map_err(|error| failure(place, error))
+        mkdirat(paths::open_parent(path)?, paths::file_name(path), mode)
+            .map_err(|error| errno_error(path, error))
     }
 
-    fn make_file(&self, place: &Place) -> Result<()> {
+    fn make_file(&self, path: &KubeletPath) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        openat(paths::parent(place)?, paths::name(place), flags, Mode::RUSR | Mode::WUSR)
+        openat(paths::open_parent(path)?, paths::file_name(path), flags, Mode::RUSR | Mode::WUSR)
             .map(drop)
-            .map_err(|error| failure(place, error))
+            .map_err(|error| errno_error(path, error))
     }
 
-    fn remove_empty(&self, place: &Place) -> Result<()> {
-        let flags = match paths::kind(&paths::stat(place, paths::at(place)?)?) {
-            FoundKind::Directory => AtFlags::REMOVEDIR,
-            FoundKind::File(0) => AtFlags::empty(),
-            FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other => {
-                return Err(MachineError::Refused(format!("{place} is not empty: it is not removed")));
+    fn remove_if_empty(&self, path: &KubeletPath) -> Result<()> {
+        let flags = match paths::path_kind(&paths::stat(path, paths::open_path(path)?)?) {
+            PathKind::Directory => AtFlags::REMOVEDIR,
+            PathKind::File(0) => AtFlags::empty(),
+            PathKind::File(_) | PathKind::Device(_) | PathKind::Other => {
+                return Err(MounterError::FailedPrecondition(format!(
+                    "{path} is not empty: it is not removed"
+                )));
             }
         };
-        match unlinkat(paths::parent(place)?, paths::name(place), flags) {
+        match unlinkat(paths::open_parent(path)?, paths::file_name(path), flags) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                Err(MachineError::Refused(format!("{place} holds files: they are not removed")))
+                Err(MounterError::FailedPrecondition(format!("{path} holds files: they are not removed")))
             }
-            removed => removed.map_err(|error| failure(place, error)),
+            removed => removed.map_err(|error| errno_error(path, error)),
         }
     }
 
-    fn attach_loop(&self, path: &Beneath, file: FileId, read_only: bool) -> Result<Device> {
-        let opened = paths::beneath(path)?;
-        if paths::id(&paths::stat(path, &opened)?) != file {
-            return Err(MachineError::Refused(format!("{path} was replaced meanwhile")));
+    fn attach_loop(&self, path: &RootedPath, file: FileId, read_only: bool) -> Result<Device> {
+        let opened = paths::open_rooted(path)?;
+        if paths::file_id(&paths::stat(path, &opened)?) != file {
+            return Err(MounterError::FailedPrecondition(format!("{path} was replaced meanwhile")));
         }
         // The program resolves this to a path and opens that: what it got is looked up afterwards.
-        let through = paths::through(&opened).replace("self", &std::process::id().to_string());
+        let proc_path = paths::proc_fd_path(&opened).replace("self", &std::process::id().to_string());
         let mut arguments = vec!["--find", "--show", "--nooverlap"];
         if read_only {
             arguments.push("--read-only");
         }
-        arguments.push(&through);
-        let name = self.tools.succeed(Tool::Losetup, &arguments, &[0])?;
-        let found = devices::loops(&self.tools, file)?;
-        let ours = found.into_iter().find(|found| found.device.to_string() == name.trim());
-        match ours {
+        arguments.push(&proc_path);
+        let name = self.tools.run_checked(Tool::Losetup, &arguments, &[0])?;
+        let found = devices::loop_devices(&self.tools, file)?;
+        let attached = found.into_iter().find(|found| found.device.to_string() == name.trim());
+        match attached {
             Some(found) => Ok(found.device),
             None => {
-                self.tools.succeed(Tool::Losetup, &["--detach", name.trim()], &[0])?;
-                Err(MachineError::Refused(format!("{path} was replaced while it was attached")))
+                self.tools.run_checked(Tool::Losetup, &["--detach", name.trim()], &[0])?;
+                Err(MounterError::FailedPrecondition(format!("{path} was replaced while it was attached")))
             }
         }
     }
 
-    fn refresh_loop(&self, device: &Device) -> Result<()> {
-        self.tools.succeed(Tool::Losetup, &["--set-capacity", &device.to_string()], &[0]).map(drop)
+    fn refresh_loop_size(&self, device: &Device) -> Result<()> {
+        self.tools.run_checked(Tool::Losetup, &["--set-capacity", &device.to_string()], &[0]).map(drop)
     }
 
     fn detach_loop(&self, device: &Device) -> Result<()> {
-        devices::detach(&self.tools, device)
+        devices::detach_loop(&self.tools, device)
     }
 
     fn make_filesystem(&self, device: &Device, filesystem: Filesystem, unfinished: bool) -> Result<()> {
-        match devices::probe(&self.tools, device)? {
-            Content::Blank => {}
-            Content::Unknown if unfinished => {}
-            Content::Unknown => {
-                return Err(MachineError::Refused(format!(
+        match devices::device_content(&self.tools, device)? {
+            DeviceContent::Blank => {}
+            DeviceContent::Unknown if unfinished => {}
+            DeviceContent::Unknown => {
+                return Err(MounterError::FailedPrecondition(format!(
                     "{device} holds unknown data: it is not formatted"
                 )));
             }
-            Content::Other(what) | Content::Filesystem(what) => {
-                return Err(MachineError::Refused(format!("{device} holds {what}: it is not formatted")));
+            DeviceContent::Other(what) | DeviceContent::Filesystem(what) => {
+                return Err(MounterError::FailedPrecondition(format!(
+                    "{device} holds {what}: it is not formatted"
+                )));
             }
         }
         let path = device.to_string();
@@ -214,27 +219,30 @@ impl Machine for Linux {
             Filesystem::Ext4 => (Tool::MkfsExt4, &["-q", "-m", "0", &path]),
             Filesystem::Xfs => (Tool::MkfsXfs, &["-q", &path]),
         };
-        self.tools.succeed(tool, arguments, &[0]).map(drop)
+        self.tools.run_checked(tool, arguments, &[0]).map(drop)
     }
 
     fn check_filesystem(&self, device: &Device, filesystem: Filesystem) -> Result<()> {
         match filesystem {
             // 1: it was repaired.
             Filesystem::Ext4 => {
-                self.tools.succeed(Tool::E2fsck, &["-p", &device.to_string()], &[0, 1]).map(drop)
+                self.tools.run_checked(Tool::E2fsck, &["-p", &device.to_string()], &[0, 1]).map(drop)
             }
             // It plays back its journal when it is mounted, and has nothing else to do before.
             Filesystem::Xfs => Ok(()),
         }
     }
 
-    fn grow_filesystem(&self, device: &Device, filesystem: Filesystem, place: &Place) -> Result<()> {
+    fn grow_filesystem(&self, device: &Device, filesystem: Filesystem, path: &KubeletPath) -> Result<()> {
         match filesystem {
-            Filesystem::Ext4 => self.tools.succeed(Tool::Resize2fs, &[&device.to_string()], &[0]).map(drop),
-            // It takes the place as the table of mounts shows it, and nothing else.
-            Filesystem::Xfs => {
-                self.tools.succeed(Tool::XfsGrowfs, &["-d", &paths::canonical(place)?], &[0]).map(drop)
+            Filesystem::Ext4 => {
+                self.tools.run_checked(Tool::Resize2fs, &[&device.to_string()], &[0]).map(drop)
             }
+            // It takes the place as the table of mounts shows it, and nothing else.
+            Filesystem::Xfs => self
+                .tools
+                .run_checked(Tool::XfsGrowfs, &["-d", &paths::canonical_path(path)?], &[0])
+                .map(drop),
         }
     }
 
@@ -243,37 +251,38 @@ impl Machine for Linux {
         device: &Device,
         filesystem: Filesystem,
         options: &MountOptions,
-        place: &Place,
+        path: &KubeletPath,
     ) -> Result<()> {
-        mounts::mount(filesystem.as_str(), &device.to_string(), options, &[], place)
+        mounts::mount(filesystem.as_str(), &device.to_string(), options, &[], path)
     }
 
-    fn mount_memory(&self, name: &str, size: u64, options: &MountOptions, place: &Place) -> Result<()> {
-        mounts::mount("tmpfs", name, options, &[("size", &size.to_string())], place)
+    fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()> {
+        mounts::mount("tmpfs", name, options, &[("size", &size.to_string())], path)
     }
 
-    fn resize_memory(&self, size: u64, place: &Place) -> Result<()> {
-        mounts::resize_memory(size, place)
+    fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {
+        mounts::resize_tmpfs(size, path)
     }
 
-    fn bind(&self, source: &Source, place: &Place) -> Result<()> {
-        let from = match source {
-            Source::Directory(path) => paths::beneath(path)?,
-            Source::Device(device) => devices::node(device, OFlags::PATH)?,
-            Source::Place(place) => paths::at(place)?,
+    fn bind(&self, source: &BindSource, kubelet_path: &KubeletPath) -> Result<()> {
+        let source_fd = match source {
+            BindSource::Directory(path) => paths::open_rooted(path)?,
+            BindSource::Device(device) => devices::open_node(device, OFlags::PATH)?,
+            BindSource::KubeletPath(kubelet_path) => paths::open_path(kubelet_path)?,
         };
-        mounts::bind(&from, place)
+        mounts::bind(&source_fd, kubelet_path)
     }
 
-    fn restrict(&self, place: &Place, attributes: Attributes) -> Result<()> {
-        mounts::restrict(place, attributes)
+    fn restrict(&self, path: &KubeletPath, attributes: MountAttributes) -> Result<()> {
+        mounts::restrict(path, attributes)
     }
 
-    fn unmount(&self, place: &Place) -> Result<()> {
-        mounts::unmount(place)
+    fn unmount(&self, path: &KubeletPath) -> Result<()> {
+        mounts::unmount(path)
     }
 
-    fn set_group(&self, place: &Place, group: u32) -> Result<()> {
-        group::give(&paths::directory_at(place)?, group).map_err(|error| failure(place, error))
+    fn set_mount_group(&self, path: &KubeletPath, group: u32) -> Result<()> {
+        mount_group::set_group_recursively(&paths::open_directory(path)?, group)
+            .map_err(|error| errno_error(path, error))
     }
 }

@@ -11,14 +11,14 @@ use rustix::{
 };
 
 use super::{
-    paths::{self, Result, failure},
-    table,
+    mountinfo,
+    paths::{self, Result, errno_error},
 };
 use crate::{
-    error::MachineError,
-    machine::Attributes,
-    options::{AccessTimes, MountOptions},
-    path::Place,
+    error::MounterError,
+    mount_options::{AccessTimes, MountOptions},
+    mounter::MountAttributes,
+    path::KubeletPath,
 };
 
 /// Mounts a new filesystem.
@@ -26,26 +26,27 @@ pub(super) fn mount(
     fs_type: &str,
     source: &str,
     options: &MountOptions,
-    more: &[(&str, &str)],
-    place: &Place,
+    extra_options: &[(&str, &str)],
+    path: &KubeletPath,
 ) -> Result<()> {
     let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC)
-        .map_err(|error| MachineError::Failed(format!("this kernel has no filesystem {fs_type}: {error}")))?;
-    let mounted = configure(&context, source, options, more)
+        .map_err(|error| MounterError::Failed(format!("this kernel has no filesystem {fs_type}: {error}")))?;
+    let mounted = configure(&context, source, options, extra_options)
         .and_then(|()| fsconfig_create(&context))
-        .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes(options)));
-    let mounted = mounted.map_err(|error| told(&context, &format!("{fs_type} from {source}"), error))?;
-    attach(&mounted, place)
+        .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attr_flags(options)));
+    let mounted =
+        mounted.map_err(|error| kernel_error(&context, &format!("{fs_type} from {source}"), error))?;
+    move_mount_to(&mounted, path)
 }
 
 fn configure(
     context: &OwnedFd,
     source: &str,
     options: &MountOptions,
-    more: &[(&str, &str)],
+    extra_options: &[(&str, &str)],
 ) -> rustix::io::Result<()> {
     fsconfig_set_string(context, "source", source)?;
-    for (name, value) in more {
+    for (name, value) in extra_options {
         fsconfig_set_string(context, *name, *value)?;
     }
     for (name, value) in &options.data {
@@ -57,8 +58,8 @@ fn configure(
     if options.attributes.read_only { fsconfig_set_flag(context, "ro") } else { Ok(()) }
 }
 
-fn attributes(options: &MountOptions) -> MountAttrFlags {
-    let Attributes { read_only, no_suid, no_devices, no_exec } = options.attributes;
+fn mount_attr_flags(options: &MountOptions) -> MountAttrFlags {
+    let MountAttributes { read_only, no_suid, no_devices, no_exec } = options.attributes;
     let mut flags = match options.access_times {
         Some(AccessTimes::Never) => MountAttrFlags::MOUNT_ATTR_NOATIME,
         Some(AccessTimes::Strict) => MountAttrFlags::MOUNT_ATTR_STRICTATIME,
@@ -72,76 +73,77 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
 }
 
 /// The kernel's own words for a failed mount, which stand in the context.
-fn told(context: &OwnedFd, what: &str, error: Errno) -> MachineError {
-    let mut words = Vec::new();
+fn kernel_error(context: &OwnedFd, operation: &str, error: Errno) -> MounterError {
+    let mut messages = Vec::new();
     let mut buffer = [0_u8; 512];
     while let Ok(length) = rustix::io::read(context, &mut buffer) {
         let Some(line) = buffer.get(..length).filter(|line| !line.is_empty()) else { break };
         let line = String::from_utf8_lossy(line);
-        words.push(line.trim_start_matches(['e', 'w', 'i', ' ']).trim().to_owned());
+        messages.push(line.trim_start_matches(['e', 'w', 'i', ' ']).trim().to_owned());
     }
-    words.push(error.to_string());
-    MachineError::Failed(format!("{what}: {}", words.join(": ")))
+    messages.push(error.to_string());
+    MounterError::Failed(format!("{operation}: {}", messages.join(": ")))
 }
 
-fn attach(tree: &OwnedFd, place: &Place) -> Result<()> {
-    let target = paths::at(place)?;
+fn move_mount_to(tree: &OwnedFd, path: &KubeletPath) -> Result<()> {
+    let target = paths::open_path(path)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(tree, "", target, "", flags).map_err(|error| failure(place, error))
+    move_mount(tree, "", target, "", flags).map_err(|error| errno_error(path, error))
 }
 
 /// Gives mounted memory another size.
-pub(super) fn resize_memory(size: u64, place: &Place) -> Result<()> {
-    let context = fspick(paths::at(place)?, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)
-        .map_err(|error| failure(place, error))?;
+pub(super) fn resize_tmpfs(size: u64, path: &KubeletPath) -> Result<()> {
+    let context =
+        fspick(paths::open_path(path)?, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)
+            .map_err(|error| errno_error(path, error))?;
     fsconfig_set_string(&context, "size", size.to_string())
         .and_then(|()| fsconfig_reconfigure(&context))
-        .map_err(|error| told(&context, "tmpfs", error))
+        .map_err(|error| kernel_error(&context, "tmpfs", error))
 }
 
 /// Mounts what is open at a place too.
-pub(super) fn bind(from: &OwnedFd, place: &Place) -> Result<()> {
+pub(super) fn bind(from: &OwnedFd, path: &KubeletPath) -> Result<()> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = open_tree(from, "", flags).map_err(|error| failure(place, error))?;
-    attach(&tree, place)
+    let tree = open_tree(from, "", flags).map_err(|error| errno_error(path, error))?;
+    move_mount_to(&tree, path)
 }
 
 /// Takes something away from the top mount of a place. The kernel takes the whole set: what is away already
 /// stays so.
-pub(super) fn restrict(place: &Place, more: Attributes) -> Result<()> {
-    let at = paths::canonical(place)?;
-    let top = table::read()?.into_iter().rfind(|line| line.at == at);
-    let has =
-        top.ok_or_else(|| MachineError::Missing(format!("nothing is mounted at {place}")))?.mount.attributes;
+pub(super) fn restrict(path: &KubeletPath, attributes: MountAttributes) -> Result<()> {
+    let mount_path = paths::canonical_path(path)?;
+    let top = mountinfo::read()?.into_iter().rfind(|line| line.mount_path == mount_path);
+    let current =
+        top.ok_or_else(|| MounterError::NotFound(format!("nothing is mounted at {path}")))?.mount.attributes;
     let mut flags = MountFlags::BIND;
-    flags.set(MountFlags::RDONLY, has.read_only || more.read_only);
-    flags.set(MountFlags::NOSUID, has.no_suid || more.no_suid);
-    flags.set(MountFlags::NODEV, has.no_devices || more.no_devices);
-    flags.set(MountFlags::NOEXEC, has.no_exec || more.no_exec);
-    let target = paths::at(place)?;
-    mount_remount(paths::through(&target), flags, "").map_err(|error| failure(place, error))
+    flags.set(MountFlags::RDONLY, current.read_only || attributes.read_only);
+    flags.set(MountFlags::NOSUID, current.no_suid || attributes.no_suid);
+    flags.set(MountFlags::NODEV, current.no_devices || attributes.no_devices);
+    flags.set(MountFlags::NOEXEC, current.no_exec || attributes.no_exec);
+    let target = paths::open_path(path)?;
+    mount_remount(paths::proc_fd_path(&target), flags, "").map_err(|error| errno_error(path, error))
 }
 
 /// Unmounts the top mount of a place; never lazily, for what is in use is in use.
-pub(super) fn unmount(place: &Place) -> Result<()> {
-    let parent = paths::parent(place)?;
-    let path = format!("{}/{}", paths::through(&parent), paths::name(place));
-    rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| failure(place, error))
+pub(super) fn unmount(kubelet_path: &KubeletPath) -> Result<()> {
+    let parent = paths::open_parent(kubelet_path)?;
+    let path = format!("{}/{}", paths::proc_fd_path(&parent), paths::file_name(kubelet_path));
+    rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| errno_error(kubelet_path, error))
 }
 
 /// Other places beneath the same root of kubelet where the top mount of a place is mounted too. Elsewhere it
 /// may be seen through another way to the same directory.
-pub(super) fn elsewhere(place: &Place) -> Result<Vec<String>> {
-    let at = paths::canonical(place)?;
-    let root = at.strip_suffix(place.path().as_str()).unwrap_or(&at).to_owned();
-    let lines = table::read()?;
-    let Some(top) = lines.iter().rfind(|line| line.at == at) else { return Ok(Vec::new()) };
-    let same = |line: &&table::Line| {
+pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
+    let mount_path = paths::canonical_path(path)?;
+    let root = mount_path.strip_suffix(path.relative_path().as_str()).unwrap_or(&mount_path).to_owned();
+    let lines = mountinfo::read()?;
+    let Some(top) = lines.iter().rfind(|line| line.mount_path == mount_path) else { return Ok(Vec::new()) };
+    let same = |line: &&mountinfo::MountInfoEntry| {
         line.mount.device == top.mount.device
-            && line.root == top.root
-            && line.at != at
-            && line.at.starts_with(&root)
+            && line.fs_root == top.fs_root
+            && line.mount_path != mount_path
+            && line.mount_path.starts_with(&root)
     };
-    Ok(lines.iter().filter(same).map(|line| line.at.clone()).collect())
+    Ok(lines.iter().filter(same).map(|line| line.mount_path.clone()).collect())
 }

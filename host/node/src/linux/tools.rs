@@ -9,14 +9,14 @@ use std::{
 
 use super::paths::Result;
 use crate::{
-    error::MachineError,
-    machine::Filesystem,
-    policy::{Kind, Policy},
+    error::MounterError,
+    mounter::Filesystem,
+    policy::{ConnectionKind, NodePolicy},
 };
 
-const DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Most bytes of a program's words that are kept for people.
-const MAX_WORDS: usize = 512;
+const MAX_STDERR_BYTES: usize = 512;
 
 /// A program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,11 +45,11 @@ impl Tool {
 }
 
 /// What a program said.
-pub(super) struct Said {
-    pub(super) code: Option<i32>,
-    pub(super) output: String,
+pub(super) struct ToolOutput {
+    pub(super) exit_code: Option<i32>,
+    pub(super) stdout: String,
     /// The end of what it wrote to standard error, on one line.
-    pub(super) words: String,
+    pub(super) stderr: String,
 }
 
 /// The programs that a policy needs.
@@ -61,12 +61,12 @@ impl Tools {
     ///
     /// # Errors
     /// The names of those that are not there.
-    pub(super) fn of(policy: &Policy) -> std::result::Result<Self, String> {
+    pub(super) fn find(policy: &NodePolicy) -> std::result::Result<Self, String> {
         let mut needed: Vec<Tool> = Vec::new();
-        if policy.has(Kind::Image) {
+        if policy.has_kind(ConnectionKind::Image) {
             needed.push(Tool::Losetup);
         }
-        if policy.has(Kind::Image) || policy.has(Kind::LocalDevice) {
+        if policy.has_kind(ConnectionKind::Image) || policy.has_kind(ConnectionKind::LocalDevice) {
             needed.push(Tool::Blkid);
             for filesystem in &policy.filesystems {
                 needed.extend(match filesystem {
@@ -75,54 +75,54 @@ impl Tools {
                 });
             }
         }
-        let found = |tool: &Tool| {
-            let paths = DIRECTORIES.iter().map(|directory| Path::new(directory).join(tool.name()));
+        let find_path = |tool: &Tool| {
+            let paths = TOOL_DIRECTORIES.iter().map(|directory| Path::new(directory).join(tool.name()));
             paths.into_iter().find(|path| path.is_file())
         };
         let missing: Vec<&str> =
-            needed.iter().filter(|tool| found(tool).is_none()).map(|tool| tool.name()).collect();
+            needed.iter().filter(|tool| find_path(tool).is_none()).map(|tool| tool.name()).collect();
         if !missing.is_empty() {
             return Err(format!(
                 "the policy's attachments need programs that are not in {}: {}",
-                DIRECTORIES.join(", "),
+                TOOL_DIRECTORIES.join(", "),
                 missing.join(", ")
             ));
         }
-        Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, found(&tool)?))).collect()))
+        Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }
 
     /// Runs a program to its end.
-    pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<Said> {
+    pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<ToolOutput> {
         let name = tool.name();
-        let failed = |problem: String| MachineError::Failed(format!("{name}: {problem}"));
-        let path = self.0.get(&tool).ok_or_else(|| failed("was not looked for at start".to_owned()))?;
+        let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));
+        let path = self.0.get(&tool).ok_or_else(|| tool_error("was not looked for at start".to_owned()))?;
         let output = Command::new(path)
             .args(arguments)
             .env_clear()
             // mkfs.* and fsck.* start others of their own.
-            .env("PATH", DIRECTORIES.join(":"))
+            .env("PATH", TOOL_DIRECTORIES.join(":"))
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .output()
-            .map_err(|error| failed(error.to_string()))?;
-        let words = String::from_utf8_lossy(&output.stderr);
-        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words: String =
-            words.chars().rev().take(MAX_WORDS).collect::<Vec<_>>().into_iter().rev().collect();
-        Ok(Said {
-            code: output.status.code(),
-            output: String::from_utf8_lossy(&output.stdout).into_owned(),
-            words,
+            .map_err(|error| tool_error(error.to_string()))?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        let stderr: String =
+            stderr.chars().rev().take(MAX_STDERR_BYTES).collect::<Vec<_>>().into_iter().rev().collect();
+        Ok(ToolOutput {
+            exit_code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr,
         })
     }
 
     /// Runs a program that has to succeed, with one of these exit codes.
-    pub(super) fn succeed(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
-        let said = self.run(tool, arguments)?;
-        if said.code.is_some_and(|code| codes.contains(&code)) {
-            return Ok(said.output);
+    pub(super) fn run_checked(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
+        let output = self.run(tool, arguments)?;
+        if output.exit_code.is_some_and(|code| codes.contains(&code)) {
+            return Ok(output.stdout);
         }
-        let ended = said.code.map_or("was killed".to_owned(), |code| format!("ended with {code}"));
-        Err(MachineError::Failed(format!("{} {ended}: {}", tool.name(), said.words)))
+        let outcome = output.exit_code.map_or("was killed".to_owned(), |code| format!("ended with {code}"));
+        Err(MounterError::Failed(format!("{} {outcome}: {}", tool.name(), output.stderr)))
     }
 }

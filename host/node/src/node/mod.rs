@@ -2,27 +2,27 @@
 //!
 //! Nothing here waits for another call: the caller keeps two calls for one volume apart.
 
-mod measure;
+mod active_volumes;
 mod publish;
 mod stage;
-mod turns;
+mod stats;
 
 use cofferdam_domain::storage::{AccessType, ConnectionInfo, VolumeCapability};
 
-pub use measure::{Expand, Health, Statistics};
+pub use stats::{ExpandRequest, NodeVolumeCondition, VolumeStats};
 
 use crate::{
-    error::{NodeError, Step as _},
-    executor::BLOCK,
-    machine::{Found, FoundKind, Machine},
-    path::{Place, Roots},
-    policy::Policy,
+    connector::BLOCK_FILE_NAME,
+    error::{NodeError, StepContext as _},
+    mounter::{Mounter, PathInfo, PathKind},
+    path::{KubeletPath, KubeletRoots},
+    policy::NodePolicy,
     record::VolumeRecord,
 };
 
 /// Arguments of NodeStageVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct StageRequest {
     /// The volume's handle.
     pub volume: String,
     /// Where it is staged: an absolute path of kubelet's, which is there.
@@ -30,14 +30,14 @@ pub struct Stage {
     /// How it is used.
     pub capability: VolumeCapability,
     /// How it is reached.
-    pub attachment: ConnectionInfo,
+    pub connection_info: ConnectionInfo,
     /// Whether its content was made of another volume or of a snapshot.
-    pub cloned: bool,
+    pub has_content_source: bool,
 }
 
 /// Arguments of NodePublishVolume for a volume that was staged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Publish {
+pub struct PublishRequest {
     /// The volume's handle.
     pub volume: String,
     /// Where it is staged.
@@ -52,7 +52,7 @@ pub struct Publish {
 
 /// Arguments of NodePublishVolume for a volume that a pod describes by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PublishInline {
+pub struct PublishInlineRequest {
     /// The handle that kubelet made for it.
     pub volume: String,
     /// Where it is published.
@@ -67,80 +67,80 @@ pub struct PublishInline {
 
 /// The volumes of one driver on this node.
 #[derive(Debug)]
-pub struct Node<M> {
-    machine: M,
-    roots: Roots,
-    policy: Policy,
-    turns: turns::Turns,
+pub struct NodeVolumes<M> {
+    mounter: M,
+    roots: KubeletRoots,
+    policy: NodePolicy,
+    active_volumes: active_volumes::ActiveVolumes,
 }
 
-impl<M: Machine> Node<M> {
+impl<M: Mounter> NodeVolumes<M> {
     /// A node whose kubelet has these roots.
-    pub fn new(machine: M, roots: Roots, policy: Policy) -> Self {
-        Self { machine, roots, policy, turns: turns::Turns::default() }
+    pub fn new(mounter: M, roots: KubeletRoots, policy: NodePolicy) -> Self {
+        Self { mounter, roots, policy, active_volumes: active_volumes::ActiveVolumes::default() }
     }
 
     /// The machine.
-    pub const fn machine(&self) -> &M {
-        &self.machine
+    pub const fn mounter(&self) -> &M {
+        &self.mounter
     }
 
     /// The policy.
-    pub const fn policy(&self) -> &Policy {
+    pub const fn policy(&self) -> &NodePolicy {
         &self.policy
     }
 
     fn record(&self, volume: &str) -> Result<Option<VolumeRecord>, NodeError> {
-        self.machine.record(volume).step("read the volume's record")
+        self.mounter.record(volume).step("read the volume's record")
     }
 
-    fn look(&self, place: &Place) -> Result<Option<Found>, NodeError> {
-        self.machine.look(place).step("look at a path of kubelet")
+    fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>, NodeError> {
+        self.mounter.inspect(path).step("look at a path of kubelet")
     }
 
-    fn is_mounted(&self, place: &Place) -> Result<bool, NodeError> {
-        Ok(self.look(place)?.is_some_and(|found| !found.mounts.is_empty()))
+    fn is_mounted(&self, path: &KubeletPath) -> Result<bool, NodeError> {
+        Ok(self.inspect(path)?.is_some_and(|found| !found.mounts.is_empty()))
     }
 
     /// Where a staged volume is: its staging path, or the device's file in it. Absent when nothing is mounted
     /// there.
-    fn staged_at(&self, record: &VolumeRecord) -> Result<Option<(Place, Found)>, NodeError> {
-        let Some(staging) = &record.staging else { return Ok(None) };
-        let place = self.roots.place("staging_target_path", staging)?;
-        let place = match record.capability.access_type {
-            AccessType::Filesystem { .. } => place,
-            AccessType::Block if self.is_mounted(&place)? => return Ok(None),
-            AccessType::Block => place.join(BLOCK),
+    fn staged_mount(&self, record: &VolumeRecord) -> Result<Option<(KubeletPath, PathInfo)>, NodeError> {
+        let Some(staging) = &record.staging_path else { return Ok(None) };
+        let path = self.roots.resolve("staging_target_path", staging)?;
+        let path = match record.capability.access_type {
+            AccessType::Filesystem { .. } => path,
+            AccessType::Block if self.is_mounted(&path)? => return Ok(None),
+            AccessType::Block => path.join(BLOCK_FILE_NAME),
         };
-        let found = self.look(&place)?.filter(|found| !found.mounts.is_empty());
-        Ok(found.map(|found| (place, found)))
+        let found = self.inspect(&path)?.filter(|found| !found.mounts.is_empty());
+        Ok(found.map(|found| (path, found)))
     }
 
     /// The targets at which something of a volume is mounted.
-    fn live_targets(&self, record: &VolumeRecord) -> Result<Vec<String>, NodeError> {
-        let mut live = Vec::new();
+    fn mounted_targets(&self, record: &VolumeRecord) -> Result<Vec<String>, NodeError> {
+        let mut mounted = Vec::new();
         for path in record.targets.keys() {
-            if self.is_mounted(&self.roots.place("target_path", path)?)? {
-                live.push(path.clone());
+            if self.is_mounted(&self.roots.resolve("target_path", path)?)? {
+                mounted.push(path.clone());
             }
         }
-        Ok(live)
+        Ok(mounted)
     }
 
     /// Unmounts what is at a target, and removes what was made for it. Data is never removed: what is not
     /// empty stays, and is an error.
-    fn clear(&self, place: &Place) -> Result<(), NodeError> {
-        while self.is_mounted(place)? {
-            self.machine.unmount(place).step("unmount the target path")?;
+    fn remove_target(&self, path: &KubeletPath) -> Result<(), NodeError> {
+        while self.is_mounted(path)? {
+            self.mounter.unmount(path).step("unmount the target path")?;
         }
-        match self.look(place)?.map(|found| found.kind) {
+        match self.inspect(path)?.map(|found| found.kind) {
             None => Ok(()),
-            Some(FoundKind::Directory | FoundKind::File(0)) => {
-                self.machine.remove_empty(place).step("remove the target path")
+            Some(PathKind::Directory | PathKind::File(0)) => {
+                self.mounter.remove_if_empty(path).step("remove the target path")
             }
-            Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) => {
-                Err(NodeError::Precondition(format!(
-                    "{place} holds what no volume left there: it is not removed"
+            Some(PathKind::File(_) | PathKind::Device(_) | PathKind::Other) => {
+                Err(NodeError::FailedPrecondition(format!(
+                    "{path} holds what no volume left there: it is not removed"
                 )))
             }
         }

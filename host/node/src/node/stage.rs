@@ -2,192 +2,196 @@
 
 use std::collections::BTreeSet;
 
-use super::{Node, Stage};
+use super::{NodeVolumes, StageRequest};
 use crate::{
-    attachment::Attachment,
-    error::{NodeError, Step as _},
-    executor::{Executor, Job, unstage},
-    machine::{FoundKind, Machine},
-    path::Place,
+    connection::NodeConnection,
+    connector::{Connector, StageContext, unstage},
+    error::{NodeError, StepContext as _},
+    mounter::{Mounter, PathKind},
+    path::KubeletPath,
     record::VolumeRecord,
 };
 
-impl<M: Machine> Node<M> {
+impl<M: Mounter> NodeVolumes<M> {
     /// Makes a volume usable at its staging path. The same again is a success.
     ///
     /// # Errors
     /// [`NodeError`]; then what was done for a volume that was not staged before is undone: for kubelet a
     /// call that has failed has had no effect, and it does not unstage. What cannot be undone now, the same
     /// call again or [`Self::unstage`] goes on with.
-    pub fn stage(&self, request: &Stage) -> Result<(), NodeError> {
-        let place = self.roots.place("staging_target_path", &request.staging_path)?;
-        let _turn = self.turns.begin(&request.volume);
+    pub fn stage(&self, request: &StageRequest) -> Result<(), NodeError> {
+        let path = self.roots.resolve("staging_target_path", &request.staging_path)?;
+        let _active_guard = self.active_volumes.mark_active(&request.volume);
         // In doubt it is somebody's.
-        let occupied = self.occupied(&place).unwrap_or(true);
-        let staged = self.stage_at(request, &place);
-        if staged.is_err() && !occupied {
+        let had_mount = self.has_staging_mount(&path).unwrap_or(true);
+        let result = self.try_stage(request, &path);
+        if result.is_err() && !had_mount {
             // The reason of the failure is what the caller needs.
-            let _ = self.give_up(&request.volume, &place);
+            let _ = self.roll_back_stage(&request.volume, &path);
         }
-        staged
+        result
     }
 
     /// Whether something is mounted at a staging path, or on the device's file in it.
-    fn occupied(&self, place: &Place) -> Result<bool, NodeError> {
-        Ok(self.is_mounted(place)?
-            || (self.look(place)?.is_some() && self.is_mounted(&place.join(crate::executor::BLOCK))?))
+    fn has_staging_mount(&self, path: &KubeletPath) -> Result<bool, NodeError> {
+        Ok(self.is_mounted(path)?
+            || (self.inspect(path)?.is_some()
+                && self.is_mounted(&path.join(crate::connector::BLOCK_FILE_NAME))?))
     }
 
     /// Undoes what a call has done that failed, unless the volume was staged before.
-    fn give_up(&self, volume: &str, place: &Place) -> Result<(), NodeError> {
+    fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
-        let records = self.machine.records().step("read the volumes' records")?.readable;
-        if record.staged || !record.targets.is_empty() || record.staging.as_ref() != Some(&place.to_string())
+        let records = self.mounter.records().step("read the volumes' records")?.readable;
+        if record.is_staged
+            || !record.targets.is_empty()
+            || record.staging_path.as_ref() != Some(&path.to_string())
         {
             return Ok(());
         }
-        unstage(&self.machine, place, Some(&record), &records)?;
+        unstage(&self.mounter, path, Some(&record), &records)?;
         // That a device was begun to be formatted has to be known the next time.
-        if record.formatting {
+        if record.format_in_progress {
             Ok(())
         } else {
-            self.machine.forget(volume).step("forget the volume's record")
+            self.mounter.delete_record(volume).step("forget the volume's record")
         }
     }
 
-    fn stage_at(&self, request: &Stage, place: &Place) -> Result<(), NodeError> {
-        let attachment = Attachment::parse(&request.attachment).map_err(NodeError::Invalid)?;
-        let executor = self.policy.executor(attachment)?;
-        executor.supports(&request.capability)?;
-        match self.look(place)?.map(|found| found.kind) {
-            Some(FoundKind::Directory) => {}
-            Some(FoundKind::File(_) | FoundKind::Device(_) | FoundKind::Other) | None => {
-                return Err(NodeError::Precondition(format!(
-                    "the staging path {place} is not there: expected a directory that kubelet has made"
+    fn try_stage(&self, request: &StageRequest, path: &KubeletPath) -> Result<(), NodeError> {
+        let connection = NodeConnection::parse(&request.connection_info).map_err(NodeError::Invalid)?;
+        let connector = self.policy.connector(connection)?;
+        connector.check_capability(&request.capability)?;
+        match self.inspect(path)?.map(|found| found.kind) {
+            Some(PathKind::Directory) => {}
+            Some(PathKind::File(_) | PathKind::Device(_) | PathKind::Other) | None => {
+                return Err(NodeError::FailedPrecondition(format!(
+                    "the staging path {path} is not there: expected a directory that kubelet has made"
                 )));
             }
         }
-        let record = self.take(&*executor, request, place)?;
-        self.run(&*executor, request, place, record)
+        let record = self.reserve_storage(&*connector, request, path)?;
+        self.run_connector(&*connector, request, path, record)
     }
 
     /// Takes what the volume is on this machine for it alone; it stands in the record when this returns.
-    fn take(
+    fn reserve_storage(
         &self,
-        executor: &dyn Executor,
-        request: &Stage,
-        place: &Place,
+        connector: &dyn Connector,
+        request: &StageRequest,
+        path: &KubeletPath,
     ) -> Result<VolumeRecord, NodeError> {
         // From what is read until what is written no other volume takes anything.
-        let turns = self.turns.lock();
-        let others = self.machine.records().step("read the volumes' records")?;
-        let others = others.complete().step("read the volumes' records")?;
-        let mut record = self.begin(request, place, &others)?;
-        executor.identify(&self.machine, &mut record)?;
-        self.alone(&record, &others, &turns)?;
-        let known = others.iter().find(|other| other.volume == record.volume);
-        if known != Some(&record) {
-            self.machine.keep(&record).step("keep the volume's record")?;
+        let active = self.active_volumes.lock();
+        let others = self.mounter.records().step("read the volumes' records")?;
+        let others = others.all_or_error().step("read the volumes' records")?;
+        let mut record = self.prepare_record(request, path, &others)?;
+        connector.identify(&self.mounter, &mut record)?;
+        self.check_exclusive(&record, &others, &active)?;
+        let existing = others.iter().find(|other| other.volume == record.volume);
+        if existing != Some(&record) {
+            self.mounter.save_record(&record).step("keep the volume's record")?;
         }
         Ok(record)
     }
 
-    fn run(
+    fn run_connector(
         &self,
-        executor: &dyn Executor,
-        request: &Stage,
-        place: &Place,
+        connector: &dyn Connector,
+        request: &StageRequest,
+        path: &KubeletPath,
         record: VolumeRecord,
     ) -> Result<(), NodeError> {
-        let mut job = Job {
-            machine: &self.machine,
-            place,
+        let mut context = StageContext {
+            mounter: &self.mounter,
+            staging_path: path,
             record,
-            least: self.policy.least(),
+            base_attributes: self.policy.base_attributes(),
             filesystems: &self.policy.filesystems,
-            cloned: request.cloned,
+            has_content_source: request.has_content_source,
         };
-        executor.stage(&mut job)?;
-        if !job.record.staged {
-            job.record.staged = true;
-            job.keep()?;
+        connector.stage(&mut context)?;
+        if !context.record.is_staged {
+            context.record.is_staged = true;
+            context.save_record()?;
         }
         Ok(())
     }
 
     /// The record to go on with: the one that is there if it says the same, a new one if nothing of it is
     /// left on the machine.
-    fn begin(
+    fn prepare_record(
         &self,
-        request: &Stage,
-        place: &Place,
+        request: &StageRequest,
+        path: &KubeletPath,
         others: &[VolumeRecord],
     ) -> Result<VolumeRecord, NodeError> {
-        let staging = place.to_string();
-        let fresh = VolumeRecord {
+        let staging = path.to_string();
+        let new_record = VolumeRecord {
             volume: request.volume.clone(),
-            staging: Some(staging.clone()),
-            attachment: Some(request.attachment.clone()),
+            staging_path: Some(staging.clone()),
+            connection_info: Some(request.connection_info.clone()),
             capability: request.capability.clone(),
             size: None,
-            image: None,
-            device: None,
-            formatting: false,
-            staged: false,
+            image_id: None,
+            device_number: None,
+            format_in_progress: false,
+            is_staged: false,
             targets: Default::default(),
         };
-        let there = others.iter().find(|other| other.volume == request.volume);
-        let Some(there) = there else { return Ok(fresh) };
-        let same = there.staging == fresh.staging
-            && there.attachment == fresh.attachment
-            && there.capability == fresh.capability;
-        let is_live = self.staged_at(there)?.is_some() || !self.live_targets(there)?.is_empty();
-        if same {
-            let again = there.clone();
+        let existing = others.iter().find(|other| other.volume == request.volume);
+        let Some(existing) = existing else { return Ok(new_record) };
+        let is_same = existing.staging_path == new_record.staging_path
+            && existing.connection_info == new_record.connection_info
+            && existing.capability == new_record.capability;
+        let is_live = self.staged_mount(existing)?.is_some() || !self.mounted_targets(existing)?.is_empty();
+        if is_same {
+            let record = existing.clone();
             // Of a life before the last reboot: a call that fails now has staged nothing.
             return Ok(if is_live {
-                again
+                record
             } else {
-                VolumeRecord { staged: false, targets: fresh.targets, ..again }
+                VolumeRecord { is_staged: false, targets: new_record.targets, ..record }
             });
         }
-        let at = there.staging.as_deref().unwrap_or("no staging path");
+        let staged_path = existing.staging_path.as_deref().unwrap_or("no staging path");
         if is_live {
-            return Err(if there.staging == fresh.staging {
-                NodeError::Exists(format!("the volume is staged at {at} in another way"))
+            return Err(if existing.staging_path == new_record.staging_path {
+                NodeError::AlreadyExists(format!("the volume is staged at {staged_path} in another way"))
             } else {
-                NodeError::Precondition(format!(
-                    "the volume is staged at {at}: expected it to be unstaged first"
+                NodeError::FailedPrecondition(format!(
+                    "the volume is staged at {staged_path}: expected it to be unstaged first"
                 ))
             });
         }
-        if let Some(old) = &there.staging {
-            let old = self.roots.place("staging_target_path", old)?;
-            unstage(&self.machine, &old, Some(there), others)?;
+        if let Some(old_path) = &existing.staging_path {
+            let old_path = self.roots.resolve("staging_target_path", old_path)?;
+            unstage(&self.mounter, &old_path, Some(existing), others)?;
         }
         // A device that was begun to be formatted is still not more than that.
-        let formatting = there.formatting && there.attachment == fresh.attachment;
-        Ok(VolumeRecord { formatting, ..fresh })
+        let format_in_progress =
+            existing.format_in_progress && existing.connection_info == new_record.connection_info;
+        Ok(VolumeRecord { format_in_progress, ..new_record })
     }
 
     /// Refuses what another volume of this node has: its staging path, its image, its device.
-    fn alone(
+    fn check_exclusive(
         &self,
         record: &VolumeRecord,
         others: &[VolumeRecord],
-        turns: &BTreeSet<String>,
+        active: &BTreeSet<String>,
     ) -> Result<(), NodeError> {
         for other in others.iter().filter(|other| other.volume != record.volume) {
-            let shares = (record.image.is_some() && record.image == other.image)
-                || (record.device.is_some() && record.device == other.device)
-                || record.staging == other.staging;
+            let is_shared = (record.image_id.is_some() && record.image_id == other.image_id)
+                || (record.device_number.is_some() && record.device_number == other.device_number)
+                || record.staging_path == other.staging_path;
             let is_live = || -> Result<bool, NodeError> {
-                Ok(turns.contains(&other.volume)
-                    || self.staged_at(other)?.is_some()
-                    || !self.live_targets(other)?.is_empty())
+                Ok(active.contains(&other.volume)
+                    || self.staged_mount(other)?.is_some()
+                    || !self.mounted_targets(other)?.is_empty())
             };
-            if shares && is_live()? {
-                return Err(NodeError::Precondition(
+            if is_shared && is_live()? {
+                return Err(NodeError::FailedPrecondition(
                     "another volume of this node has the same storage, or is staged at the same path"
                         .to_owned(),
                 ));
@@ -201,52 +205,56 @@ impl<M: Machine> Node<M> {
     /// # Errors
     /// [`NodeError::Precondition`] while it is published.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
-        let place = self.roots.place("staging_target_path", staging_path)?;
-        let _turn = self.turns.begin(volume);
-        let others = self.machine.records().step("read the volumes' records")?.readable;
-        let staging = place.to_string();
-        let foreign = |other: &&VolumeRecord| {
-            other.volume != volume && other.staging.as_deref() == Some(staging.as_str())
+        let path = self.roots.resolve("staging_target_path", staging_path)?;
+        let _active_guard = self.active_volumes.mark_active(volume);
+        let others = self.mounter.records().step("read the volumes' records")?.readable;
+        let staging = path.to_string();
+        let is_other_volume_here = |other: &&VolumeRecord| {
+            other.volume != volume && other.staging_path.as_deref() == Some(staging.as_str())
         };
-        if others.iter().any(|other| foreign(&other)) {
-            return Err(NodeError::Missing(format!("another volume is staged at {place}")));
+        if others.iter().any(|other| is_other_volume_here(&other)) {
+            return Err(NodeError::NotFound(format!("another volume is staged at {path}")));
         }
         // One that cannot be read is not as good as none: it may have a device.
         let record = self.record(volume)?;
         if let Some(record) = &record {
-            if record.staging.as_deref() != Some(staging.as_str()) {
-                let at = record.staging.as_deref().unwrap_or("no staging path");
-                return Err(NodeError::Precondition(format!("the volume is staged at {at}, not at {place}")));
+            if record.staging_path.as_deref() != Some(staging.as_str()) {
+                let at = record.staging_path.as_deref().unwrap_or("no staging path");
+                return Err(NodeError::FailedPrecondition(format!(
+                    "the volume is staged at {at}, not at {path}"
+                )));
             }
-            if let Some(target) = self.live_targets(record)?.first() {
-                return Err(NodeError::Precondition(format!("the volume is still published at {target}")));
+            if let Some(target) = self.mounted_targets(record)?.first() {
+                return Err(NodeError::FailedPrecondition(format!(
+                    "the volume is still published at {target}"
+                )));
             }
         }
-        let block = place.join(crate::executor::BLOCK);
-        for at in [&place, &block] {
-            let elsewhere = self.elsewhere(at, &place)?;
-            if let Some(other) = elsewhere.first() {
-                return Err(NodeError::Precondition(format!(
+        let block_path = path.join(crate::connector::BLOCK_FILE_NAME);
+        for at in [&path, &block_path] {
+            let other_mounts = self.other_mounts(at, &path)?;
+            if let Some(other) = other_mounts.first() {
+                return Err(NodeError::FailedPrecondition(format!(
                     "what is mounted at {at} is still mounted at {other}"
                 )));
             }
         }
-        unstage(&self.machine, &place, record.as_ref(), &others)?;
+        unstage(&self.mounter, &path, record.as_ref(), &others)?;
         if record.is_some() {
-            self.machine.forget(volume).step("forget the volume's record")?;
+            self.mounter.delete_record(volume).step("forget the volume's record")?;
         }
         Ok(())
     }
 
     /// Where else something that is mounted at `at` is mounted, within a directory that is itself no mount.
-    fn elsewhere(&self, at: &Place, staging: &Place) -> Result<Vec<String>, NodeError> {
+    fn other_mounts(&self, at: &KubeletPath, staging: &KubeletPath) -> Result<Vec<String>, NodeError> {
         // Within a mounted filesystem the device's file is the user's.
         if at != staging && self.is_mounted(staging)? {
             return Ok(Vec::new());
         }
-        if self.look(staging)?.is_none() || !self.is_mounted(at)? {
+        if self.inspect(staging)?.is_none() || !self.is_mounted(at)? {
             return Ok(Vec::new());
         }
-        self.machine.mounted_elsewhere(at).step("look for other mounts of the volume")
+        self.mounter.mount_refs(at).step("look for other mounts of the volume")
     }
 }

@@ -13,27 +13,27 @@ use cofferdam_domain::{
 use tonic::{Code, Status};
 
 use crate::{
-    attachment::CONTENT_SOURCE,
+    connection::CONTENT_SOURCE,
     error::NodeError,
-    node::{Publish, PublishInline, Stage},
+    node::{PublishInlineRequest, PublishRequest, StageRequest},
 };
 
 /// Bytes of all mount flags of a volume.
-const MAX_MOUNT_FLAGS: usize = 4096;
+const MAX_MOUNT_FLAGS_BYTES: usize = 4096;
 
 type Result<T> = std::result::Result<T, Status>;
 
 /// Longest handle in bytes.
-const MAX_HANDLE: usize = 128;
+const MAX_VOLUME_ID_BYTES: usize = 128;
 /// First part of the keys that kubelet adds to a context.
-const KUBELET: &str = "csi.storage.k8s.io/";
+const KUBELET_PREFIX: &str = "csi.storage.k8s.io/";
 /// Key by which kubelet says whether a volume is inline.
-const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+const EPHEMERAL_KEY: &str = "csi.storage.k8s.io/ephemeral";
 /// The one attribute of inline volumes: a quantity of bytes.
-const SIZE: &str = "size";
+const SIZE_KEY: &str = "size";
 /// What kubelet calls inline volumes: this, and the digest of pod and volume.
-const INLINE: &str = "csi-";
-const DIGEST: usize = 64;
+const INLINE_PREFIX: &str = "csi-";
+const INLINE_DIGEST_LEN: usize = 64;
 
 /// A failed call as CSI says it.
 pub(super) fn status(error: &NodeError) -> Status {
@@ -58,16 +58,16 @@ pub(super) fn status(error: &NodeError) -> Status {
     Status::new(code, error.to_string())
 }
 
-pub(super) fn required(field: &str, value: &str) -> Result<()> {
+pub(super) fn check_required(field: &str, value: &str) -> Result<()> {
     if value.is_empty() { Err(Status::invalid_argument(format!("{field} is missing"))) } else { Ok(()) }
 }
 
 /// Checks a handle.
-pub(super) fn volume(handle: &str) -> Result<()> {
-    required("volume_id", handle)?;
-    if handle.len() > MAX_HANDLE {
+pub(super) fn check_volume_id(handle: &str) -> Result<()> {
+    check_required("volume_id", handle)?;
+    if handle.len() > MAX_VOLUME_ID_BYTES {
         return Err(Status::invalid_argument(format!(
-            "volume_id has {} bytes: expected at most {MAX_HANDLE}",
+            "volume_id has {} bytes: expected at most {MAX_VOLUME_ID_BYTES}",
             handle.len()
         )));
     }
@@ -78,13 +78,14 @@ pub(super) fn volume(handle: &str) -> Result<()> {
 }
 
 /// Whether kubelet made a handle for an inline volume; no driver may.
-fn is_inline(handle: &str) -> bool {
-    let digest = |text: &str| text.len() == DIGEST && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    handle.strip_prefix(INLINE).is_some_and(digest)
+fn is_inline_volume_id(handle: &str) -> bool {
+    let is_digest =
+        |text: &str| text.len() == INLINE_DIGEST_LEN && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    handle.strip_prefix(INLINE_PREFIX).is_some_and(is_digest)
 }
 
 /// Reads a capability.
-pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapability> {
+pub(super) fn volume_capability(capability: v1::VolumeCapability) -> Result<VolumeCapability> {
     let invalid = |text: &str| Status::invalid_argument(format!("volume_capability {text}"));
     let mode = capability.access_mode.ok_or_else(|| invalid("has no access_mode"))?.mode;
     let mode = match Mode::try_from(mode) {
@@ -103,7 +104,7 @@ pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapab
         Some(Wire::Block(_)) => AccessType::Block,
         Some(Wire::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
             // As csi-server has it. Each publication keeps them in the volume's record.
-            if mount_flags.iter().map(|flag| flag.len()).sum::<usize>() > MAX_MOUNT_FLAGS {
+            if mount_flags.iter().map(|flag| flag.len()).sum::<usize>() > MAX_MOUNT_FLAGS_BYTES {
                 return Err(invalid("has mount_flags of more than 4096 bytes together"));
             }
             AccessType::Filesystem {
@@ -116,12 +117,12 @@ pub(super) fn capability(capability: v1::VolumeCapability) -> Result<VolumeCapab
     Ok(VolumeCapability { access_mode: mode, access_type: access })
 }
 
-fn needed(given: Option<v1::VolumeCapability>) -> Result<VolumeCapability> {
-    capability(given.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?)
+fn required_capability(capability: Option<v1::VolumeCapability>) -> Result<VolumeCapability> {
+    volume_capability(capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?)
 }
 
 /// Reads a range: at least, at most.
-pub(super) fn range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
+pub(super) fn capacity_range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
     let Some(CapacityRange { required_bytes, limit_bytes }) = range else { return Ok((None, None)) };
     let bytes = |field: &str, bytes: i64| match u64::try_from(bytes) {
         Ok(0) => Ok(None),
@@ -132,49 +133,49 @@ pub(super) fn range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option
 }
 
 /// A size as CSI writes it.
-pub(super) fn signed(bytes: u64) -> i64 {
+pub(super) fn to_csi_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// Reads NodeStageVolume.
-pub(super) fn stage(request: NodeStageVolumeRequest, publishes: bool) -> Result<Stage> {
-    volume(&request.volume_id)?;
-    required("staging_target_path", &request.staging_target_path)?;
-    let capability = needed(request.volume_capability)?;
-    if is_inline(&request.volume_id) {
+pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: bool) -> Result<StageRequest> {
+    check_volume_id(&request.volume_id)?;
+    check_required("staging_target_path", &request.staging_target_path)?;
+    let capability = required_capability(request.volume_capability)?;
+    if is_inline_volume_id(&request.volume_id) {
         return Err(Status::invalid_argument(
             "volume_id has the shape of an inline volume's, which is not staged",
         ));
     }
     let connection_info =
-        connection_info::from_contexts(&request.publish_context, &request.volume_context, publishes)
+        connection_info::from_contexts(&request.publish_context, &request.volume_context, has_publishing)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
-    Ok(Stage {
+    Ok(StageRequest {
         volume: request.volume_id,
         staging_path: request.staging_target_path,
         capability,
-        attachment: connection_info,
-        cloned: request.volume_context.contains_key(CONTENT_SOURCE),
+        connection_info,
+        has_content_source: request.volume_context.contains_key(CONTENT_SOURCE),
     })
 }
 
 /// What NodePublishVolume is about.
 #[derive(Debug)]
-pub(super) enum Publication {
-    Staged(Publish),
-    Inline(PublishInline),
+pub(super) enum AnyPublishRequest {
+    Staged(PublishRequest),
+    Inline(PublishInlineRequest),
 }
 
 /// Reads NodePublishVolume.
-pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> {
-    volume(&request.volume_id)?;
-    required("target_path", &request.target_path)?;
-    let capability = needed(request.volume_capability)?;
+pub(super) fn publish_request(request: NodePublishVolumeRequest) -> Result<AnyPublishRequest> {
+    check_volume_id(&request.volume_id)?;
+    check_required("target_path", &request.target_path)?;
+    let capability = required_capability(request.volume_capability)?;
     let context = &request.volume_context;
-    let says = context.get(EPHEMERAL).map(String::as_str);
-    if is_inline(&request.volume_id) {
-        let size = inline(context, &request.publish_context, says)?;
-        return Ok(Publication::Inline(PublishInline {
+    let ephemeral = context.get(EPHEMERAL_KEY).map(String::as_str);
+    if is_inline_volume_id(&request.volume_id) {
+        let size = inline_size(context, &request.publish_context, ephemeral)?;
+        return Ok(AnyPublishRequest::Inline(PublishInlineRequest {
             volume: request.volume_id,
             target_path: request.target_path,
             capability,
@@ -182,7 +183,7 @@ pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> 
             size,
         }));
     }
-    if says == Some("true") {
+    if ephemeral == Some("true") {
         return Err(Status::invalid_argument(
             "an inline volume has the handle of another one: expected kubelet's own",
         ));
@@ -192,7 +193,7 @@ pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> 
             "staging_target_path is missing: this driver's volumes are staged",
         ));
     }
-    Ok(Publication::Staged(Publish {
+    Ok(AnyPublishRequest::Staged(PublishRequest {
         volume: request.volume_id,
         staging_path: request.staging_target_path,
         target_path: request.target_path,
@@ -203,23 +204,23 @@ pub(super) fn publish(request: NodePublishVolumeRequest) -> Result<Publication> 
 
 /// Attributes of an inline volume: the pod's author wrote them. Everything that is not on this list is
 /// refused.
-fn inline(
+fn inline_size(
     context: &BTreeMap<String, String>,
     publish_context: &BTreeMap<String, String>,
-    says: Option<&str>,
+    ephemeral: Option<&str>,
 ) -> Result<Option<u64>> {
-    if says.is_some_and(|says| says != "true") || !publish_context.is_empty() {
+    if ephemeral.is_some_and(|ephemeral| ephemeral != "true") || !publish_context.is_empty() {
         return Err(Status::invalid_argument(
             "volume_id has the shape of an inline volume's, and it is none",
         ));
     }
-    let unknown = context.keys().find(|key| *key != SIZE && !key.starts_with(KUBELET));
+    let unknown = context.keys().find(|key| *key != SIZE_KEY && !key.starts_with(KUBELET_PREFIX));
     if let Some(unknown) = unknown {
         return Err(Status::invalid_argument(format!(
-            "an inline volume has the attribute {unknown:?}: expected {SIZE:?} at most"
+            "an inline volume has the attribute {unknown:?}: expected {SIZE_KEY:?} at most"
         )));
     }
-    let Some(size) = context.get(SIZE) else { return Ok(None) };
+    let Some(size) = context.get(SIZE_KEY) else { return Ok(None) };
     let bytes = Quantity::parse(size).ok().and_then(Quantity::to_csi_bytes);
     match bytes {
         Some(bytes) => Ok(Some(bytes)),

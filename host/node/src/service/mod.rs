@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use cofferdam_backend::in_flight::OperationKey;
 use cofferdam_csi::{
-    server::{Lock, Locks},
+    server::{OperationLock, OperationLocks},
     v1::{
         self, GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
         GetPluginInfoResponse, NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
@@ -27,31 +27,31 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     error::NodeError,
-    machine::Machine,
-    manifest::Manifest,
-    node::{Expand, Node, Statistics},
+    manifest::DriverManifest,
+    mounter::Mounter,
+    node::{ExpandRequest, NodeVolumes, VolumeStats},
 };
-use convert::Publication;
+use convert::AnyPublishRequest;
 
 /// Which node this is, as the cluster knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
+pub struct NodeIdentity {
     /// The node's name.
-    pub node: String,
+    pub node_id: String,
     /// Where it is, for the driver's topology keys.
-    pub segments: BTreeMap<String, String>,
+    pub topology_segments: BTreeMap<String, String>,
 }
 
 /// The services of one driver.
 #[derive(Debug)]
 pub struct NodeService<M> {
-    node: Arc<Node<M>>,
-    manifest: Arc<Manifest>,
-    whereabouts: Arc<Whereabouts>,
-    locks: Locks,
+    node: Arc<NodeVolumes<M>>,
+    manifest: Arc<DriverManifest>,
+    identity: Arc<NodeIdentity>,
+    locks: OperationLocks,
     /// Volumes that are being measured: storage that hangs holds one thread, however often it is asked for.
-    measured: Locks,
-    probe: Arc<Mutex<()>>,
+    stats_locks: OperationLocks,
+    probe_lock: Arc<Mutex<()>>,
 }
 
 impl<M> Clone for NodeService<M> {
@@ -59,67 +59,67 @@ impl<M> Clone for NodeService<M> {
         Self {
             node: Arc::clone(&self.node),
             manifest: Arc::clone(&self.manifest),
-            whereabouts: Arc::clone(&self.whereabouts),
+            identity: Arc::clone(&self.identity),
             locks: self.locks.clone(),
-            measured: self.measured.clone(),
-            probe: Arc::clone(&self.probe),
+            stats_locks: self.stats_locks.clone(),
+            probe_lock: Arc::clone(&self.probe_lock),
         }
     }
 }
 
-impl<M: Machine + 'static> NodeService<M> {
+impl<M: Mounter + 'static> NodeService<M> {
     /// The services of the driver that the manifest describes.
-    pub fn new(node: Node<M>, manifest: Manifest, whereabouts: Whereabouts) -> Self {
+    pub fn new(node: NodeVolumes<M>, manifest: DriverManifest, identity: NodeIdentity) -> Self {
         Self {
             node: Arc::new(node),
             manifest: Arc::new(manifest),
-            whereabouts: Arc::new(whereabouts),
-            locks: Locks::default(),
-            measured: Locks::default(),
-            probe: Arc::default(),
+            identity: Arc::new(identity),
+            locks: OperationLocks::default(),
+            stats_locks: OperationLocks::default(),
+            probe_lock: Arc::default(),
         }
     }
 
     /// What answers them.
-    pub fn node(&self) -> &Node<M> {
+    pub fn node(&self) -> &NodeVolumes<M> {
         &self.node
     }
 
     /// Does one thing for a volume, on a thread that may wait. It is not cut off when the caller goes away:
     /// the volume stays locked until it has ended, and the same call again hears `ABORTED` until then.
-    async fn alone<R: Send + 'static>(
+    async fn run_locked<R: Send + 'static>(
         &self,
         volume: &str,
-        work: impl FnOnce(&Node<M>) -> Result<R, NodeError> + Send + 'static,
+        operation: impl FnOnce(&NodeVolumes<M>) -> Result<R, NodeError> + Send + 'static,
     ) -> Result<R, Status> {
-        let lock = self.locks.take(OperationKey::Volume(volume.into()))?;
-        self.with(lock, work).await
+        let lock = self.locks.try_acquire(OperationKey::Volume(volume.into()))?;
+        self.run_blocking(lock, operation).await
     }
 
-    async fn with<R: Send + 'static>(
+    async fn run_blocking<R: Send + 'static>(
         &self,
-        lock: Lock,
-        work: impl FnOnce(&Node<M>) -> Result<R, NodeError> + Send + 'static,
+        lock: OperationLock,
+        operation: impl FnOnce(&NodeVolumes<M>) -> Result<R, NodeError> + Send + 'static,
     ) -> Result<R, Status> {
         let node = Arc::clone(&self.node);
-        let ended = tokio::task::spawn_blocking(move || {
-            let done = work(&node);
+        let result = tokio::task::spawn_blocking(move || {
+            let outcome = operation(&node);
             drop(lock);
-            done
+            outcome
         });
-        finish(ended.await)
+        flatten_result(result.await)
     }
 }
 
-fn finish<R>(ended: Result<Result<R, NodeError>, tokio::task::JoinError>) -> Result<R, Status> {
-    match ended {
+fn flatten_result<R>(result: Result<Result<R, NodeError>, tokio::task::JoinError>) -> Result<R, Status> {
+    match result {
         Ok(done) => done.map_err(|error| convert::status(&error)),
         Err(_) => Err(Status::internal("a defect of this program ended the call: its log says more")),
     }
 }
 
 #[tonic::async_trait]
-impl<M: Machine + 'static> Identity for NodeService<M> {
+impl<M: Mounter + 'static> Identity for NodeService<M> {
     async fn get_plugin_info(
         &self,
         _: Request<GetPluginInfoRequest>,
@@ -143,14 +143,14 @@ impl<M: Machine + 'static> Identity for NodeService<M> {
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let node = Arc::clone(&self.node);
         // A disk that hangs holds one thread; who asks meanwhile waits for as long as he likes.
-        let turn = Arc::clone(&self.probe).lock_owned().await;
-        let read = tokio::task::spawn_blocking(move || {
-            let read = node.machine().records().map(drop);
-            drop(turn);
-            read
+        let probe_guard = Arc::clone(&self.probe_lock).lock_owned().await;
+        let records_result = tokio::task::spawn_blocking(move || {
+            let records_result = node.mounter().records().map(drop);
+            drop(probe_guard);
+            records_result
         });
-        let read = read.await;
-        match read {
+        let records_result = records_result.await;
+        match records_result {
             Ok(Ok(())) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
             Ok(Err(error)) => Err(Status::failed_precondition(error.to_string())),
             Err(_) => Err(Status::internal("a defect of this program ended the call: its log says more")),
@@ -174,13 +174,13 @@ fn plugin_capability(capability: PluginCapability) -> v1::PluginCapability {
 }
 
 #[tonic::async_trait]
-impl<M: Machine + 'static> NodeCalls for NodeService<M> {
+impl<M: Mounter + 'static> NodeCalls for NodeService<M> {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
-        let stage = convert::stage(request.into_inner(), self.manifest.publishes())?;
-        self.alone(&stage.volume.clone(), move |node| node.stage(&stage)).await?;
+        let stage = convert::stage_request(request.into_inner(), self.manifest.has_publishing())?;
+        self.run_locked(&stage.volume.clone(), move |node| node.stage(&stage)).await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
@@ -189,8 +189,9 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let NodeUnstageVolumeRequest { volume_id, staging_target_path } = request.into_inner();
-        convert::volume(&volume_id)?;
-        self.alone(&volume_id.clone(), move |node| node.unstage(&volume_id, &staging_target_path)).await?;
+        convert::check_volume_id(&volume_id)?;
+        self.run_locked(&volume_id.clone(), move |node| node.unstage(&volume_id, &staging_target_path))
+            .await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -198,12 +199,12 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         &self,
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
-        match convert::publish(request.into_inner())? {
-            Publication::Staged(publish) => {
-                self.alone(&publish.volume.clone(), move |node| node.publish(&publish)).await?;
+        match convert::publish_request(request.into_inner())? {
+            AnyPublishRequest::Staged(publish) => {
+                self.run_locked(&publish.volume.clone(), move |node| node.publish(&publish)).await?;
             }
-            Publication::Inline(publish) => {
-                self.alone(&publish.volume.clone(), move |node| node.publish_inline(&publish)).await?;
+            AnyPublishRequest::Inline(publish) => {
+                self.run_locked(&publish.volume.clone(), move |node| node.publish_inline(&publish)).await?;
             }
         }
         Ok(Response::new(NodePublishVolumeResponse {}))
@@ -214,8 +215,8 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
-        convert::volume(&volume_id)?;
-        self.alone(&volume_id.clone(), move |node| node.unpublish(&volume_id, &target_path)).await?;
+        convert::check_volume_id(&volume_id)?;
+        self.run_locked(&volume_id.clone(), move |node| node.unpublish(&volume_id, &target_path)).await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -224,11 +225,11 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
         let NodeGetVolumeStatsRequest { volume_id, volume_path, .. } = request.into_inner();
-        convert::volume(&volume_id)?;
-        convert::required("volume_path", &volume_path)?;
-        let lock = self.measured.take(OperationKey::Volume(volume_id.as_str().into()))?;
-        let looked = self.with(lock, move |node| node.statistics(&volume_id, &volume_path)).await?;
-        Ok(Response::new(statistics(&looked)))
+        convert::check_volume_id(&volume_id)?;
+        convert::check_required("volume_path", &volume_path)?;
+        let lock = self.stats_locks.try_acquire(OperationKey::Volume(volume_id.as_str().into()))?;
+        let stats = self.run_blocking(lock, move |node| node.volume_stats(&volume_id, &volume_path)).await?;
+        Ok(Response::new(stats_response(&stats)))
     }
 
     async fn node_expand_volume(
@@ -236,20 +237,20 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
         let request = request.into_inner();
-        convert::volume(&request.volume_id)?;
-        convert::required("volume_path", &request.volume_path)?;
-        request.volume_capability.map(convert::capability).transpose()?;
-        let (required, limit) = convert::range(request.capacity_range)?;
-        let expand = Expand {
+        convert::check_volume_id(&request.volume_id)?;
+        convert::check_required("volume_path", &request.volume_path)?;
+        request.volume_capability.map(convert::volume_capability).transpose()?;
+        let (required, limit) = convert::capacity_range(request.capacity_range)?;
+        let expand = ExpandRequest {
             volume: request.volume_id,
             volume_path: request.volume_path,
             required,
             limit,
-            published: self.manifest.publishes(),
+            is_size_published: self.manifest.has_publishing(),
         };
-        let size = self.alone(&expand.volume.clone(), move |node| node.expand(&expand)).await?;
+        let size = self.run_locked(&expand.volume.clone(), move |node| node.expand(&expand)).await?;
         Ok(Response::new(NodeExpandVolumeResponse {
-            capacity_bytes: convert::signed(size.unwrap_or_default()),
+            capacity_bytes: convert::to_csi_bytes(size.unwrap_or_default()),
         }))
     }
 
@@ -266,7 +267,7 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
             // kubelet would name one mode for both, and two pods of a node could not share a volume.
             rpc::Type::SingleNodeMultiWriter,
         ];
-        if self.manifest.has(Feature::VolumeMountGroup) {
+        if self.manifest.has_feature(Feature::VolumeMountGroup) {
             kinds.push(rpc::Type::VolumeMountGroup);
         }
         let capability =
@@ -279,29 +280,35 @@ impl<M: Machine + 'static> NodeCalls for NodeService<M> {
         &self,
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
-        let Whereabouts { node, segments } = &*self.whereabouts;
-        let topology = Topology { segments: segments.clone() };
+        let NodeIdentity { node_id, topology_segments } = &*self.identity;
+        let topology = Topology { segments: topology_segments.clone() };
         Ok(Response::new(NodeGetInfoResponse {
-            node_id: node.clone(),
+            node_id: node_id.clone(),
             max_volumes_per_node: self.manifest.volumes_per_node().unwrap_or_default().into(),
-            accessible_topology: (!segments.is_empty()).then_some(topology),
+            accessible_topology: (!topology_segments.is_empty()).then_some(topology),
         }))
     }
 }
 
-fn statistics(found: &Statistics) -> NodeGetVolumeStatsResponse {
+fn stats_response(stats: &VolumeStats) -> NodeGetVolumeStatsResponse {
     let usage = |unit: Unit, available, total, used| v1::VolumeUsage {
-        available: convert::signed(available),
-        total: convert::signed(total),
-        used: convert::signed(used),
+        available: convert::to_csi_bytes(available),
+        total: convert::to_csi_bytes(total),
+        used: convert::to_csi_bytes(used),
         unit: unit.into(),
     };
-    let of = &found.usage;
-    let mut all = vec![usage(Unit::Bytes, of.available, of.total, of.used)];
-    if !found.block {
-        all.push(usage(Unit::Inodes, of.inodes_free, of.inodes, of.inodes_used));
+    let filesystem_usage = &stats.usage;
+    let mut usages =
+        vec![usage(Unit::Bytes, filesystem_usage.available, filesystem_usage.total, filesystem_usage.used)];
+    if !stats.is_block {
+        usages.push(usage(
+            Unit::Inodes,
+            filesystem_usage.inodes_free,
+            filesystem_usage.inodes,
+            filesystem_usage.inodes_used,
+        ));
     }
     let condition =
-        v1::VolumeCondition { abnormal: found.health.abnormal, message: found.health.message.clone() };
-    NodeGetVolumeStatsResponse { usage: all, volume_condition: Some(condition) }
+        v1::VolumeCondition { abnormal: stats.condition.abnormal, message: stats.condition.message.clone() };
+    NodeGetVolumeStatsResponse { usage: usages, volume_condition: Some(condition) }
 }

@@ -1,38 +1,41 @@
 //! What each call answers: repeated, with other arguments, in the wrong order, and for what is not there.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability};
-use cofferdam_node::Expand;
+use cofferdam_node::ExpandRequest;
 
 use crate::support::{
-    MIB, attachment, block, do_stage, filesystem, node, publish, sorts, stage, staging, target, with, writer,
+    MIB, block_capability, connection_info, filesystem_capability, make_directory_and_stage,
+    mount_capability, publish_request, single_writer, stage_request, staging_path, target_path, test_node,
+    volume_kinds,
 };
 
 #[test]
-fn every_call_may_be_repeated() {
-    for (name, attachment, capability) in sorts() {
-        let node = node();
+fn repeated_calls_succeed_without_new_effects() {
+    for (name, attachment, capability) in volume_kinds() {
+        let node = test_node();
         let mut effects = Vec::new();
         for _ in 0..3 {
-            do_stage(&node, &stage(name, attachment.clone(), capability.clone())).unwrap();
-            node.publish(&publish(name, "p", capability.clone())).unwrap();
-            effects.push(node.machine().state().effects.clone());
+            make_directory_and_stage(&node, &stage_request(name, attachment.clone(), capability.clone()))
+                .unwrap();
+            node.publish(&publish_request(name, "p", capability.clone())).unwrap();
+            effects.push(node.mounter().state().effects.clone());
         }
         // To look whether a filesystem covers its device is the tool's own work.
-        let again: Vec<String> = effects[2].iter().skip(effects[1].len()).cloned().collect();
-        assert!(again.iter().all(|effect| effect.starts_with("grow")), "{name}: {again:?}");
+        let repeated: Vec<String> = effects[2].iter().skip(effects[1].len()).cloned().collect();
+        assert!(repeated.iter().all(|effect| effect.starts_with("grow")), "{name}: {repeated:?}");
         for _ in 0..3 {
-            node.unpublish(name, &target("p")).unwrap();
+            node.unpublish(name, &target_path("p")).unwrap();
         }
         for _ in 0..3 {
-            node.unstage(name, &staging(name)).unwrap();
+            node.unstage(name, &staging_path(name)).unwrap();
         }
-        assert_eq!(node.machine().left_behind(), "", "{name}");
-        assert!(node.machine().exists(&staging(name)), "kubelet made it, and removes it");
+        assert_eq!(node.mounter().leftovers(), "", "{name}");
+        assert!(node.mounter().exists(&staging_path(name)), "kubelet made it, and removes it");
     }
 }
 
 #[test]
-fn a_second_publication() {
+fn second_publish_follows_the_csi_table() {
     use CsiAccessMode as Mode;
     use ErrorKind::{AlreadyExists, FailedPrecondition};
     #[rustfmt::skip] // the table of CSI: mode, other target, other arguments, the answer
@@ -53,200 +56,246 @@ fn a_second_publication() {
         (Mode::MultiNodeSingleWriter,  true,  true,  None),
         (Mode::MultiNodeReaderOnly,    true,  false, None),
     ];
-    for (mode, elsewhere, otherwise, expected) in table {
-        let node = node();
-        do_stage(&node, &stage("v", attachment("directory", &[("path", "one")]), filesystem(mode))).unwrap();
-        let first = publish("v", "p", filesystem(mode));
+    for (mode, is_other_target, is_read_only, expected) in table {
+        let node = test_node();
+        make_directory_and_stage(
+            &node,
+            &stage_request(
+                "v",
+                connection_info("directory", &[("path", "one")]),
+                filesystem_capability(mode),
+            ),
+        )
+        .unwrap();
+        let first = publish_request("v", "p", filesystem_capability(mode));
         node.publish(&first).unwrap();
         let mut second = first;
-        second.read_only = otherwise;
-        if elsewhere {
-            second.target_path = target("q");
+        second.read_only = is_read_only;
+        if is_other_target {
+            second.target_path = target_path("q");
         }
-        let answer = node.publish(&second).err().map(|error| error.kind());
-        assert_eq!(answer, expected, "{mode:?} elsewhere {elsewhere} otherwise {otherwise}");
+        let error_kind = node.publish(&second).err().map(|error| error.kind());
+        assert_eq!(error_kind, expected, "{mode:?} elsewhere {is_other_target} otherwise {is_read_only}");
     }
 }
 
 #[test]
-fn what_is_not_there_and_what_is_in_the_way() {
-    let node = node();
+fn missing_and_conflicting_volumes_and_paths_are_rejected() {
+    let node = test_node();
     let kind = |error: Result<(), cofferdam_node::NodeError>| error.unwrap_err().kind();
-    let directory = || attachment("directory", &[("path", "one")]);
+    let directory = || connection_info("directory", &[("path", "one")]);
     // Kubelet makes the staging path.
-    assert_eq!(kind(node.stage(&stage("v", directory(), writer()))), ErrorKind::FailedPrecondition);
-    assert_eq!(kind(node.publish(&publish("v", "p", writer()))), ErrorKind::FailedPrecondition);
-    do_stage(&node, &stage("v", directory(), writer())).unwrap();
+    assert_eq!(
+        kind(node.stage(&stage_request("v", directory(), single_writer()))),
+        ErrorKind::FailedPrecondition
+    );
+    assert_eq!(
+        kind(node.publish(&publish_request("v", "p", single_writer()))),
+        ErrorKind::FailedPrecondition
+    );
+    make_directory_and_stage(&node, &stage_request("v", directory(), single_writer())).unwrap();
     // Staged in another way, at the same path and elsewhere.
     assert_eq!(
-        kind(node.stage(&stage("v", directory(), with("", &["noexec"], "")))),
+        kind(node.stage(&stage_request("v", directory(), mount_capability("", &["noexec"], "")))),
         ErrorKind::AlreadyExists
     );
-    let mut elsewhere = stage("v", directory(), writer());
-    elsewhere.staging_path = staging("w");
-    assert_eq!(kind(do_stage(&node, &elsewhere)), ErrorKind::FailedPrecondition);
-    assert_eq!(kind(node.unstage("v", &staging("w"))), ErrorKind::FailedPrecondition);
+    let mut other_request = stage_request("v", directory(), single_writer());
+    other_request.staging_path = staging_path("w");
+    assert_eq!(kind(make_directory_and_stage(&node, &other_request)), ErrorKind::FailedPrecondition);
+    assert_eq!(kind(node.unstage("v", &staging_path("w"))), ErrorKind::FailedPrecondition);
     // The other type of access, and what is no device.
-    assert_eq!(kind(node.publish(&publish("v", "p", block()))), ErrorKind::AlreadyExists);
-    assert_eq!(kind(do_stage(&node, &stage("w", directory(), block()))), ErrorKind::InvalidArgument);
+    assert_eq!(kind(node.publish(&publish_request("v", "p", block_capability()))), ErrorKind::AlreadyExists);
+    assert_eq!(
+        kind(make_directory_and_stage(&node, &stage_request("w", directory(), block_capability()))),
+        ErrorKind::InvalidArgument
+    );
     // A file where the target shall be.
-    node.machine().file_at(&target("file"), 1);
-    assert_eq!(kind(node.publish(&publish("v", "file", writer()))), ErrorKind::FailedPrecondition);
-    assert_eq!(kind(node.unpublish("v", &target("file"))), ErrorKind::FailedPrecondition);
+    node.mounter().add_file(&target_path("file"), 1);
+    assert_eq!(
+        kind(node.publish(&publish_request("v", "file", single_writer()))),
+        ErrorKind::FailedPrecondition
+    );
+    assert_eq!(kind(node.unpublish("v", &target_path("file"))), ErrorKind::FailedPrecondition);
     // Published, so not to be unstaged.
-    node.publish(&publish("v", "p", writer())).unwrap();
-    assert_eq!(kind(node.unstage("v", &staging("v"))), ErrorKind::FailedPrecondition);
+    node.publish(&publish_request("v", "p", single_writer())).unwrap();
+    assert_eq!(kind(node.unstage("v", &staging_path("v"))), ErrorKind::FailedPrecondition);
     // Never staged, never published.
-    node.unpublish("other", &target("other")).unwrap();
-    node.unstage("other", &staging("other")).unwrap();
+    node.unpublish("other", &target_path("other")).unwrap();
+    node.unstage("other", &staging_path("other")).unwrap();
     // Another volume's target, and one's own staging path as target.
-    assert_eq!(kind(node.unpublish("other", &target("p"))), ErrorKind::NotFound);
-    assert_eq!(kind(node.unpublish("v", &staging("v"))), ErrorKind::NotFound);
+    assert_eq!(kind(node.unpublish("other", &target_path("p"))), ErrorKind::NotFound);
+    assert_eq!(kind(node.unpublish("v", &staging_path("v"))), ErrorKind::NotFound);
 }
 
 #[test]
-fn what_a_failed_stage_has_done_is_undone() {
+fn failed_stage_is_rolled_back() {
     let (raw, blank) =
-        (|| attachment("image", &[("path", "raw")]), || attachment("image", &[("path", "blank")]));
+        (|| connection_info("image", &[("path", "raw")]), || connection_info("image", &[("path", "blank")]));
     let rows = [
-        ("data that is no filesystem", raw(), writer(), ErrorKind::FailedPrecondition),
-        ("an option that is not allowed", blank(), with("ext4", &["suid"], ""), ErrorKind::PermissionDenied),
+        ("data that is no filesystem", raw(), single_writer(), ErrorKind::FailedPrecondition),
+        (
+            "an option that is not allowed",
+            blank(),
+            mount_capability("ext4", &["suid"], ""),
+            ErrorKind::PermissionDenied,
+        ),
         (
             "an option of a directory",
-            attachment("directory", &[("path", "one")]),
-            with("", &["suid"], ""),
+            connection_info("directory", &[("path", "one")]),
+            mount_capability("", &["suid"], ""),
             ErrorKind::PermissionDenied,
         ),
     ];
     for (name, attachment, capability, kind) in rows {
-        let node = node();
-        let error = do_stage(&node, &stage("v", attachment, capability)).unwrap_err();
+        let node = test_node();
+        let error = make_directory_and_stage(&node, &stage_request("v", attachment, capability)).unwrap_err();
         assert_eq!(error.kind(), kind, "{name}: {error}");
-        assert!(node.machine().left_behind().is_empty(), "{name}: a record stays");
-        assert_eq!(node.machine().left_behind(), "", "{name}");
+        assert!(node.mounter().leftovers().is_empty(), "{name}: a record stays");
+        assert_eq!(node.mounter().leftovers(), "", "{name}");
     }
     // Nor does a record of before a reboot say that anything is staged.
-    let node = node();
-    do_stage(&node, &stage("v", blank(), writer())).unwrap();
-    node.publish(&publish("v", "p", writer())).unwrap();
-    node.machine().reboot();
-    node.machine().with_image("/srv/images/blank", |disk| {
-        disk.content = cofferdam_node::Content::Filesystem("btrfs".to_owned());
+    let node = test_node();
+    make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
+    node.publish(&publish_request("v", "p", single_writer())).unwrap();
+    node.mounter().reboot();
+    node.mounter().with_image("/srv/images/blank", |disk| {
+        disk.content = cofferdam_node::DeviceContent::Filesystem("btrfs".to_owned());
     });
-    do_stage(&node, &stage("v", blank(), writer())).unwrap_err();
-    assert_eq!(node.machine().left_behind(), "");
+    make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap_err();
+    assert_eq!(node.mounter().leftovers(), "");
     // What was staged before stays so, and what somebody else has mounted is not ours to undo.
-    let node = crate::support::node();
-    do_stage(&node, &stage("v", blank(), writer())).unwrap();
-    node.stage(&stage("v", blank(), with("ext4", &["suid"], ""))).unwrap_err();
-    assert_eq!(node.machine().mounts_at(&staging("v")).len(), 1);
+    let node = crate::support::test_node();
+    make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
+    node.stage(&stage_request("v", blank(), mount_capability("ext4", &["suid"], ""))).unwrap_err();
+    assert_eq!(node.mounter().mounts_at(&staging_path("v")).len(), 1);
 }
 
 #[test]
-fn what_a_failed_publication_has_done_is_undone() {
-    use cofferdam_node::Machine as _;
-    let node = node();
-    do_stage(&node, &stage("v", attachment("image", &[("path", "blank")]), writer())).unwrap();
-    let before = node.machine().records().unwrap();
-    let grouped = publish("v", "p", with("ext4", &[], "7"));
-    node.machine().refuse_groups();
-    assert!(node.publish(&grouped).is_err());
-    assert_eq!(node.machine().records().unwrap(), before, "the record says that it is published");
-    assert!(node.machine().mounts_at(&grouped.target_path).is_empty());
-    node.unstage("v", &staging("v")).unwrap();
-    assert_eq!(node.machine().left_behind(), "");
+fn failed_publish_is_rolled_back() {
+    use cofferdam_node::Mounter as _;
+    let node = test_node();
+    make_directory_and_stage(
+        &node,
+        &stage_request("v", connection_info("image", &[("path", "blank")]), single_writer()),
+    )
+    .unwrap();
+    let before = node.mounter().records().unwrap();
+    let request = publish_request("v", "p", mount_capability("ext4", &[], "7"));
+    node.mounter().fail_set_mount_group();
+    assert!(node.publish(&request).is_err());
+    assert_eq!(node.mounter().records().unwrap(), before, "the record says that it is published");
+    assert!(node.mounter().mounts_at(&request.target_path).is_empty());
+    node.unstage("v", &staging_path("v")).unwrap();
+    assert_eq!(node.mounter().leftovers(), "");
 }
 
 #[test]
-fn a_record_that_cannot_be_read_stops_nothing_that_gives_back() {
-    let node = node();
-    let one = || attachment("directory", &[("path", "one")]);
-    do_stage(&node, &stage("v", one(), writer())).unwrap();
-    node.publish(&publish("v", "p", writer())).unwrap();
-    node.machine().state().unreadable = vec!["the record /records/x.json: EOF".to_owned()];
-    node.unpublish("v", &target("p")).unwrap();
-    node.unstage("v", &staging("v")).unwrap();
-    assert_eq!(node.machine().left_behind(), "");
-    let error = node.stage(&stage("v", one(), writer())).unwrap_err().to_string();
+fn unreadable_record_blocks_stage_but_not_unpublish_or_unstage() {
+    let node = test_node();
+    let connection_info = || connection_info("directory", &[("path", "one")]);
+    make_directory_and_stage(&node, &stage_request("v", connection_info(), single_writer())).unwrap();
+    node.publish(&publish_request("v", "p", single_writer())).unwrap();
+    node.mounter().state().unreadable = vec!["the record /records/x.json: EOF".to_owned()];
+    node.unpublish("v", &target_path("p")).unwrap();
+    node.unstage("v", &staging_path("v")).unwrap();
+    assert_eq!(node.mounter().leftovers(), "");
+    let error = node.stage(&stage_request("v", connection_info(), single_writer())).unwrap_err().to_string();
     assert!(error.contains("/records/x.json") && error.contains("repaired or removed"), "{error}");
 }
 
 #[test]
-fn what_was_used_as_a_raw_device_is_never_formatted() {
-    use cofferdam_node::Content;
-    let node = node();
-    let blank = || attachment("image", &[("path", "blank")]);
+fn volume_used_as_a_raw_block_device_is_never_formatted() {
+    use cofferdam_node::DeviceContent;
+    let node = test_node();
+    let blank_image = || connection_info("image", &[("path", "blank")]);
     // It dies while a filesystem is made.
-    let effects = |node: &cofferdam_node::Node<_>| {
-        let node: &cofferdam_node::Node<crate::model::Model> = node;
-        node.machine().state().effects.clone()
+    let effects = |node: &cofferdam_node::NodeVolumes<_>| {
+        let node: &cofferdam_node::NodeVolumes<crate::simulated_mounter::SimulatedMounter> = node;
+        node.mounter().state().effects.clone()
     };
-    let whole = crate::support::node();
-    do_stage(&whole, &stage("v", blank(), writer())).unwrap();
-    let until = effects(&whole).iter().position(|effect| effect.starts_with("mkfs")).unwrap() + 1;
-    node.machine().directory_at(&staging("v"));
-    node.machine().live(Some(until), true);
-    node.stage(&stage("v", blank(), writer())).unwrap_err();
-    node.machine().live(None, false);
+    let reference_node = crate::support::test_node();
+    make_directory_and_stage(&reference_node, &stage_request("v", blank_image(), single_writer())).unwrap();
+    let crash_after =
+        effects(&reference_node).iter().position(|effect| effect.starts_with("mkfs")).unwrap() + 1;
+    node.mounter().create_directories(&staging_path("v"));
+    node.mounter().set_crash_after(Some(crash_after), true);
+    node.stage(&stage_request("v", blank_image(), single_writer())).unwrap_err();
+    node.mounter().set_crash_after(None, false);
     // A user's pod writes to the raw device, and the machine goes down.
-    node.stage(&stage("v", blank(), block())).unwrap();
-    node.machine().reboot();
-    node.machine().with_image("/srv/images/blank", |disk| disk.content = Content::Unknown);
-    let error = node.stage(&stage("v", blank(), writer())).unwrap_err();
+    node.stage(&stage_request("v", blank_image(), block_capability())).unwrap();
+    node.mounter().reboot();
+    node.mounter().with_image("/srv/images/blank", |disk| disk.content = DeviceContent::Unknown);
+    let error = node.stage(&stage_request("v", blank_image(), single_writer())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
     assert!(error.to_string().contains("not formatted"), "{error}");
 }
 
 #[test]
-fn data_beneath_a_target_is_never_removed() {
-    let node = node();
-    node.machine().directory_at(&target("p/data"));
-    let error = node.unpublish("v", &target("p")).unwrap_err();
+fn unpublish_never_removes_data_in_the_target_directory() {
+    let node = test_node();
+    node.mounter().create_directories(&target_path("p/data"));
+    let error = node.unpublish("v", &target_path("p")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
-    assert!(node.machine().exists(&target("p/data")));
+    assert!(node.mounter().exists(&target_path("p/data")));
 }
 
 #[test]
-fn modes_that_a_volume_cannot_have() {
-    let image = || attachment("image", &[("path", "blank")]);
+fn unsupported_access_modes_and_filesystems_are_rejected() {
+    let image = || connection_info("image", &[("path", "blank")]);
     for mode in [CsiAccessMode::MultiNodeMultiWriter, CsiAccessMode::MultiNodeSingleWriter] {
-        let error = do_stage(&node(), &stage("v", image(), filesystem(mode))).unwrap_err();
+        let error =
+            make_directory_and_stage(&test_node(), &stage_request("v", image(), filesystem_capability(mode)))
+                .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{mode:?}");
         let raw = VolumeCapability { access_mode: mode, access_type: AccessType::Block };
-        do_stage(&node(), &stage("v", image(), raw)).unwrap();
+        make_directory_and_stage(&test_node(), &stage_request("v", image(), raw)).unwrap();
     }
-    let error = do_stage(&node(), &stage("v", image(), with("btrfs", &[], ""))).unwrap_err();
+    let error = make_directory_and_stage(
+        &test_node(),
+        &stage_request("v", image(), mount_capability("btrfs", &[], "")),
+    )
+    .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     // Readers get no blank volume formatted, and what they get is read-only down to the filesystem.
-    let readers = filesystem(CsiAccessMode::MultiNodeReaderOnly);
-    let error = do_stage(&node(), &stage("v", image(), readers.clone())).unwrap_err();
+    let readers = filesystem_capability(CsiAccessMode::MultiNodeReaderOnly);
+    let error =
+        make_directory_and_stage(&test_node(), &stage_request("v", image(), readers.clone())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-    let node = node();
-    do_stage(&node, &stage("v", attachment("image", &[("path", "xfs")]), readers.clone())).unwrap();
-    node.publish(&publish("v", "p", readers)).unwrap();
-    for path in [staging("v"), target("p")] {
-        assert!(node.machine().mounts_at(&path)[0].attributes.read_only, "{path}");
+    let node = test_node();
+    make_directory_and_stage(
+        &node,
+        &stage_request("v", connection_info("image", &[("path", "xfs")]), readers.clone()),
+    )
+    .unwrap();
+    node.publish(&publish_request("v", "p", readers)).unwrap();
+    for path in [staging_path("v"), target_path("p")] {
+        assert!(node.mounter().mounts_at(&path)[0].attributes.read_only, "{path}");
     }
-    let effects = node.machine().state().effects.join(" ");
+    let effects = node.mounter().state().effects.join(" ");
     assert!(!effects.contains("fsck") && !effects.contains("grow"), "{effects}");
-    assert!(!node.statistics("v", &target("p")).unwrap().health.abnormal);
+    assert!(!node.volume_stats("v", &target_path("p")).unwrap().condition.abnormal);
 }
 
 #[test]
-fn groups() {
-    use cofferdam_node::Machine as _;
+fn volume_mount_group_is_applied_or_rejected() {
+    use cofferdam_node::Mounter as _;
     for (group, expected) in
         [("2000", Ok(Some(2000))), ("", Ok(None)), ("root", Err(())), ("4294967295", Err(()))]
     {
-        let node = node();
-        let capability = with("", &[], group);
-        do_stage(&node, &stage("v", attachment("tmpfs", &[("size", "4096")]), capability.clone())).unwrap();
-        let published = node.publish(&publish("v", "p", capability));
+        let node = test_node();
+        let capability = mount_capability("", &[], group);
+        make_directory_and_stage(
+            &node,
+            &stage_request("v", connection_info("tmpfs", &[("size", "4096")]), capability.clone()),
+        )
+        .unwrap();
+        let result = node.publish(&publish_request("v", "p", capability));
         match expected {
-            Err(()) => assert_eq!(published.unwrap_err().kind(), ErrorKind::InvalidArgument, "{group}"),
+            Err(()) => assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidArgument, "{group}"),
             Ok(expected) => {
-                published.unwrap();
-                let found = node.machine().group(&crate::support::place(&target("p"))).unwrap();
+                result.unwrap();
+                let found =
+                    node.mounter().mount_group(&crate::support::kubelet_path(&target_path("p"))).unwrap();
                 assert_eq!(found, expected);
             }
         }
@@ -254,76 +303,113 @@ fn groups() {
 }
 
 #[test]
-fn statistics() {
-    let node = node();
-    do_stage(&node, &stage("v", attachment("image", &[("path", "blank")]), writer())).unwrap();
-    node.publish(&publish("v", "p", writer())).unwrap();
-    do_stage(&node, &stage("raw", attachment("image", &[("path", "raw")]), block())).unwrap();
-    node.publish(&publish("raw", "q", block())).unwrap();
-    for path in [staging("v"), target("p")] {
-        let found = node.statistics("v", &path).unwrap();
-        assert_eq!((found.usage.total, found.usage.inodes, found.block), (16 * MIB, 10, false));
-        assert!(!found.health.abnormal);
+fn volume_stats_report_usage_and_condition() {
+    let node = test_node();
+    make_directory_and_stage(
+        &node,
+        &stage_request("v", connection_info("image", &[("path", "blank")]), single_writer()),
+    )
+    .unwrap();
+    node.publish(&publish_request("v", "p", single_writer())).unwrap();
+    make_directory_and_stage(
+        &node,
+        &stage_request("raw", connection_info("image", &[("path", "raw")]), block_capability()),
+    )
+    .unwrap();
+    node.publish(&publish_request("raw", "q", block_capability())).unwrap();
+    for path in [staging_path("v"), target_path("p")] {
+        let stats = node.volume_stats("v", &path).unwrap();
+        assert_eq!((stats.usage.total, stats.usage.inodes, stats.is_block), (16 * MIB, 10, false));
+        assert!(!stats.condition.abnormal);
     }
-    for path in [staging("raw"), target("q")] {
-        let found = node.statistics("raw", &path).unwrap();
-        assert_eq!((found.usage.total, found.usage.inodes, found.block), (16 * MIB, 0, true));
+    for path in [staging_path("raw"), target_path("q")] {
+        let stats = node.volume_stats("raw", &path).unwrap();
+        assert_eq!((stats.usage.total, stats.usage.inodes, stats.is_block), (16 * MIB, 0, true));
     }
-    let missing = [("other", target("p")), ("v", target("q")), ("v", "/etc".to_owned()), ("v", target("x"))];
+    let missing = [
+        ("other", target_path("p")),
+        ("v", target_path("q")),
+        ("v", "/etc".to_owned()),
+        ("v", target_path("x")),
+    ];
     for (volume, path) in missing {
         assert_eq!(
-            node.statistics(volume, &path).unwrap_err().kind(),
+            node.volume_stats(volume, &path).unwrap_err().kind(),
             ErrorKind::NotFound,
             "{volume} {path}"
         );
     }
-    node.machine().break_filesystem(&target("p"));
-    assert!(node.statistics("v", &target("p")).unwrap().health.abnormal);
-    node.machine().reboot();
-    assert_eq!(node.statistics("v", &target("p")).unwrap_err().kind(), ErrorKind::NotFound);
+    node.mounter().break_filesystem(&target_path("p"));
+    assert!(node.volume_stats("v", &target_path("p")).unwrap().condition.abnormal);
+    node.mounter().reboot();
+    assert_eq!(node.volume_stats("v", &target_path("p")).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 #[test]
-fn a_volume_grows_with_its_storage() {
-    let expand = |volume: &str, path: String, required, limit| Expand {
+fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
+    let expand = |volume: &str, path: String, required, limit| ExpandRequest {
         volume: volume.to_owned(),
         volume_path: path,
         required,
         limit,
-        published: true,
+        is_size_published: true,
     };
-    let node = node();
-    for (name, path, capability) in [("v", "blank", writer()), ("raw", "raw", block())] {
-        do_stage(&node, &stage(name, attachment("image", &[("path", path)]), capability.clone())).unwrap();
-        node.publish(&publish(name, name, capability)).unwrap();
-        let wish = expand(name, target(name), Some(32 * MIB), None);
-        assert_eq!(node.expand(&wish).unwrap_err().kind(), ErrorKind::OutOfRange, "the image is as it was");
-        node.machine().with_image(&format!("/srv/images/{path}"), |disk| disk.size = 32 * MIB);
-        assert_eq!(node.expand(&wish).unwrap(), Some(32 * MIB));
-        assert_eq!(node.expand(&wish).unwrap(), Some(32 * MIB));
-        assert_eq!(node.statistics(name, &target(name)).unwrap().usage.total, 32 * MIB, "{name}");
-        let low = expand(name, target(name), None, Some(MIB));
-        assert_eq!(node.expand(&low).unwrap_err().kind(), ErrorKind::OutOfRange);
-        let upside_down = expand(name, target(name), Some(2), Some(1));
-        assert_eq!(node.expand(&upside_down).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let node = test_node();
+    for (name, path, capability) in [("v", "blank", single_writer()), ("raw", "raw", block_capability())] {
+        make_directory_and_stage(
+            &node,
+            &stage_request(name, connection_info("image", &[("path", path)]), capability.clone()),
+        )
+        .unwrap();
+        node.publish(&publish_request(name, name, capability)).unwrap();
+        let request = expand(name, target_path(name), Some(32 * MIB), None);
+        assert_eq!(
+            node.expand(&request).unwrap_err().kind(),
+            ErrorKind::OutOfRange,
+            "the image is as it was"
+        );
+        node.mounter().with_image(&format!("/srv/images/{path}"), |disk| disk.size = 32 * MIB);
+        assert_eq!(node.expand(&request).unwrap(), Some(32 * MIB));
+        assert_eq!(node.expand(&request).unwrap(), Some(32 * MIB));
+        assert_eq!(node.volume_stats(name, &target_path(name)).unwrap().usage.total, 32 * MIB, "{name}");
+        let low_limit = expand(name, target_path(name), None, Some(MIB));
+        assert_eq!(node.expand(&low_limit).unwrap_err().kind(), ErrorKind::OutOfRange);
+        let inverted_range = expand(name, target_path(name), Some(2), Some(1));
+        assert_eq!(node.expand(&inverted_range).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
-    assert_eq!(node.machine().with_image("/srv/images/blank", |disk| disk.covers), 32 * MIB);
+    assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 32 * MIB);
     // An image that grew while it was not staged is grown when it is.
-    node.unpublish("v", &target("v")).unwrap();
-    node.unstage("v", &staging("v")).unwrap();
-    node.machine().with_image("/srv/images/blank", |disk| disk.size = 64 * MIB);
-    do_stage(&node, &stage("v", attachment("image", &[("path", "blank")]), writer())).unwrap();
-    assert_eq!(node.machine().with_image("/srv/images/blank", |disk| disk.covers), 64 * MIB);
+    node.unpublish("v", &target_path("v")).unwrap();
+    node.unstage("v", &staging_path("v")).unwrap();
+    node.mounter().with_image("/srv/images/blank", |disk| disk.size = 64 * MIB);
+    make_directory_and_stage(
+        &node,
+        &stage_request("v", connection_info("image", &[("path", "blank")]), single_writer()),
+    )
+    .unwrap();
+    assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 64 * MIB);
     // Memory grows to what the policy allows.
-    do_stage(&node, &stage("m", attachment("tmpfs", &[("size", "1048576")]), writer())).unwrap();
-    assert_eq!(node.expand(&expand("m", staging("m"), Some(2 * MIB), None)).unwrap(), Some(2 * MIB));
-    node.machine().reboot();
-    do_stage(&node, &stage("m", attachment("tmpfs", &[("size", "1048576")]), writer())).unwrap();
-    let after = node.statistics("m", &staging("m")).unwrap().usage.total;
-    assert_eq!(after, 2 * MIB, "small again after a reboot");
-    let said_once = Expand { published: false, ..expand("m", staging("m"), Some(4 * MIB), None) };
-    assert_eq!(node.expand(&said_once).unwrap_err().kind(), ErrorKind::FailedPrecondition);
-    let error = node.expand(&expand("m", staging("m"), Some(65 * MIB), None)).unwrap_err();
+    make_directory_and_stage(
+        &node,
+        &stage_request("m", connection_info("tmpfs", &[("size", "1048576")]), single_writer()),
+    )
+    .unwrap();
+    assert_eq!(node.expand(&expand("m", staging_path("m"), Some(2 * MIB), None)).unwrap(), Some(2 * MIB));
+    node.mounter().reboot();
+    make_directory_and_stage(
+        &node,
+        &stage_request("m", connection_info("tmpfs", &[("size", "1048576")]), single_writer()),
+    )
+    .unwrap();
+    let total_after_reboot = node.volume_stats("m", &staging_path("m")).unwrap().usage.total;
+    assert_eq!(total_after_reboot, 2 * MIB, "small again after a reboot");
+    let without_published_size =
+        ExpandRequest { is_size_published: false, ..expand("m", staging_path("m"), Some(4 * MIB), None) };
+    assert_eq!(node.expand(&without_published_size).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    let error = node.expand(&expand("m", staging_path("m"), Some(65 * MIB), None)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
-    assert_eq!(node.expand(&expand("x", staging("m"), None, None)).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        node.expand(&expand("x", staging_path("m"), None, None)).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
 }

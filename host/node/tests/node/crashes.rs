@@ -1,127 +1,145 @@
 //! The process dies after every single effect of every scenario, comes back, and hears the same call again;
 //! or kubelet gives up and undoes it.
 
-use cofferdam_node::{Content, Node, NodeError};
+use cofferdam_node::{DeviceContent, NodeError, NodeVolumes};
 
 use crate::{
-    model::Model,
-    support::{MIB, do_stage, inline, node, publish, sorts, stage, staging, target},
+    simulated_mounter::SimulatedMounter,
+    support::{
+        MIB, inline_request, make_directory_and_stage, publish_request, stage_request, staging_path,
+        target_path, test_node, volume_kinds,
+    },
 };
 
-type Scenario = Box<dyn Fn(&Node<Model>) -> Result<(), NodeError>>;
+type ScenarioStep = Box<dyn Fn(&NodeVolumes<SimulatedMounter>) -> Result<(), NodeError>>;
 
 /// The life of a volume of every sort, as kubelet asks for it.
-fn lives() -> Vec<(String, Vec<Scenario>)> {
-    let mut lives: Vec<(String, Vec<Scenario>)> = Vec::new();
-    for (name, attachment, capability) in sorts() {
-        let staged = stage(name, attachment, capability.clone());
-        let mut first = publish(name, "first", capability.clone());
+fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
+    let mut scenarios: Vec<(String, Vec<ScenarioStep>)> = Vec::new();
+    for (name, attachment, capability) in volume_kinds() {
+        let stage_request = stage_request(name, attachment, capability.clone());
+        let mut first = publish_request(name, "first", capability.clone());
         first.read_only = true;
-        let expand = cofferdam_node::Expand {
+        let expand = cofferdam_node::ExpandRequest {
             volume: name.to_owned(),
-            volume_path: staging(name),
+            volume_path: staging_path(name),
             required: Some(MIB),
             limit: None,
-            published: true,
+            is_size_published: true,
         };
-        let second = publish(name, "second", capability);
-        lives.push((
+        let second = publish_request(name, "second", capability);
+        scenarios.push((
             name.to_owned(),
             vec![
-                Box::new(move |node| do_stage(node, &staged)),
+                Box::new(move |node| make_directory_and_stage(node, &stage_request)),
                 Box::new(move |node| node.publish(&first)),
                 Box::new(move |node| node.expand(&expand).map(drop)),
-                Box::new(move |node| node.unpublish(name, &target("first"))),
+                Box::new(move |node| node.unpublish(name, &target_path("first"))),
                 Box::new(move |node| node.publish(&second)),
-                Box::new(move |node| node.unpublish(name, &target("second"))),
-                Box::new(move |node| node.unstage(name, &staging(name))),
+                Box::new(move |node| node.unpublish(name, &target_path("second"))),
+                Box::new(move |node| node.unstage(name, &staging_path(name))),
             ],
         ));
     }
-    let (volume, request) = (inline("first", None).volume, inline("first", None));
-    lives.push((
+    let (volume, request) = (inline_request("first", None).volume, inline_request("first", None));
+    scenarios.push((
         "inline".to_owned(),
         vec![
             Box::new(move |node| node.publish_inline(&request)),
-            Box::new(move |node| node.unpublish(&volume, &target("first"))),
+            Box::new(move |node| node.unpublish(&volume, &target_path("first"))),
         ],
     ));
-    lives
+    scenarios
 }
 
 /// Everything undone, as kubelet does when it has given up.
-fn undo(node: &Node<Model>, volume: &str) {
-    let volume = if volume == "inline" { inline("first", None).volume } else { volume.to_owned() };
+fn undo_all(node: &NodeVolumes<SimulatedMounter>, volume: &str) {
+    let volume = if volume == "inline" { inline_request("first", None).volume } else { volume.to_owned() };
     for name in ["first", "second"] {
-        node.unpublish(&volume, &target(name)).unwrap();
-        assert!(!node.machine().exists(&target(name)), "{name}");
+        node.unpublish(&volume, &target_path(name)).unwrap();
+        assert!(!node.mounter().exists(&target_path(name)), "{name}");
     }
-    node.unstage(&volume, &staging(&volume)).unwrap();
-    assert_eq!(node.machine().left_behind(), "");
+    node.unstage(&volume, &staging_path(&volume)).unwrap();
+    assert_eq!(node.mounter().leftovers(), "");
 }
 
-fn effects_of(steps: &[Scenario]) -> usize {
-    let node = node();
+fn count_effects(steps: &[ScenarioStep]) -> usize {
+    let node = test_node();
     for step in steps {
         step(&node).unwrap();
     }
-    let effects = node.machine().state().effects.len();
-    assert_eq!(node.machine().left_behind(), "");
+    let effects = node.mounter().state().effects.len();
+    assert_eq!(node.mounter().leftovers(), "");
     effects
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum After {
-    Again,
+enum AfterCrash {
+    Retry,
     Undo,
-    RebootAndAgain,
+    RebootAndRetry,
     RebootAndUndo,
 }
 
 #[test]
-fn it_may_die_after_any_effect() {
+fn every_scenario_converges_after_a_crash_at_any_effect() {
     let mut runs = 0;
-    for (name, steps) in lives() {
-        let effects = effects_of(&steps);
+    for (name, steps) in scenarios() {
+        let effects = count_effects(&steps);
         assert!(effects >= 4, "{name}: {effects}");
-        for after in [After::Again, After::Undo, After::RebootAndAgain, After::RebootAndUndo] {
-            for (life, half) in (1..=effects).flat_map(|life| [(life, false), (life, true)]) {
-                let node = node();
-                node.machine().live(Some(life), half);
-                let mut died_in = None;
+        for after_crash in
+            [AfterCrash::Retry, AfterCrash::Undo, AfterCrash::RebootAndRetry, AfterCrash::RebootAndUndo]
+        {
+            for (crash_after, is_partial) in
+                (1..=effects).flat_map(|crash_after| [(crash_after, false), (crash_after, true)])
+            {
+                let node = test_node();
+                node.mounter().set_crash_after(Some(crash_after), is_partial);
+                let mut crashed_step = None;
                 for (index, step) in steps.iter().enumerate() {
                     if step(&node).is_err() {
-                        assert!(node.machine().died(), "{name} {life}");
-                        died_in = Some(index);
+                        assert!(node.mounter().has_crashed(), "{name} {crash_after}");
+                        crashed_step = Some(index);
                         break;
                     }
                 }
-                node.machine().live(None, false);
+                node.mounter().set_crash_after(None, false);
                 runs += 1;
-                if matches!(after, After::RebootAndAgain | After::RebootAndUndo) {
-                    node.machine().reboot();
+                if matches!(after_crash, AfterCrash::RebootAndRetry | AfterCrash::RebootAndUndo) {
+                    node.mounter().reboot();
                 }
-                if matches!(after, After::Undo | After::RebootAndUndo) {
-                    undo(&node, &name);
+                if matches!(after_crash, AfterCrash::Undo | AfterCrash::RebootAndUndo) {
+                    undo_all(&node, &name);
                     continue;
                 }
                 // After a reboot kubelet stages and publishes from the beginning.
-                let from = if after == After::RebootAndAgain { 0 } else { died_in.unwrap_or(steps.len()) };
-                for (index, step) in steps.iter().enumerate().skip(from) {
+                let first_step = if after_crash == AfterCrash::RebootAndRetry {
+                    0
+                } else {
+                    crashed_step.unwrap_or(steps.len())
+                };
+                for (index, step) in steps.iter().enumerate().skip(first_step) {
                     step(&node).unwrap_or_else(|error| {
-                        panic!("{name}, dead after {life} (half {half}), {after:?}, step {index}: {error}")
+                        panic!("{name}, dead after {crash_after} (half {is_partial}), {after_crash:?}, step {index}: {error}")
                     });
                 }
-                undo(&node, &name);
-                let made =
-                    node.machine().with_image("/srv/images/blank", |disk| (disk.made, disk.content.clone()));
+                undo_all(&node, &name);
+                let format_result = node
+                    .mounter()
+                    .with_image("/srv/images/blank", |disk| (disk.format_count, disk.content.clone()));
                 if name == "image" {
-                    assert!(matches!(made, (1 | 2, Content::Filesystem(_))), "{made:?}");
+                    assert!(
+                        matches!(format_result, (1 | 2, DeviceContent::Filesystem(_))),
+                        "{format_result:?}"
+                    );
                 } else {
-                    assert_eq!(made, (0, Content::Blank), "{name}");
+                    assert_eq!(format_result, (0, DeviceContent::Blank), "{name}");
                 }
-                let raw = node.machine().with_image("/srv/images/raw", |disk| disk.clone());
-                assert_eq!((raw.made, raw.content), (0, Content::Other("data".to_owned())));
+                let raw_image = node.mounter().with_image("/srv/images/raw", |disk| disk.clone());
+                assert_eq!(
+                    (raw_image.format_count, raw_image.content),
+                    (0, DeviceContent::Other("data".to_owned()))
+                );
             }
         }
     }
@@ -129,24 +147,25 @@ fn it_may_die_after_any_effect() {
 }
 
 #[test]
-fn any_effect_may_fail() {
+fn every_scenario_converges_after_any_failed_effect() {
     let mut failures = 0;
-    for (name, steps) in lives() {
-        for gives_up in [false, true] {
-            for after in 0..effects_of(&steps) {
-                let node = node();
-                node.machine().fail_after(after);
+    for (name, steps) in scenarios() {
+        for has_no_retry in [false, true] {
+            for failing_effect in 0..count_effects(&steps) {
+                let node = test_node();
+                node.mounter().fail_after(failing_effect);
                 for (index, step) in steps.iter().enumerate() {
                     let Err(error) = step(&node) else { continue };
-                    assert!(error.to_string().contains("no space left"), "{name} {after}: {error}");
+                    assert!(error.to_string().contains("no space left"), "{name} {failing_effect}: {error}");
                     failures += 1;
-                    if gives_up {
+                    if has_no_retry {
                         break;
                     }
                     // Kubelet calls again.
-                    step(&node).unwrap_or_else(|error| panic!("{name} {after}, step {index}: {error}"));
+                    step(&node)
+                        .unwrap_or_else(|error| panic!("{name} {failing_effect}, step {index}: {error}"));
                 }
-                undo(&node, &name);
+                undo_all(&node, &name);
             }
         }
     }

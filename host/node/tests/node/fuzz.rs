@@ -4,28 +4,28 @@ use cofferdam_csi::v1::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
     node_server::Node as _,
 };
-use cofferdam_node::{Machine as _, NodeService};
+use cofferdam_node::{Mounter as _, NodeService};
 use prost::Message;
 use tonic::{Code, Request, Status};
 
 use crate::{
-    model::Model,
-    requests::{inline, publish, service, stage},
-    support::{staging, target},
+    requests::{inline_message, publish_message, service, stage_message},
+    simulated_mounter::SimulatedMounter,
+    support::{staging_path, target_path},
 };
 
 const SEEDS: u64 = 40;
 const CALLS: usize = 400;
 
 /// A message with up to four bytes changed, put in or taken out; absent where that is no message any more.
-fn mutated<M: Message + Default>(message: &M, random: &mut fastrand::Rng) -> Option<M> {
+fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option<M> {
     let mut bytes = message.encode_to_vec();
-    for _ in 0..random.usize(0..=4) {
-        let at = random.usize(0..bytes.len());
-        match random.u8(0..4) {
-            0 => bytes[at] = random.u8(..),
-            1 => bytes[at] ^= 1 << random.u8(0..8),
-            2 => bytes.insert(at, random.u8(..)),
+    for _ in 0..rng.usize(0..=4) {
+        let at = rng.usize(0..bytes.len());
+        match rng.u8(0..4) {
+            0 => bytes[at] = rng.u8(..),
+            1 => bytes[at] ^= 1 << rng.u8(0..8),
+            2 => bytes.insert(at, rng.u8(..)),
             _ if bytes.len() > 1 => drop(bytes.remove(at)),
             _ => {}
         }
@@ -34,21 +34,24 @@ fn mutated<M: Message + Default>(message: &M, random: &mut fastrand::Rng) -> Opt
 }
 
 /// One call, or nothing where the bytes are no message.
-async fn call(service: &NodeService<Model>, random: &mut fastrand::Rng) -> Option<Result<(), Status>> {
+async fn call(
+    service: &NodeService<SimulatedMounter>,
+    rng: &mut fastrand::Rng,
+) -> Option<Result<(), Status>> {
     macro_rules! send {
         ($message:expr, $method:ident) => {{
-            let request = Request::new(mutated(&$message, random)?);
+            let request = Request::new(mutated(&$message, rng)?);
             Some(service.$method(request).await.map(drop))
         }};
     }
-    let (volume_id, volume_path) = ("v".to_owned(), target("p"));
-    match random.u8(0..7) {
-        0 => send!(stage(), node_stage_volume),
-        1 => send!(publish(), node_publish_volume),
-        2 => send!(inline(), node_publish_volume),
+    let (volume_id, volume_path) = ("v".to_owned(), target_path("p"));
+    match rng.u8(0..7) {
+        0 => send!(stage_message(), node_stage_volume),
+        1 => send!(publish_message(), node_publish_volume),
+        2 => send!(inline_message(), node_publish_volume),
         3 => send!(NodeUnpublishVolumeRequest { volume_id, target_path: volume_path }, node_unpublish_volume),
         4 => send!(
-            NodeUnstageVolumeRequest { volume_id, staging_target_path: staging("v") },
+            NodeUnstageVolumeRequest { volume_id, staging_target_path: staging_path("v") },
             node_unstage_volume
         ),
         5 => send!(
@@ -63,12 +66,12 @@ async fn call(service: &NodeService<Model>, random: &mut fastrand::Rng) -> Optio
 }
 
 #[tokio::test]
-async fn bytes_at_random() {
-    let (mut done, mut refused) = (0, 0);
+async fn random_request_bytes_yield_valid_codes_and_can_be_undone() {
+    let (mut done, mut rejected) = (0, 0);
     for seed in 0..SEEDS {
-        let (mut random, service) = (fastrand::Rng::with_seed(seed), service(""));
+        let (mut rng, service) = (fastrand::Rng::with_seed(seed), service(""));
         for number in 0..CALLS {
-            match call(&service, &mut random).await {
+            match call(&service, &mut rng).await {
                 None => {}
                 Some(Ok(())) => done += 1,
                 Some(Err(status)) => {
@@ -86,30 +89,30 @@ async fn bytes_at_random() {
                     ];
                     assert!(allowed.contains(&status.code()), "seed {seed}, call {number}: {status:?}");
                     assert!(!status.message().is_empty(), "seed {seed}, call {number}");
-                    refused += 1;
+                    rejected += 1;
                 }
             }
         }
         // Whatever it was, it can be undone.
         let node = service.node();
-        for record in node.machine().records().unwrap().complete().unwrap() {
+        for record in node.mounter().records().unwrap().all_or_error().unwrap() {
             for target in record.targets.keys() {
                 node.unpublish(&record.volume, target).unwrap();
             }
-            if let Some(staging) = &record.staging {
+            if let Some(staging) = &record.staging_path {
                 node.unstage(&record.volume, staging).unwrap();
             }
         }
-        assert_eq!(node.machine().left_behind(), "", "seed {seed}");
+        assert_eq!(node.mounter().leftovers(), "", "seed {seed}");
     }
-    assert!(done > 1_000 && refused > 1_000, "{done} done, {refused} refused");
+    assert!(done > 1_000 && rejected > 1_000, "{done} done, {rejected} refused");
 }
 
 /// The messages that are changed are those that the table begins with.
 #[tokio::test]
-async fn unchanged_they_are_answered() {
+async fn unmutated_requests_succeed() {
     let service = service("");
-    service.node_stage_volume(Request::new(stage())).await.unwrap();
-    service.node_publish_volume(Request::new(publish())).await.unwrap();
-    service.node_publish_volume(Request::new(inline())).await.unwrap();
+    service.node_stage_volume(Request::new(stage_message())).await.unwrap();
+    service.node_publish_volume(Request::new(publish_message())).await.unwrap();
+    service.node_publish_volume(Request::new(inline_message())).await.unwrap();
 }

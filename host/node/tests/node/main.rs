@@ -4,12 +4,12 @@
 #![expect(clippy::panic, reason = "the model: a broken rule is the failure of the test")]
 
 mod calls;
+mod concurrency;
 mod crashes;
 mod fuzz;
-mod model;
 mod policy;
 mod registrar;
 mod requests;
 mod sequences;
+mod simulated_mounter;
 mod support;
-mod together;

@@ -51,7 +51,8 @@ pub(crate) async fn connect(
     let secrets = component::resolve_secrets(&flags.secrets, environment)?;
     let config = csi_config(&name, &section, deadline)?
         .ok_or_else(|| BackendCommandError::Argument(format!("{} is not a socket", flags.file.display())))?;
-    let config = CsiConfig { connect: CONNECT_TIMEOUT, ready: Some(CONNECT_TIMEOUT), ..config };
+    let config =
+        CsiConfig { connect_timeout: CONNECT_TIMEOUT, ready_timeout: Some(CONNECT_TIMEOUT), ..config };
     let loader = DriverLoader::new(&resolved.configuration, &mut Registry::default())?;
     Ok((loader.connect(&name, config).await?, secrets))
 }

@@ -13,7 +13,7 @@ use cofferdam_dev_cluster::{
     DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView, has_node_service,
 };
 use cofferdam_domain::storage::{Ability, Placement};
-use cofferdam_node::{Kind as AttachmentKind, Manifest, Policy};
+use cofferdam_node::{ConnectionKind as AttachmentKind, DriverManifest, NodePolicy};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::{Api, Client, api::PostParams};
 use serde_json::json;
@@ -221,14 +221,14 @@ async fn wait_for_task(
 }
 
 /// What is allowed where mounts are real: what the operator says, else memory alone.
-fn mount_policy(configuration: &Configuration) -> Policy {
-    if configuration.node != Policy::default() {
+fn mount_policy(configuration: &Configuration) -> NodePolicy {
+    if configuration.node != NodePolicy::default() {
         return configuration.node.clone();
     }
-    Policy {
-        attachments: [AttachmentKind::Tmpfs, AttachmentKind::None].into(),
-        tmpfs_most: Some(MAX_TMPFS_BYTES),
-        ..Policy::default()
+    NodePolicy {
+        connection_kinds: [AttachmentKind::Tmpfs, AttachmentKind::None].into(),
+        tmpfs_max_bytes: Some(MAX_TMPFS_BYTES),
+        ..NodePolicy::default()
     }
 }
 
@@ -250,7 +250,7 @@ async fn node_driver(
             }
         },
         DriverKind::Component(_) => {
-            let manifest = Manifest::of(description.clone(), backend.abilities().clone());
+            let manifest = DriverManifest::from_description(description.clone(), backend.abilities().clone());
             let manifest = manifest
                 .map_err(|problem| DevError::Setup(format!("backend {}: it {problem}", driver.name)))?;
             let section = configuration.backend.get(&driver.name);

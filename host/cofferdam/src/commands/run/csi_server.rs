@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use cofferdam_csi::server::{BackendServer, Options, Server, ServerMetrics, Socket, SocketOptions};
+use cofferdam_csi::server::{
+    BackendServer, Server, ServerMetrics, ServerOptions, ServerSocket, SocketOptions,
+};
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -35,15 +37,15 @@ pub(crate) async fn listen(
             group: configuration.socket_group.as_ref().map(|group| group.0.clone()),
         };
         let failed = |source| CommandError::Socket { name: driver.name.clone(), source };
-        let socket = Socket::bind(&options).await.map_err(failed)?;
+        let socket = ServerSocket::bind(&options).await.map_err(failed)?;
         let name = driver.backend().description().name.to_string();
         tracing::info!(driver = name, socket = %socket.path().display(), "serving CSI");
-        let options = Options { driver: name, patience: configuration.timeout.get() };
+        let options = ServerOptions { driver: name, default_timeout: configuration.timeout.get() };
         let backend = match &driver.kind {
             DriverKind::Component(backend) => BackendServer::new(std::sync::Arc::clone(backend) as _),
-            DriverKind::Csi(backend) => BackendServer::of_driver(std::sync::Arc::clone(backend)),
+            DriverKind::Csi(backend) => BackendServer::from_csi_driver(std::sync::Arc::clone(backend)),
         };
-        servers.push((driver.name.clone(), backend.on(Server::new(socket, options, metrics))));
+        servers.push((driver.name.clone(), backend.register_on(Server::new(socket, options, metrics))));
     }
     Ok(servers)
 }

@@ -11,45 +11,52 @@ use cofferdam_domain::{
 use tonic::{Request, Response, Status};
 
 use super::{
-    BackendServer, answers,
-    outcome::{changed, read},
-    rules::{self, Id, invalid},
-    with,
+    BackendServer,
+    grpc_status::{read_result, write_result},
+    responses,
+    validation::{self, CheckedId, invalid_argument},
+    with_secrets,
 };
 use crate::v1::{self, controller_server::Controller, volume_content_source as source};
 
-type Answer<T> = Result<Response<T>, Status>;
+type GrpcResult<T> = Result<Response<T>, Status>;
 
-fn answer<T>(message: T) -> Answer<T> {
+fn ok_response<T>(message: T) -> GrpcResult<T> {
     Ok(Response::new(message))
 }
 
 /// Where a new volume's content comes from.
-enum Source {
-    Volume(Id<VolumeHandle>),
-    Snapshot(Id<SnapshotHandle>),
+enum ContentSourceId {
+    Volume(CheckedId<VolumeHandle>),
+    Snapshot(CheckedId<SnapshotHandle>),
 }
 
 impl BackendServer {
-    fn source(&self, asked: Option<&v1::VolumeContentSource>) -> Result<Option<Source>, Status> {
-        let Some(asked) = asked else { return Ok(None) };
-        let rules = self.rules();
-        match asked.r#type.clone() {
-            None => Err(invalid("volume_content_source.type is missing; expected snapshot or volume")),
+    fn content_source(
+        &self,
+        message: Option<&v1::VolumeContentSource>,
+    ) -> Result<Option<ContentSourceId>, Status> {
+        let Some(message) = message else { return Ok(None) };
+        let validator = self.validator();
+        match message.r#type.clone() {
+            None => {
+                Err(invalid_argument("volume_content_source.type is missing; expected snapshot or volume"))
+            }
             Some(source::Type::Volume(volume)) => {
-                let id = rules.volume("volume_content_source.volume.volume_id", volume.volume_id)?;
-                match rules.can(Can::CloneVolume) {
-                    true => Ok(Some(Source::Volume(id))),
-                    false => Err(invalid(
+                let id = validator.volume_id("volume_content_source.volume.volume_id", volume.volume_id)?;
+                match validator.has_capability(Can::CloneVolume) {
+                    true => Ok(Some(ContentSourceId::Volume(id))),
+                    false => Err(invalid_argument(
                         "volume_content_source.volume needs CLONE_VOLUME, which the driver does not announce",
                     )),
                 }
             }
             Some(source::Type::Snapshot(snapshot)) => {
-                let id = rules.id("volume_content_source.snapshot.snapshot_id", snapshot.snapshot_id)?;
-                match rules.restores {
-                    true => Ok(Some(Source::Snapshot(id))),
-                    false => Err(invalid(
+                let id = validator
+                    .object_id("volume_content_source.snapshot.snapshot_id", snapshot.snapshot_id)?;
+                match validator.has_restoring {
+                    true => Ok(Some(ContentSourceId::Snapshot(id))),
+                    false => Err(invalid_argument(
                         "volume_content_source.snapshot: the driver makes no volumes of snapshots",
                     )),
                 }
@@ -57,41 +64,43 @@ impl BackendServer {
         }
     }
 
-    async fn create(
+    async fn create_from_source(
         &self,
         call: Call,
         request: CreateVolume,
-        source: Option<Source>,
+        source: Option<ContentSourceId>,
     ) -> Result<CreatedVolume, Status> {
         let backend = self.backend();
-        changed(match source {
+        write_result(match source {
             None => backend.create_volume(call, request).await,
-            Some(Source::Volume(id)) => {
-                backend.clone_volume(call, request, id.existing("source volume")?).await
+            Some(ContentSourceId::Volume(id)) => {
+                backend.clone_volume(call, request, id.or_not_found("source volume")?).await
             }
-            Some(Source::Snapshot(id)) => {
-                backend.restore_snapshot(call, request, id.existing("source snapshot")?).await
+            Some(ContentSourceId::Snapshot(id)) => {
+                backend.restore_snapshot(call, request, id.or_not_found("source snapshot")?).await
             }
         })
     }
 
     /// The snapshots of a call that names one: it, or none.
-    async fn one_snapshot(
+    async fn list_one_snapshot(
         &self,
         call: Call,
-        id: Id<SnapshotHandle>,
-        of: Option<&Id<VolumeHandle>>,
+        id: CheckedId<SnapshotHandle>,
+        source_volume: Option<&CheckedId<VolumeHandle>>,
     ) -> Result<v1::ListSnapshotsResponse, Status> {
-        let none = v1::ListSnapshotsResponse::default();
-        let Id::Possible(id) = id else { return Ok(none) };
-        let found = match self.backend().get_snapshot(call, id).await {
-            Err(error) if error.kind == ErrorKind::NotFound => return Ok(none),
-            found => read(found)?,
+        let empty = v1::ListSnapshotsResponse::default();
+        let CheckedId::Valid(id) = id else { return Ok(empty) };
+        let snapshot = match self.backend().get_snapshot(call, id).await {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(empty),
+            snapshot => read_result(snapshot)?,
         };
-        if of.is_some_and(|of| *of != Id::Possible(found.source.clone())) {
-            return Ok(none);
+        if source_volume
+            .is_some_and(|source_volume| *source_volume != CheckedId::Valid(snapshot.source.clone()))
+        {
+            return Ok(empty);
         }
-        let entry = v1::list_snapshots_response::Entry { snapshot: Some(answers::snapshot(found)) };
+        let entry = v1::list_snapshots_response::Entry { snapshot: Some(responses::snapshot(snapshot)) };
         Ok(v1::ListSnapshotsResponse { entries: vec![entry], next_token: String::new() })
     }
 }
@@ -101,259 +110,276 @@ impl Controller for BackendServer {
     async fn controller_get_capabilities(
         &self,
         _: Request<v1::ControllerGetCapabilitiesRequest>,
-    ) -> Answer<v1::ControllerGetCapabilitiesResponse> {
+    ) -> GrpcResult<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type};
-        let announced = |capability: &Can| v1::ControllerServiceCapability {
+        let rpc_capability = |capability: &Can| v1::ControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: *capability as i32 })),
         };
-        let capabilities = self.rules().controller.iter().map(announced).collect();
-        answer(v1::ControllerGetCapabilitiesResponse { capabilities })
+        let capabilities = self.validator().controller_capabilities.iter().map(rpc_capability).collect();
+        ok_response(v1::ControllerGetCapabilitiesResponse { capabilities })
     }
 
     async fn create_volume(
         &self,
         request: Request<v1::CreateVolumeRequest>,
-    ) -> Answer<v1::CreateVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/CreateVolume", request);
-        let rules = self.rules();
-        rules.offers(Can::CreateDeleteVolume)?;
-        let name = rules::name(asked.name)?;
-        if asked.volume_capabilities.is_empty() {
-            return Err(invalid("volume_capabilities are missing; expected at least one"));
+    ) -> GrpcResult<v1::CreateVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/CreateVolume", request);
+        let validator = self.validator();
+        validator.require_capability(Can::CreateDeleteVolume)?;
+        let name = validation::check_name(message.name)?;
+        if message.volume_capabilities.is_empty() {
+            return Err(invalid_argument("volume_capabilities are missing; expected at least one"));
         }
-        let source = self.source(asked.volume_content_source.as_ref())?;
+        let source = self.content_source(message.volume_content_source.as_ref())?;
         let request = CreateVolume {
             name: name.clone(),
-            capacity: asked.capacity_range.map(rules::capacity).transpose()?.unwrap_or_default(),
-            capabilities: rules.capabilities(asked.volume_capabilities)?,
-            parameters: rules.parameters("parameters", asked.parameters)?,
-            mutable_parameters: rules.mutable(asked.mutable_parameters)?,
-            topology: rules.requirement(asked.accessibility_requirements)?,
+            capacity: message.capacity_range.map(validation::capacity_range).transpose()?.unwrap_or_default(),
+            capabilities: validator.supported_capabilities(message.volume_capabilities)?,
+            parameters: validator.parameters("parameters", message.parameters)?,
+            mutable_parameters: validator.mutable_parameters(message.mutable_parameters)?,
+            topology: validator.topology_requirement(message.accessibility_requirements)?,
             // CSI does not say for whom; drivers whose parameters tell keep it their own way.
             owner: None,
         };
-        let call = with(call, rules::secrets(asked.secrets)?);
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
         let _lock = self.lock(OperationKey::VolumeName(name.into()))?;
-        let volume = self.create(call, request, source).await?;
-        let volume = answers::volume(volume, asked.volume_content_source);
-        answer(v1::CreateVolumeResponse { volume: Some(volume) })
+        let volume = self.create_from_source(call, request, source).await?;
+        let volume = responses::volume(volume, message.volume_content_source);
+        ok_response(v1::CreateVolumeResponse { volume: Some(volume) })
     }
 
     async fn delete_volume(
         &self,
         request: Request<v1::DeleteVolumeRequest>,
-    ) -> Answer<v1::DeleteVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/DeleteVolume", request);
-        self.rules().offers(Can::CreateDeleteVolume)?;
-        let id = self.rules().volume("volume_id", asked.volume_id)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        if let Id::Possible(id) = id {
+    ) -> GrpcResult<v1::DeleteVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/DeleteVolume", request);
+        self.validator().require_capability(Can::CreateDeleteVolume)?;
+        let id = self.validator().volume_id("volume_id", message.volume_id)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        if let CheckedId::Valid(id) = id {
             let id: VolumeHandle = id;
             let _lock = self.lock(OperationKey::Volume(id.clone()))?;
-            changed(self.backend().delete_volume(call, id).await)?;
+            write_result(self.backend().delete_volume(call, id).await)?;
         }
-        answer(v1::DeleteVolumeResponse {})
+        ok_response(v1::DeleteVolumeResponse {})
     }
 
     async fn controller_publish_volume(
         &self,
         request: Request<v1::ControllerPublishVolumeRequest>,
-    ) -> Answer<v1::ControllerPublishVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ControllerPublishVolume", request);
-        let rules = self.rules();
-        rules.offers(Can::PublishUnpublishVolume)?;
-        let id: Id<VolumeHandle> = rules.volume("volume_id", asked.volume_id)?;
-        let node: Id<NodeId> = rules::node(asked.node_id)?;
-        let capability = asked.volume_capability.ok_or_else(|| invalid("volume_capability is missing"))?;
-        let capability = rules.capability(capability)?;
-        if asked.readonly && !rules.can(Can::PublishReadonly) {
-            return Err(invalid("readonly needs PUBLISH_READONLY, which the driver does not announce"));
+    ) -> GrpcResult<v1::ControllerPublishVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ControllerPublishVolume", request);
+        let validator = self.validator();
+        validator.require_capability(Can::PublishUnpublishVolume)?;
+        let id: CheckedId<VolumeHandle> = validator.volume_id("volume_id", message.volume_id)?;
+        let node: CheckedId<NodeId> = validation::node_id(message.node_id)?;
+        let capability =
+            message.volume_capability.ok_or_else(|| invalid_argument("volume_capability is missing"))?;
+        let capability = validator.supported_capability(capability)?;
+        if message.readonly && !validator.has_capability(Can::PublishReadonly) {
+            return Err(invalid_argument(
+                "readonly needs PUBLISH_READONLY, which the driver does not announce",
+            ));
         }
-        rules::context(&asked.volume_context)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
+        validation::check_volume_context(&message.volume_context)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
         let request = PublishVolume {
-            handle: id.existing("volume")?,
-            node_id: node.existing("node")?,
+            handle: id.or_not_found("volume")?,
+            node_id: node.or_not_found("node")?,
             // CSI knows the node by its id alone.
             node_identities: Parameters::new(),
             capability,
-            read_only: asked.readonly,
-            context: connection_info::driver_attributes(asked.volume_context),
+            read_only: message.readonly,
+            context: connection_info::driver_attributes(message.volume_context),
         };
         let _lock = self.lock(OperationKey::Volume(request.handle.clone()))?;
-        let connection_info = changed(self.backend().publish_volume(call, request).await)?;
+        let connection_info = write_result(self.backend().publish_volume(call, request).await)?;
         let publish_context = connection_info::into_publish_context(connection_info);
-        answer(v1::ControllerPublishVolumeResponse { publish_context })
+        ok_response(v1::ControllerPublishVolumeResponse { publish_context })
     }
 
     async fn controller_unpublish_volume(
         &self,
         request: Request<v1::ControllerUnpublishVolumeRequest>,
-    ) -> Answer<v1::ControllerUnpublishVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ControllerUnpublishVolume", request);
-        self.rules().offers(Can::PublishUnpublishVolume)?;
-        let id: Id<VolumeHandle> = self.rules().volume("volume_id", asked.volume_id)?;
-        let node = Some(asked.node_id).filter(|node| !node.is_empty()).map(rules::node).transpose()?;
-        let call = with(call, rules::secrets(asked.secrets)?);
+    ) -> GrpcResult<v1::ControllerUnpublishVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ControllerUnpublishVolume", request);
+        self.validator().require_capability(Can::PublishUnpublishVolume)?;
+        let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
+        let node =
+            Some(message.node_id).filter(|node| !node.is_empty()).map(validation::node_id).transpose()?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
         let node: Option<NodeId> = match node {
             None => None,
-            Some(Id::Possible(node)) => Some(node),
+            Some(CheckedId::Valid(node)) => Some(node),
             // Nothing is published to a node that cannot be.
-            Some(Id::Impossible) => return answer(v1::ControllerUnpublishVolumeResponse {}),
+            Some(CheckedId::NonExistent) => return ok_response(v1::ControllerUnpublishVolumeResponse {}),
         };
-        if let Id::Possible(id) = id {
+        if let CheckedId::Valid(id) = id {
             let _lock = self.lock(OperationKey::Volume(id.clone()))?;
-            changed(self.backend().unpublish_volume(call, id, node).await)?;
+            write_result(self.backend().unpublish_volume(call, id, node).await)?;
         }
-        answer(v1::ControllerUnpublishVolumeResponse {})
+        ok_response(v1::ControllerUnpublishVolumeResponse {})
     }
 
     async fn validate_volume_capabilities(
         &self,
         request: Request<v1::ValidateVolumeCapabilitiesRequest>,
-    ) -> Answer<v1::ValidateVolumeCapabilitiesResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ValidateVolumeCapabilities", request);
-        let rules = self.rules();
-        let id: Id<VolumeHandle> = rules.volume("volume_id", asked.volume_id)?;
-        if asked.volume_capabilities.is_empty() {
-            return Err(invalid("volume_capabilities are missing; expected at least one"));
+    ) -> GrpcResult<v1::ValidateVolumeCapabilitiesResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ValidateVolumeCapabilities", request);
+        let validator = self.validator();
+        let id: CheckedId<VolumeHandle> = validator.volume_id("volume_id", message.volume_id)?;
+        if message.volume_capabilities.is_empty() {
+            return Err(invalid_argument("volume_capabilities are missing; expected at least one"));
         }
-        let questions = asked.volume_capabilities.iter().cloned();
-        let capabilities = questions.map(|one| rules.question(one)).collect::<Result<Vec<_>, _>>()?;
-        rules::context(&asked.volume_context)?;
+        let requested = message.volume_capabilities.iter().cloned();
+        let capabilities = requested
+            .map(|requested_capability| validator.parse_capability(requested_capability))
+            .collect::<Result<Vec<_>, _>>()?;
+        validation::check_volume_context(&message.volume_context)?;
         let request = ValidateVolume {
-            handle: id.existing("volume")?,
-            context: connection_info::driver_attributes(asked.volume_context.clone()),
+            handle: id.or_not_found("volume")?,
+            context: connection_info::driver_attributes(message.volume_context.clone()),
             capabilities: capabilities.clone(),
-            parameters: rules.parameters("parameters", asked.parameters.clone())?,
-            mutable_parameters: rules.mutable(asked.mutable_parameters.clone())?,
+            parameters: validator.parameters("parameters", message.parameters.clone())?,
+            mutable_parameters: validator.mutable_parameters(message.mutable_parameters.clone())?,
         };
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let found = read(self.backend().validate_volume(call, request).await)?;
-        let lacking = capabilities.iter().find_map(|capability| rules.lacking(capability));
-        let refusal = match (found, lacking) {
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let result = read_result(self.backend().validate_volume(call, request).await)?;
+        let missing = capabilities.iter().find_map(|capability| validator.missing_capability(capability));
+        let refusal = match (result, missing) {
             (Validation::Refused(reason), _) => Some(reason),
-            (Validation::Confirmed, Some(lacking)) => Some(format!("the driver has no {lacking}")),
+            (Validation::Confirmed, Some(missing)) => Some(format!("the driver has no {missing}")),
             (Validation::Confirmed, None) => None,
         };
         let confirmed = refusal.is_none().then_some(v1::validate_volume_capabilities_response::Confirmed {
-            volume_context: asked.volume_context,
-            volume_capabilities: asked.volume_capabilities,
-            parameters: asked.parameters,
-            mutable_parameters: asked.mutable_parameters,
+            volume_context: message.volume_context,
+            volume_capabilities: message.volume_capabilities,
+            parameters: message.parameters,
+            mutable_parameters: message.mutable_parameters,
         });
-        answer(v1::ValidateVolumeCapabilitiesResponse { confirmed, message: refusal.unwrap_or_default() })
+        ok_response(v1::ValidateVolumeCapabilitiesResponse {
+            confirmed,
+            message: refusal.unwrap_or_default(),
+        })
     }
 
     async fn list_volumes(
         &self,
         request: Request<v1::ListVolumesRequest>,
-    ) -> Answer<v1::ListVolumesResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ListVolumes", request);
-        self.rules().offers(Can::ListVolumes)?;
-        let page = rules::page(asked.max_entries, asked.starting_token)?;
-        let found = read(self.backend().list_volumes(call, page).await)?;
-        answer(answers::volume_page(found, self.rules()))
+    ) -> GrpcResult<v1::ListVolumesResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ListVolumes", request);
+        self.validator().require_capability(Can::ListVolumes)?;
+        let page = validation::page_request(message.max_entries, message.starting_token)?;
+        let volumes = read_result(self.backend().list_volumes(call, page).await)?;
+        ok_response(responses::volume_page(volumes, self.validator()))
     }
 
     async fn controller_get_volume(
         &self,
         request: Request<v1::ControllerGetVolumeRequest>,
-    ) -> Answer<v1::ControllerGetVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ControllerGetVolume", request);
-        self.rules().offers(Can::GetVolume)?;
-        let id: Id<VolumeHandle> = self.rules().volume("volume_id", asked.volume_id)?;
-        let found = read(self.backend().get_volume(call, id.existing("volume")?).await)?;
-        answer(answers::volume_status(found, self.rules()))
+    ) -> GrpcResult<v1::ControllerGetVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ControllerGetVolume", request);
+        self.validator().require_capability(Can::GetVolume)?;
+        let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
+        let volume_status = read_result(self.backend().get_volume(call, id.or_not_found("volume")?).await)?;
+        ok_response(responses::volume_status(volume_status, self.validator()))
     }
 
     async fn controller_modify_volume(
         &self,
         request: Request<v1::ControllerModifyVolumeRequest>,
-    ) -> Answer<v1::ControllerModifyVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ControllerModifyVolume", request);
-        self.rules().offers(Can::ModifyVolume)?;
-        let id: Id<VolumeHandle> = self.rules().volume("volume_id", asked.volume_id)?;
-        let parameters = self.rules().mutable(asked.mutable_parameters)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let id = id.existing("volume")?;
+    ) -> GrpcResult<v1::ControllerModifyVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ControllerModifyVolume", request);
+        self.validator().require_capability(Can::ModifyVolume)?;
+        let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
+        let parameters = self.validator().mutable_parameters(message.mutable_parameters)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let id = id.or_not_found("volume")?;
         let _lock = self.lock(OperationKey::Volume(id.clone()))?;
-        changed(self.backend().modify_volume(call, id, parameters).await)?;
-        answer(v1::ControllerModifyVolumeResponse {})
+        write_result(self.backend().modify_volume(call, id, parameters).await)?;
+        ok_response(v1::ControllerModifyVolumeResponse {})
     }
 
     async fn get_capacity(
         &self,
         request: Request<v1::GetCapacityRequest>,
-    ) -> Answer<v1::GetCapacityResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/GetCapacity", request);
-        let rules = self.rules();
-        rules.offers(Can::GetCapacity)?;
+    ) -> GrpcResult<v1::GetCapacityResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/GetCapacity", request);
+        let validator = self.validator();
+        validator.require_capability(Can::GetCapacity)?;
         let query = CapacityQuery {
-            capabilities: rules.capabilities(asked.volume_capabilities)?,
-            parameters: rules.parameters("parameters", asked.parameters)?,
-            topology: rules.place(asked.accessible_topology)?,
+            capabilities: validator.supported_capabilities(message.volume_capabilities)?,
+            parameters: validator.parameters("parameters", message.parameters)?,
+            topology: validator.accessible_topology(message.accessible_topology)?,
         };
-        answer(answers::capacity(read(self.backend().get_capacity(call, query).await)?))
+        ok_response(responses::capacity(read_result(self.backend().get_capacity(call, query).await)?))
     }
 
     async fn create_snapshot(
         &self,
         request: Request<v1::CreateSnapshotRequest>,
-    ) -> Answer<v1::CreateSnapshotResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/CreateSnapshot", request);
-        self.rules().offers(Can::CreateDeleteSnapshot)?;
-        let name = rules::name(asked.name)?;
-        let source: Id<VolumeHandle> = self.rules().volume("source_volume_id", asked.source_volume_id)?;
-        let parameters = self.rules().parameters("parameters", asked.parameters)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let source = source.existing("source volume")?;
+    ) -> GrpcResult<v1::CreateSnapshotResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/CreateSnapshot", request);
+        self.validator().require_capability(Can::CreateDeleteSnapshot)?;
+        let name = validation::check_name(message.name)?;
+        let source: CheckedId<VolumeHandle> =
+            self.validator().volume_id("source_volume_id", message.source_volume_id)?;
+        let parameters = self.validator().parameters("parameters", message.parameters)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let source = source.or_not_found("source volume")?;
         let request = CreateSnapshot { name: name.clone(), source, parameters, owner: None };
         let _lock = self.lock(OperationKey::SnapshotName(name.into()))?;
-        let snapshot = changed(self.backend().create_snapshot(call, request).await)?;
-        answer(v1::CreateSnapshotResponse { snapshot: Some(answers::snapshot(snapshot)) })
+        let snapshot = write_result(self.backend().create_snapshot(call, request).await)?;
+        ok_response(v1::CreateSnapshotResponse { snapshot: Some(responses::snapshot(snapshot)) })
     }
 
     async fn delete_snapshot(
         &self,
         request: Request<v1::DeleteSnapshotRequest>,
-    ) -> Answer<v1::DeleteSnapshotResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/DeleteSnapshot", request);
-        self.rules().offers(Can::CreateDeleteSnapshot)?;
-        let id: Id<SnapshotHandle> = self.rules().id("snapshot_id", asked.snapshot_id)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        if let Id::Possible(id) = id {
+    ) -> GrpcResult<v1::DeleteSnapshotResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/DeleteSnapshot", request);
+        self.validator().require_capability(Can::CreateDeleteSnapshot)?;
+        let id: CheckedId<SnapshotHandle> = self.validator().object_id("snapshot_id", message.snapshot_id)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        if let CheckedId::Valid(id) = id {
             let _lock = self.lock(OperationKey::Snapshot(id.clone()))?;
-            changed(self.backend().delete_snapshot(call, id).await)?;
+            write_result(self.backend().delete_snapshot(call, id).await)?;
         }
-        answer(v1::DeleteSnapshotResponse {})
+        ok_response(v1::DeleteSnapshotResponse {})
     }
 
     async fn list_snapshots(
         &self,
         request: Request<v1::ListSnapshotsRequest>,
-    ) -> Answer<v1::ListSnapshotsResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ListSnapshots", request);
-        let rules = self.rules();
-        rules.offers(Can::ListSnapshots)?;
-        let page = rules::page(asked.max_entries, asked.starting_token)?;
-        let filled = |text: String| Some(text).filter(|text| !text.is_empty());
-        let one = filled(asked.snapshot_id).map(|id| rules.id("snapshot_id", id)).transpose()?;
-        let of = filled(asked.source_volume_id).map(|id| rules.volume("source_volume_id", id)).transpose()?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        match (one, of) {
+    ) -> GrpcResult<v1::ListSnapshotsResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ListSnapshots", request);
+        let validator = self.validator();
+        validator.require_capability(Can::ListSnapshots)?;
+        let page = validation::page_request(message.max_entries, message.starting_token)?;
+        let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
+        let snapshot_id =
+            non_empty(message.snapshot_id).map(|id| validator.object_id("snapshot_id", id)).transpose()?;
+        let source_volume = non_empty(message.source_volume_id)
+            .map(|id| validator.volume_id("source_volume_id", id))
+            .transpose()?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        match (snapshot_id, source_volume) {
             // Of one snapshot there is no second part.
             (Some(_), _) if page.starting_token.is_some() => {
                 Err(Status::aborted("starting_token is no place in the listing: begin anew"))
             }
-            (Some(id), of) => answer(self.one_snapshot(call, id, of.as_ref()).await?),
-            (None, Some(Id::Impossible)) => answer(v1::ListSnapshotsResponse::default()),
-            (None, of) => {
-                let of = of.and_then(|of| match of {
-                    Id::Possible(id) => Some(id),
-                    Id::Impossible => None,
+            (Some(id), source_volume) => {
+                ok_response(self.list_one_snapshot(call, id, source_volume.as_ref()).await?)
+            }
+            (None, Some(CheckedId::NonExistent)) => ok_response(v1::ListSnapshotsResponse::default()),
+            (None, source_volume) => {
+                let source_volume = source_volume.and_then(|source_volume| match source_volume {
+                    CheckedId::Valid(id) => Some(id),
+                    CheckedId::NonExistent => None,
                 });
-                answer(answers::snapshot_page(read(self.backend().list_snapshots(call, of, page).await)?))
+                ok_response(responses::snapshot_page(read_result(
+                    self.backend().list_snapshots(call, source_volume, page).await,
+                )?))
             }
         }
     }
@@ -361,31 +387,34 @@ impl Controller for BackendServer {
     async fn get_snapshot(
         &self,
         request: Request<v1::GetSnapshotRequest>,
-    ) -> Answer<v1::GetSnapshotResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/GetSnapshot", request);
-        self.rules().offers(Can::GetSnapshot)?;
-        let id: Id<SnapshotHandle> = self.rules().id("snapshot_id", asked.snapshot_id)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let found = read(self.backend().get_snapshot(call, id.existing("snapshot")?).await)?;
-        answer(v1::GetSnapshotResponse { snapshot: Some(answers::snapshot(found)) })
+    ) -> GrpcResult<v1::GetSnapshotResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/GetSnapshot", request);
+        self.validator().require_capability(Can::GetSnapshot)?;
+        let id: CheckedId<SnapshotHandle> = self.validator().object_id("snapshot_id", message.snapshot_id)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let snapshot = read_result(self.backend().get_snapshot(call, id.or_not_found("snapshot")?).await)?;
+        ok_response(v1::GetSnapshotResponse { snapshot: Some(responses::snapshot(snapshot)) })
     }
 
     async fn controller_expand_volume(
         &self,
         request: Request<v1::ControllerExpandVolumeRequest>,
-    ) -> Answer<v1::ControllerExpandVolumeResponse> {
-        let (asked, call) = self.take("/csi.v1.Controller/ControllerExpandVolume", request);
-        let rules = self.rules();
-        rules.offers(Can::ExpandVolume)?;
-        let id: Id<VolumeHandle> = rules.volume("volume_id", asked.volume_id)?;
-        let capacity = asked.capacity_range.ok_or_else(|| invalid("capacity_range is missing"))?;
-        let capacity = rules::capacity(capacity)?;
-        let capability = asked.volume_capability.map(|one| rules.capability(one)).transpose()?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let request = ExpandVolume { handle: id.existing("volume")?, capacity, capability };
+    ) -> GrpcResult<v1::ControllerExpandVolumeResponse> {
+        let (message, call) = self.receive("/csi.v1.Controller/ControllerExpandVolume", request);
+        let validator = self.validator();
+        validator.require_capability(Can::ExpandVolume)?;
+        let id: CheckedId<VolumeHandle> = validator.volume_id("volume_id", message.volume_id)?;
+        let capacity = message.capacity_range.ok_or_else(|| invalid_argument("capacity_range is missing"))?;
+        let capacity = validation::capacity_range(capacity)?;
+        let capability = message
+            .volume_capability
+            .map(|requested_capability| validator.supported_capability(requested_capability))
+            .transpose()?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let request = ExpandVolume { handle: id.or_not_found("volume")?, capacity, capability };
         let _lock = self.lock(OperationKey::Volume(request.handle.clone()))?;
-        let expanded = changed(self.backend().expand_volume(call, request).await)?;
-        answer(v1::ControllerExpandVolumeResponse {
+        let expanded = write_result(self.backend().expand_volume(call, request).await)?;
+        ok_response(v1::ControllerExpandVolumeResponse {
             capacity_bytes: i64::try_from(expanded.capacity).unwrap_or(i64::MAX),
             node_expansion_required: expanded.node_expansion_required,
         })

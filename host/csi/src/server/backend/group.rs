@@ -7,28 +7,29 @@ use cofferdam_domain::{GroupSnapshotHandle, SnapshotHandle, VolumeHandle, storag
 use tonic::{Request, Response, Status};
 
 use super::{
-    BackendServer, answers,
-    outcome::{changed, read},
-    rules::{self, Id, invalid},
-    with,
+    BackendServer,
+    grpc_status::{read_result, write_result},
+    responses,
+    validation::{self, CheckedId, invalid_argument},
+    with_secrets,
 };
 use crate::v1::{self, group_controller_server::GroupController};
 
 impl BackendServer {
     /// The members that a caller names. One that cannot exist is none of any group.
-    fn members(&self, ids: Vec<String>) -> Result<Id<BTreeSet<SnapshotHandle>>, Status> {
+    fn member_ids(&self, ids: Vec<String>) -> Result<CheckedId<BTreeSet<SnapshotHandle>>, Status> {
         let mut members = BTreeSet::new();
         for id in ids {
-            match self.rules().id("snapshot_ids", id)? {
-                Id::Possible(id) => members.insert(id),
-                Id::Impossible => return Ok(Id::Impossible),
+            match self.validator().object_id("snapshot_ids", id)? {
+                CheckedId::Valid(id) => members.insert(id),
+                CheckedId::NonExistent => return Ok(CheckedId::NonExistent),
             };
         }
-        Ok(Id::Possible(members))
+        Ok(CheckedId::Valid(members))
     }
 }
 
-const STRANGER: &str = "snapshot_ids has a snapshot that is not of the group";
+const FOREIGN_MEMBER: &str = "snapshot_ids has a snapshot that is not of the group";
 
 #[tonic::async_trait]
 impl GroupController for BackendServer {
@@ -47,20 +48,23 @@ impl GroupController for BackendServer {
         &self,
         request: Request<v1::CreateVolumeGroupSnapshotRequest>,
     ) -> Result<Response<v1::CreateVolumeGroupSnapshotResponse>, Status> {
-        let (asked, call) = self.take("/csi.v1.GroupController/CreateVolumeGroupSnapshot", request);
-        let name = rules::name(asked.name)?;
-        if asked.source_volume_ids.is_empty() {
-            return Err(invalid("source_volume_ids are missing; expected at least one"));
+        let (message, call) = self.receive("/csi.v1.GroupController/CreateVolumeGroupSnapshot", request);
+        let name = validation::check_name(message.name)?;
+        if message.source_volume_ids.is_empty() {
+            return Err(invalid_argument("source_volume_ids are missing; expected at least one"));
         }
-        let ids = asked.source_volume_ids.into_iter().map(|id| self.rules().volume("source_volume_ids", id));
-        let ids = ids.collect::<Result<Vec<Id<VolumeHandle>>, _>>()?;
-        let parameters = self.rules().parameters("parameters", asked.parameters)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let sources = ids.into_iter().map(|id| id.existing("source volume")).collect::<Result<_, _>>()?;
+        let ids = message
+            .source_volume_ids
+            .into_iter()
+            .map(|id| self.validator().volume_id("source_volume_ids", id));
+        let ids = ids.collect::<Result<Vec<CheckedId<VolumeHandle>>, _>>()?;
+        let parameters = self.validator().parameters("parameters", message.parameters)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let sources = ids.into_iter().map(|id| id.or_not_found("source volume")).collect::<Result<_, _>>()?;
         let request = CreateGroupSnapshot { name: name.clone(), sources, parameters, owner: None };
         let _lock = self.lock(OperationKey::GroupSnapshotName(name.into()))?;
-        let group = changed(self.backend().create_group_snapshot(call, request).await)?;
-        let group_snapshot = Some(answers::group(group));
+        let group = write_result(self.backend().create_group_snapshot(call, request).await)?;
+        let group_snapshot = Some(responses::group_snapshot(group));
         Ok(Response::new(v1::CreateVolumeGroupSnapshotResponse { group_snapshot }))
     }
 
@@ -68,14 +72,15 @@ impl GroupController for BackendServer {
         &self,
         request: Request<v1::DeleteVolumeGroupSnapshotRequest>,
     ) -> Result<Response<v1::DeleteVolumeGroupSnapshotResponse>, Status> {
-        let (asked, call) = self.take("/csi.v1.GroupController/DeleteVolumeGroupSnapshot", request);
-        let id: Id<GroupSnapshotHandle> = self.rules().id("group_snapshot_id", asked.group_snapshot_id)?;
-        let members = self.members(asked.snapshot_ids)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        if let Id::Possible(id) = id {
-            let Id::Possible(members) = members else { return Err(invalid(STRANGER)) };
+        let (message, call) = self.receive("/csi.v1.GroupController/DeleteVolumeGroupSnapshot", request);
+        let id: CheckedId<GroupSnapshotHandle> =
+            self.validator().object_id("group_snapshot_id", message.group_snapshot_id)?;
+        let members = self.member_ids(message.snapshot_ids)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        if let CheckedId::Valid(id) = id {
+            let CheckedId::Valid(members) = members else { return Err(invalid_argument(FOREIGN_MEMBER)) };
             let _lock = self.lock(OperationKey::GroupSnapshot(id.clone()))?;
-            changed(self.backend().delete_group_snapshot(call, id, members).await)?;
+            write_result(self.backend().delete_group_snapshot(call, id, members).await)?;
         }
         Ok(Response::new(v1::DeleteVolumeGroupSnapshotResponse {}))
     }
@@ -84,13 +89,16 @@ impl GroupController for BackendServer {
         &self,
         request: Request<v1::GetVolumeGroupSnapshotRequest>,
     ) -> Result<Response<v1::GetVolumeGroupSnapshotResponse>, Status> {
-        let (asked, call) = self.take("/csi.v1.GroupController/GetVolumeGroupSnapshot", request);
-        let id: Id<GroupSnapshotHandle> = self.rules().id("group_snapshot_id", asked.group_snapshot_id)?;
-        let members = self.members(asked.snapshot_ids)?;
-        let call = with(call, rules::secrets(asked.secrets)?);
-        let id = id.existing("group snapshot")?;
-        let Id::Possible(members) = members else { return Err(invalid(STRANGER)) };
-        let group = read(self.backend().get_group_snapshot(call, id, members).await)?;
-        Ok(Response::new(v1::GetVolumeGroupSnapshotResponse { group_snapshot: Some(answers::group(group)) }))
+        let (message, call) = self.receive("/csi.v1.GroupController/GetVolumeGroupSnapshot", request);
+        let id: CheckedId<GroupSnapshotHandle> =
+            self.validator().object_id("group_snapshot_id", message.group_snapshot_id)?;
+        let members = self.member_ids(message.snapshot_ids)?;
+        let call = with_secrets(call, validation::secrets(message.secrets)?);
+        let id = id.or_not_found("group snapshot")?;
+        let CheckedId::Valid(members) = members else { return Err(invalid_argument(FOREIGN_MEMBER)) };
+        let group = read_result(self.backend().get_group_snapshot(call, id, members).await)?;
+        Ok(Response::new(v1::GetVolumeGroupSnapshotResponse {
+            group_snapshot: Some(responses::group_snapshot(group)),
+        }))
     }
 }

@@ -3,9 +3,9 @@
 use cofferdam_domain::storage::{Readiness, ability::PluginCapability};
 use tonic::{Request, Response, Status};
 
-use super::{BackendServer, outcome};
+use super::{BackendServer, grpc_status};
 use crate::{
-    identity::PROBE,
+    identity::PROBE_METHOD,
     v1::{
         self,
         identity_server::Identity,
@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-const fn announced(capability: PluginCapability) -> v1::PluginCapability {
+const fn plugin_capability(capability: PluginCapability) -> v1::PluginCapability {
     const fn service(service: service::Type) -> Type {
         Type::Service(Service { r#type: service as i32 })
     }
@@ -48,13 +48,14 @@ impl Identity for BackendServer {
         &self,
         _: Request<v1::GetPluginCapabilitiesRequest>,
     ) -> Result<Response<v1::GetPluginCapabilitiesResponse>, Status> {
-        let capabilities = self.rules().plugin.iter().copied().map(announced).collect();
+        let capabilities =
+            self.validator().plugin_capabilities.iter().copied().map(plugin_capability).collect();
         Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
     }
 
     async fn probe(&self, request: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
-        let (v1::ProbeRequest {}, call) = self.take(PROBE, request);
-        let ready = match outcome::read(self.backend().probe(call).await)? {
+        let (v1::ProbeRequest {}, call) = self.receive(PROBE_METHOD, request);
+        let ready = match grpc_status::read_result(self.backend().probe(call).await)? {
             Readiness::Ready => true,
             Readiness::NotReady(reason) => {
                 let driver = &self.backend().description().name;

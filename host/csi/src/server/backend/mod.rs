@@ -3,12 +3,12 @@
 //! A request is first held against CSI's own rules, so that a backend hears only what its contract allows.
 //! What a backend can do decides what is announced; nothing is declared.
 
-mod answers;
 mod controller;
 mod group;
+mod grpc_status;
 mod identity;
-mod outcome;
-mod rules;
+mod responses;
+mod validation;
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
@@ -19,7 +19,7 @@ use cofferdam_domain::storage::{
 };
 use tonic::{Request, Status};
 
-use super::{Deadline, Lock, Locks, Server};
+use super::{Deadline, OperationLock, OperationLocks, Server};
 use crate::{
     CsiBackend,
     v1::{
@@ -27,16 +27,16 @@ use crate::{
         identity_server::IdentityServer,
     },
 };
-use rules::Rules;
+use validation::RequestValidator;
 
 /// A backend as a CSI driver. Clones are the same driver.
 #[derive(Clone)]
-pub struct BackendServer(Arc<Inner>);
+pub struct BackendServer(Arc<BackendServerInner>);
 
-struct Inner {
+struct BackendServerInner {
     backend: Arc<dyn Backend>,
-    rules: Rules,
-    locks: Locks,
+    validator: RequestValidator,
+    locks: OperationLocks,
 }
 
 impl fmt::Debug for BackendServer {
@@ -53,49 +53,49 @@ impl BackendServer {
         let (abilities, description) = (backend.abilities(), backend.description());
         let controller = controller_capabilities(abilities, description);
         let plugin = plugin_capabilities(abilities, description);
-        Self::with(backend, controller, plugin, ResponseLimits::CSI_SPEC)
+        Self::from_parts(backend, controller, plugin, ResponseLimits::CSI_SPEC)
     }
 
     /// An existing CSI driver, passed on. It announces what that driver announces as far as this program
     /// understands it, and its ids may be as long as that driver makes them.
-    pub fn of_driver(driver: Arc<CsiBackend>) -> Self {
+    pub fn from_csi_driver(driver: Arc<CsiBackend>) -> Self {
         let (controller, plugin) = {
             let (abilities, description) = (driver.abilities(), driver.description());
-            let announced: BTreeSet<_> = driver.controller_capabilities().collect();
-            let controller = &controller_capabilities(abilities, description) & &announced;
-            let announced: BTreeSet<_> = driver.plugin_capabilities().collect();
-            (controller, &plugin_capabilities(abilities, description) & &announced)
+            let driver_capabilities: BTreeSet<_> = driver.controller_capabilities().collect();
+            let controller = &controller_capabilities(abilities, description) & &driver_capabilities;
+            let driver_capabilities: BTreeSet<_> = driver.plugin_capabilities().collect();
+            (controller, &plugin_capabilities(abilities, description) & &driver_capabilities)
         };
-        Self::with(driver, controller, plugin, ResponseLimits::KUBERNETES_API)
+        Self::from_parts(driver, controller, plugin, ResponseLimits::KUBERNETES_API)
     }
 
-    fn with(
+    fn from_parts(
         backend: Arc<dyn Backend>,
         controller: BTreeSet<ControllerCapability>,
         plugin: BTreeSet<PluginCapability>,
         bounds: ResponseLimits,
     ) -> Self {
-        let rules = Rules {
-            controller,
-            plugin,
-            restores: backend.abilities().contains(&Ability::Restoring),
-            mount_groups: backend.description().has_feature(Feature::VolumeMountGroup),
-            bounds,
+        let validator = RequestValidator {
+            controller_capabilities: controller,
+            plugin_capabilities: plugin,
+            has_restoring: backend.abilities().contains(&Ability::Restoring),
+            has_mount_groups: backend.description().has_feature(Feature::VolumeMountGroup),
+            limits: bounds,
         };
-        Self(Arc::new(Inner { backend, rules, locks: Locks::default() }))
+        Self(Arc::new(BackendServerInner { backend, validator, locks: OperationLocks::default() }))
     }
 
     /// Puts the services that the backend has on a server.
     #[must_use]
-    pub fn on(&self, server: Server) -> Server {
-        let server = server.with(IdentityServer::new(self.clone()));
-        let has = |service| self.0.rules.plugin.contains(&service);
-        let server = match has(PluginCapability::ControllerService) {
-            true => server.with(ControllerServer::new(self.clone())),
+    pub fn register_on(&self, server: Server) -> Server {
+        let server = server.with_service(IdentityServer::new(self.clone()));
+        let has_capability = |service| self.0.validator.plugin_capabilities.contains(&service);
+        let server = match has_capability(PluginCapability::ControllerService) {
+            true => server.with_service(ControllerServer::new(self.clone())),
             false => server,
         };
-        match has(PluginCapability::GroupControllerService) {
-            true => server.with(GroupControllerServer::new(self.clone())),
+        match has_capability(PluginCapability::GroupControllerService) {
+            true => server.with_service(GroupControllerServer::new(self.clone())),
             false => server,
         }
     }
@@ -104,18 +104,18 @@ impl BackendServer {
         &*self.0.backend
     }
 
-    fn rules(&self) -> &Rules {
-        &self.0.rules
+    fn validator(&self) -> &RequestValidator {
+        &self.0.validator
     }
 
-    fn lock(&self, subject: OperationKey) -> Result<Lock, Status> {
-        self.0.locks.take(subject)
+    fn lock(&self, key: OperationKey) -> Result<OperationLock, Status> {
+        self.0.locks.try_acquire(key)
     }
 
     /// Takes a request in: its message, and what the backend gets beside the arguments. Secrets are added by
     /// those who have them.
-    fn take<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
-        let call = Call::with_deadline(Deadline::left(&request));
+    fn receive<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
+        let call = Call::with_deadline(Deadline::remaining(&request));
         let message = request.into_inner();
         let driver = &self.backend().description().name;
         tracing::trace!(%driver, method, request = ?message, "CSI call");
@@ -124,7 +124,7 @@ impl BackendServer {
 }
 
 /// A call with its secrets.
-fn with(call: Call, secrets: Secrets) -> Call {
+fn with_secrets(call: Call, secrets: Secrets) -> Call {
     Call { secrets, ..call }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_node::{Driver, Registrar};
+use cofferdam_node::{DriverClient, Registrar};
 use futures::FutureExt as _;
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle};
@@ -22,7 +22,7 @@ const LIVENESS_PORT: u16 = 9808;
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthProbe {
     /// Role `liveness`: the driver, on its socket.
-    pub(super) driver: Option<Driver>,
+    pub(super) driver: Option<DriverClient>,
     /// Role `registrar`.
     pub(super) registrar: Option<Arc<Registrar>>,
 }
@@ -32,7 +32,7 @@ impl HealthProbe {
         if let Some(driver) = &self.driver {
             driver.probe().await.map_err(|error| error.to_string())?;
         }
-        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.health())
+        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.check_health())
     }
 
     /// The same as the pages ask it.

@@ -8,7 +8,7 @@ mod serve;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_csi::server::{ServerMetrics, SocketError};
-use cofferdam_node::{Driver, ManifestError, ProbeError, Registrar};
+use cofferdam_node::{DriverClient, ManifestError, ProbeError, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
     task::JoinSet,
@@ -249,10 +249,10 @@ async fn serve_node(
 }
 
 /// The driver's socket, as another role of this process serves it or as another process does.
-fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<Driver, NodeRoleError> {
+fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<DriverClient, NodeRoleError> {
     let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
     let socket = socket.ok_or(NodeRoleError::Missing { role: role.as_str(), key: "csi-address" })?;
-    Ok(Driver::new(socket.0.clone(), configuration.probe_timeout.get()))
+    Ok(DriverClient::new(socket.0.clone(), configuration.probe_timeout.get()))
 }
 
 async fn registrar(configuration: &Configuration, name: Option<String>) -> Result<Registrar, NodeRoleError> {

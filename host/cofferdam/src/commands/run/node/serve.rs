@@ -7,10 +7,10 @@ use std::{
 };
 
 use cofferdam_csi::{
-    server::{Options, Server, ServerMetrics, Socket, SocketOptions},
+    server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketOptions},
     v1::{identity_server::IdentityServer, node_server::NodeServer},
 };
-use cofferdam_node::{Linux, Manifest, Node, NodeService, Roots, Whereabouts};
+use cofferdam_node::{DriverManifest, KubeletRoots, LinuxMounter, NodeIdentity, NodeService, NodeVolumes};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 
 use super::{NodeRole, NodeRoleError, required};
@@ -31,13 +31,13 @@ pub(super) async fn serve_node(
     metrics: &ServerMetrics,
 ) -> Result<(Server, String), CommandError> {
     let role = NodeRole::Node;
-    let manifest =
-        Manifest::open(required(&configuration.manifest, role, "manifest")?).map_err(NodeRoleError::from)?;
+    let manifest = DriverManifest::open(required(&configuration.manifest, role, "manifest")?)
+        .map_err(NodeRoleError::from)?;
     let address = required(&configuration.csi_endpoint, role, "csi-endpoint")?.0.clone();
     let name = required(&configuration.node_name, role, "node-name")?.clone();
     let policy = configuration.node.clone();
-    policy.check().map_err(NodeRoleError::Policy)?;
-    let roots = Roots::new(configuration.kubelet_root.clone()).map_err(NodeRoleError::Setup)?;
+    policy.validate().map_err(NodeRoleError::Policy)?;
+    let roots = KubeletRoots::new(configuration.kubelet_root.clone()).map_err(NodeRoleError::Setup)?;
     let configured_roots = [("directory-root", &policy.directory_root), ("image-root", &policy.image_root)];
     let configured_roots = configured_roots.iter().filter_map(|(key, root)| Some((*key, root.as_deref()?)));
     for (key, root) in roots.iter().map(|root| ("kubelet-root", root)).chain(configured_roots) {
@@ -46,18 +46,21 @@ pub(super) async fn serve_node(
     let default_records =
         || address.path().parent().map(|parent| parent.join(RECORDS_DIRECTORY)).unwrap_or_default();
     let records: PathBuf = configuration.node_records.clone().unwrap_or_else(default_records);
-    let mounter = Linux::open(&policy, &records).map_err(NodeRoleError::Setup)?;
+    let mounter = LinuxMounter::open(&policy, &records).map_err(NodeRoleError::Setup)?;
     let labels = read_node_labels(configuration, &manifest, &name).await?;
-    let segments = manifest.segments(&name, &labels).map_err(NodeRoleError::Setup)?;
+    let segments = manifest.topology_segments(&name, &labels).map_err(NodeRoleError::Setup)?;
     let driver = manifest.driver().to_string();
-    let service =
-        NodeService::new(Node::new(mounter, roots, policy), manifest, Whereabouts { node: name, segments });
-    let socket = Socket::bind(&SocketOptions::new(address)).await.map_err(NodeRoleError::from)?;
+    let service = NodeService::new(
+        NodeVolumes::new(mounter, roots, policy),
+        manifest,
+        NodeIdentity { node_id: name, topology_segments: segments },
+    );
+    let socket = ServerSocket::bind(&SocketOptions::new(address)).await.map_err(NodeRoleError::from)?;
     tracing::info!(driver, socket = %socket.path().display(), "serving kubelet");
-    let options = Options { driver: driver.clone(), patience: DEFAULT_CALL_TIMEOUT };
+    let options = ServerOptions { driver: driver.clone(), default_timeout: DEFAULT_CALL_TIMEOUT };
     let server = Server::new(socket, options, metrics)
-        .with(IdentityServer::new(service.clone()))
-        .with(NodeServer::new(service));
+        .with_service(IdentityServer::new(service.clone()))
+        .with_service(NodeServer::new(service));
     Ok((server, driver))
 }
 
@@ -73,10 +76,10 @@ fn check_directory(key: &str, root: &str) -> Result<(), String> {
 /// The labels of the Node, where the driver's topology needs them: only then is the API asked, once.
 async fn read_node_labels(
     configuration: &Configuration,
-    manifest: &Manifest,
+    manifest: &DriverManifest,
     node: &str,
 ) -> Result<BTreeMap<String, String>, CommandError> {
-    let required_keys: BTreeSet<&str> = manifest.labels().collect();
+    let required_keys: BTreeSet<&str> = manifest.topology_labels().collect();
     if required_keys.is_empty() {
         return Ok(BTreeMap::new());
     }

@@ -17,14 +17,14 @@ use cofferdam_domain::{
     },
 };
 
-pub(super) struct Fake {
+pub(super) struct ScriptedBackend {
     description: Description,
     abilities: BTreeSet<Ability>,
     /// What was asked, as `Debug` shows it.
-    pub(super) heard: Mutex<Vec<String>>,
+    pub(super) requests: Mutex<Vec<String>>,
 }
 
-impl Fake {
+impl ScriptedBackend {
     pub(super) fn new(abilities: &[Ability], features: &[Feature], topology: bool) -> Arc<Self> {
         let description = Description {
             name: "fake.example".into(),
@@ -35,7 +35,7 @@ impl Fake {
             features: features.iter().map(ToString::to_string).collect(),
         };
         let abilities = abilities.iter().copied().collect();
-        Arc::new(Self { description, abilities, heard: Mutex::default() })
+        Arc::new(Self { description, abilities, requests: Mutex::default() })
     }
 
     /// One that can do everything.
@@ -43,35 +43,40 @@ impl Fake {
         Self::new(&Ability::ALL, &Feature::ALL, true)
     }
 
-    pub(super) fn last(&self) -> String {
-        self.heard.lock().unwrap().last().cloned().unwrap_or_default()
+    pub(super) fn last_request(&self) -> String {
+        self.requests.lock().unwrap().last().cloned().unwrap_or_default()
     }
 
     /// Ends a call as what it is about says.
-    fn end<T: Send + 'static>(&self, about: String, asked: &impl Debug, answer: T) -> BackendFuture<'_, T> {
-        self.heard.lock().unwrap().push(format!("{asked:?}"));
+    fn respond<T: Send + 'static>(
+        &self,
+        id: String,
+        request: &impl Debug,
+        response: T,
+    ) -> BackendFuture<'_, T> {
+        self.requests.lock().unwrap().push(format!("{request:?}"));
         Box::pin(async move {
-            assert!(!about.chars().any(|c| c == '\0'), "no backend gets such an id");
+            assert!(!id.chars().any(|c| c == '\0'), "no backend gets such an id");
             match () {
-                () if about.contains("missing") => {
+                () if id.contains("missing") => {
                     Err(StorageError::final_outcome(ErrorKind::NotFound, "no such thing"))
                 }
-                () if about.contains("open") => {
+                () if id.contains("open") => {
                     Err(StorageError::unknown_outcome(ErrorKind::Internal, "it trapped"))
                 }
-                () if about.contains("panic") => panic!("on purpose"),
-                () if about.contains("hang") => std::future::pending().await,
-                () => Ok(answer),
+                () if id.contains("panic") => panic!("on purpose"),
+                () if id.contains("hang") => std::future::pending().await,
+                () => Ok(response),
             }
         })
     }
 }
 
-fn text(id: &impl ToString) -> String {
+fn id_text(id: &impl ToString) -> String {
     id.to_string()
 }
 
-pub(super) fn directory() -> ConnectionInfo {
+pub(super) fn directory_connection() -> ConnectionInfo {
     let fields = [("path".to_owned(), "a".to_owned())].into();
     ConnectionInfo { kind: "directory".to_owned(), version: 1, fields }
 }
@@ -82,7 +87,7 @@ fn volume(handle: &str) -> CreatedVolume {
         capacity: Some(1 << 30),
         context: [("tier".to_owned(), "gold".to_owned())].into(),
         topology: vec![[("zone".to_owned(), "a".to_owned())].into()],
-        connection_info: Some(directory()),
+        connection_info: Some(directory_connection()),
     }
 }
 
@@ -108,7 +113,7 @@ fn snapshot(handle: &str, group: Option<&str>) -> Snapshot {
     }
 }
 
-fn group(handle: &str) -> GroupSnapshot {
+fn group_snapshot(handle: &str) -> GroupSnapshot {
     GroupSnapshot {
         handle: handle.into(),
         snapshots: vec![snapshot("s", Some(handle))],
@@ -117,7 +122,7 @@ fn group(handle: &str) -> GroupSnapshot {
     }
 }
 
-impl Backend for Fake {
+impl Backend for ScriptedBackend {
     fn description(&self) -> &Description {
         &self.description
     }
@@ -127,11 +132,11 @@ impl Backend for Fake {
     }
 
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
-        self.end(String::new(), &call, Readiness::Ready)
+        self.respond(String::new(), &call, Readiness::Ready)
     }
 
     fn create_volume(&self, _: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        self.end(request.name.replace('\0', ""), &request, volume("v"))
+        self.respond(request.name.replace('\0', ""), &request, volume("v"))
     }
 
     fn clone_volume(
@@ -140,7 +145,7 @@ impl Backend for Fake {
         request: CreateVolume,
         source: VolumeHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        self.end(text(&source), &(request, &source), volume("v"))
+        self.respond(id_text(&source), &(request, &source), volume("v"))
     }
 
     fn restore_snapshot(
@@ -149,47 +154,47 @@ impl Backend for Fake {
         request: CreateVolume,
         source: SnapshotHandle,
     ) -> BackendFuture<'_, CreatedVolume> {
-        self.end(text(&source), &(request, &source), volume("v"))
+        self.respond(id_text(&source), &(request, &source), volume("v"))
     }
 
     fn delete_volume(&self, _: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
-        self.end(text(&handle), &handle, ())
+        self.respond(id_text(&handle), &handle, ())
     }
 
     fn validate_volume(&self, _: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
-        self.end(text(&request.handle), &request, Validation::Confirmed)
+        self.respond(id_text(&request.handle), &request, Validation::Confirmed)
     }
 
     fn publish_volume(&self, _: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
-        self.end(format!("{} {}", request.handle, request.node_id), &request, directory())
+        self.respond(format!("{} {}", request.handle, request.node_id), &request, directory_connection())
     }
 
     fn unpublish_volume(&self, _: Call, handle: VolumeHandle, node: Option<NodeId>) -> BackendFuture<'_, ()> {
-        self.end(text(&handle), &(&handle, node), ())
+        self.respond(id_text(&handle), &(&handle, node), ())
     }
 
     fn expand_volume(&self, _: Call, request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
-        self.end(
-            text(&request.handle),
+        self.respond(
+            id_text(&request.handle),
             &request,
             ExpandedVolume { capacity: 1 << 40, node_expansion_required: true },
         )
     }
 
     fn modify_volume(&self, _: Call, handle: VolumeHandle, parameters: Parameters) -> BackendFuture<'_, ()> {
-        self.end(text(&handle), &(&handle, parameters), ())
+        self.respond(id_text(&handle), &(&handle, parameters), ())
     }
 
     fn create_snapshot(&self, _: Call, request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
-        self.end(text(&request.source), &request, snapshot("s", None))
+        self.respond(id_text(&request.source), &request, snapshot("s", None))
     }
 
     fn delete_snapshot(&self, _: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
-        self.end(text(&handle), &handle, ())
+        self.respond(id_text(&handle), &handle, ())
     }
 
     fn get_snapshot(&self, _: Call, handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
-        self.end(text(&handle), &handle, snapshot(handle.as_str(), None))
+        self.respond(id_text(&handle), &handle, snapshot(handle.as_str(), None))
     }
 
     fn list_snapshots(
@@ -199,7 +204,7 @@ impl Backend for Fake {
         page: PageRequest,
     ) -> BackendFuture<'_, SnapshotPage> {
         let snapshots = vec![snapshot("s", None)];
-        self.end(
+        self.respond(
             String::new(),
             &(source, page),
             SnapshotPage { snapshots, next_token: Some("more".to_owned()) },
@@ -211,7 +216,7 @@ impl Backend for Fake {
         _: Call,
         request: CreateGroupSnapshot,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        self.end(format!("{:?}", request.sources), &request, group("g"))
+        self.respond(format!("{:?}", request.sources), &request, group_snapshot("g"))
     }
 
     fn delete_group_snapshot(
@@ -220,7 +225,7 @@ impl Backend for Fake {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, ()> {
-        self.end(text(&handle), &(&handle, snapshots), ())
+        self.respond(id_text(&handle), &(&handle, snapshots), ())
     }
 
     fn get_group_snapshot(
@@ -229,11 +234,11 @@ impl Backend for Fake {
         handle: GroupSnapshotHandle,
         snapshots: BTreeSet<SnapshotHandle>,
     ) -> BackendFuture<'_, GroupSnapshot> {
-        self.end(text(&handle), &(&handle, snapshots), group(handle.as_str()))
+        self.respond(id_text(&handle), &(&handle, snapshots), group_snapshot(handle.as_str()))
     }
 
     fn list_volumes(&self, _: Call, page: PageRequest) -> BackendFuture<'_, VolumePage> {
-        self.end(
+        self.respond(
             String::new(),
             &page,
             VolumePage { volumes: vec![status("v")], next_token: Some("more".to_owned()) },
@@ -241,11 +246,11 @@ impl Backend for Fake {
     }
 
     fn get_volume(&self, _: Call, handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
-        self.end(text(&handle), &handle, status(handle.as_str()))
+        self.respond(id_text(&handle), &handle, status(handle.as_str()))
     }
 
     fn get_capacity(&self, _: Call, query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         let capacity = Capacity { available: 5, maximum_volume_size: Some(3), minimum_volume_size: None };
-        self.end(String::new(), &query, capacity)
+        self.respond(String::new(), &query, capacity)
     }
 }

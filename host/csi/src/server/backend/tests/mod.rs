@@ -3,5 +3,5 @@
 
 mod fake;
 mod mutations;
-mod table;
-mod wire;
+mod socket;
+mod validation;

@@ -6,12 +6,12 @@ use protox::prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, Refle
 use tonic::{Code, Status};
 
 use super::{
-    fake::Fake,
-    table::{Rig, pool, requests},
+    fake::ScriptedBackend,
+    validation::{ValidationFixture, descriptor_pool, valid_requests},
 };
 
 /// What is put into texts.
-fn texts() -> Vec<String> {
+fn string_values() -> Vec<String> {
     let mut texts: Vec<String> =
         ["", "/", "..", "a/../../b", "a\nb", "\0", "\u{7f}", "\u{feff}", "🦀", "missing", "open", " "]
             .map(str::to_owned)
@@ -23,9 +23,9 @@ fn texts() -> Vec<String> {
 }
 
 /// Other values of a field that is neither a list nor a map.
-fn values(kind: &Kind) -> Vec<Value> {
+fn scalar_values(kind: &Kind) -> Vec<Value> {
     match kind {
-        Kind::String => texts().into_iter().map(Value::String).collect(),
+        Kind::String => string_values().into_iter().map(Value::String).collect(),
         Kind::Int64 => [i64::MIN, -1, 0, 1, i64::MAX].map(Value::I64).into(),
         Kind::Int32 => [i32::MIN, -1, 0, 1, i32::MAX].map(Value::I32).into(),
         Kind::Bool => [true, false].map(Value::Bool).into(),
@@ -41,7 +41,7 @@ fn replacements(field: &FieldDescriptor, present: &Value) -> Vec<Value> {
         let pair = |key: String, value: String| [(MapKey::String(key), Value::String(value))];
         let mut maps = vec![Value::Map(Default::default())];
         if matches!(field.kind().as_message().unwrap().map_entry_value_field().kind(), Kind::String) {
-            maps.extend(texts().into_iter().flat_map(|text| {
+            maps.extend(string_values().into_iter().flat_map(|text| {
                 [
                     Value::Map(pair(text.clone(), "x".to_owned()).into()),
                     Value::Map(pair("k".to_owned(), text).into()),
@@ -53,88 +53,91 @@ fn replacements(field: &FieldDescriptor, present: &Value) -> Vec<Value> {
     if field.is_list() {
         let mut items = present.as_list().unwrap().to_vec();
         items.extend(items.clone());
-        let each = values(&field.kind()).into_iter().map(|value| Value::List(vec![value]));
+        let each = scalar_values(&field.kind()).into_iter().map(|value| Value::List(vec![value]));
         return [Value::List(Vec::new()), Value::List(items)].into_iter().chain(each).collect();
     }
-    values(&field.kind())
+    scalar_values(&field.kind())
 }
 
 /// Messages that differ from a good one in one place, with what that is.
-fn variants(good: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
-    let mut found = Vec::new();
-    for field in good.descriptor().fields() {
-        let present = good.get_field(&field).into_owned();
-        let mut change = |what: String, value: Option<Value>| {
-            let mut changed = good.clone();
+fn variants(valid: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
+    let mut messages = Vec::new();
+    for field in valid.descriptor().fields() {
+        let present = valid.get_field(&field).into_owned();
+        let mut add_variant = |change_text: String, value: Option<Value>| {
+            let mut variant = valid.clone();
             match value {
-                Some(value) => changed.set_field(&field, value),
-                None => changed.clear_field(&field),
+                Some(value) => variant.set_field(&field, value),
+                None => variant.clear_field(&field),
             }
-            found.push((format!("{}{what}", field.name()), changed));
+            messages.push((format!("{}{change_text}", field.name()), variant));
         };
-        change(" absent".to_owned(), None);
+        add_variant(" absent".to_owned(), None);
         for value in replacements(&field, &present) {
-            let shown: String = format!("{value:?}").chars().take(50).collect();
-            change(format!(" = {shown}"), Some(value));
+            let value_text: String = format!("{value:?}").chars().take(50).collect();
+            add_variant(format!(" = {value_text}"), Some(value));
         }
         // One level deeper, as deep as it goes.
         let inner = match &present {
-            Value::Message(inner) if good.has_field(&field) => Some(inner.clone()),
+            Value::Message(inner) if valid.has_field(&field) => Some(inner.clone()),
             Value::List(list) => list.first().and_then(Value::as_message).cloned(),
             _ => None,
         };
-        for (what, inner) in inner.iter().flat_map(variants) {
+        for (change_text, inner) in inner.iter().flat_map(variants) {
             let value = match &present {
                 Value::List(_) => Value::List(vec![Value::Message(inner)]),
                 _ => Value::Message(inner),
             };
-            change(format!(".{what}"), Some(value));
+            add_variant(format!(".{change_text}"), Some(value));
         }
     }
-    found
+    messages
 }
 
-fn judge(what: &str, ended: Result<(), Status>, more: &[Code]) {
+fn check_status(context: &str, result: Result<(), Status>, also_allowed: &[Code]) {
     use Code::{Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable};
-    let Err(status) = ended else { return };
+    let Err(status) = result else { return };
     // `Internal` is what the backend says of a call that changes nothing.
     let allowed = [InvalidArgument, NotFound, Aborted, FailedPrecondition, Unavailable];
-    assert!(allowed.contains(&status.code()) || more.contains(&status.code()), "{what}: {status:?}");
-    assert!(!status.message().is_empty() && status.details().is_empty(), "{what}: {status:?}");
-    assert!(!status.message().contains('\n') && status.message().len() < 2_000, "{what}: {status:?}");
+    assert!(
+        allowed.contains(&status.code()) || also_allowed.contains(&status.code()),
+        "{context}: {status:?}"
+    );
+    assert!(!status.message().is_empty() && status.details().is_empty(), "{context}: {status:?}");
+    assert!(!status.message().contains('\n') && status.message().len() < 2_000, "{context}: {status:?}");
 }
 
 #[tokio::test]
-async fn every_field_can_be_broken() {
-    let (pool, rig) = (pool(), Rig::of(Fake::complete()));
-    let mut tried = 0;
-    for (method, bytes) in requests() {
-        rig.send(method, &bytes).await.unwrap_or_else(|status| panic!("{method}: {status:?}"));
+async fn mutated_fields_yield_valid_csi_codes_without_secrets() {
+    let (pool, fixture) = (descriptor_pool(), ValidationFixture::new(ScriptedBackend::complete()));
+    let mut count = 0;
+    for (method, bytes) in valid_requests() {
+        fixture.send(method, &bytes).await.unwrap_or_else(|status| panic!("{method}: {status:?}"));
         let message = pool.get_message_by_name(&format!("csi.v1.{method}Request")).unwrap();
-        let good = DynamicMessage::decode(message, bytes.as_slice()).unwrap();
-        for (what, changed) in variants(&good) {
-            tried += 1;
-            let reads = ["Get", "List", "Validate"].iter().any(|read| method.contains(read));
-            let more: &[Code] = if reads { &[Code::Internal] } else { &[] };
-            let ended = rig.send(method, &changed.encode_to_vec()).await;
-            let told = ended.as_ref().err().is_some_and(|status| status.message().contains("hunter2"));
-            assert!(!told, "{method} {what}: {ended:?}");
-            judge(&format!("{method} {what}"), ended, more);
+        let valid = DynamicMessage::decode(message, bytes.as_slice()).unwrap();
+        for (change, message_variant) in variants(&valid) {
+            count += 1;
+            let is_read = ["Get", "List", "Validate"].iter().any(|read| method.contains(read));
+            let also_allowed: &[Code] = if is_read { &[Code::Internal] } else { &[] };
+            let result = fixture.send(method, &message_variant.encode_to_vec()).await;
+            let has_secret = result.as_ref().err().is_some_and(|status| status.message().contains("hunter2"));
+            assert!(!has_secret, "{method} {change}: {result:?}");
+            check_status(&format!("{method} {change}"), result, also_allowed);
         }
     }
-    assert!(tried > 1_500, "{tried} variants");
+    assert!(count > 1_500, "{count} variants");
 }
 
 #[tokio::test]
-async fn any_bytes_can_come() {
+async fn random_bytes_yield_valid_csi_codes() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
-    let rig = Rig::of(Fake::complete());
-    let requests = requests();
+    let fixture = ValidationFixture::new(ScriptedBackend::complete());
+    let requests = valid_requests();
     for _ in 0..4_000 {
-        let (method, good) = requests.get(random.usize(..requests.len())).unwrap();
-        let mut bytes = good.clone();
+        let (method, valid) = requests.get(random.usize(..requests.len())).unwrap();
+        let mut bytes = valid.clone();
         for _ in 0..random.usize(1..=4) {
             match random.u8(0..4) {
                 // A field's number or kind, a length, a character.
@@ -151,8 +154,8 @@ async fn any_bytes_can_come() {
             }
         }
         // What is no message ends in the decoder.
-        let ended = rig.send(method, &bytes).await;
-        judge(&format!("seed {seed}: {method} {bytes:?}"), ended, &[Code::Internal]);
+        let result = fixture.send(method, &bytes).await;
+        check_status(&format!("seed {seed}: {method} {bytes:?}"), result, &[Code::Internal]);
     }
-    assert!(!rig.fake.heard.lock().unwrap().is_empty());
+    assert!(!fixture.backend.requests.lock().unwrap().is_empty());
 }

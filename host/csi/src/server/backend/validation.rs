@@ -1,0 +1,360 @@
+//! CSI's rules for the parts that requests are made of. A broken one is `INVALID_ARGUMENT`, in words that
+//! name the field.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+};
+
+use cofferdam_backend::checks::{ResponseLimits, printable, total_bytes};
+use cofferdam_domain::storage::{
+    AccessType, CapacityRange, CsiAccessMode, PageRequest, Parameters, Secret, Secrets, Segments,
+    TopologyRequirement, VolumeCapability,
+    ability::{ControllerCapability, PluginCapability},
+};
+use tonic::Status;
+
+use crate::v1::{
+    self,
+    volume_capability::{AccessType as CsiAccess, access_mode::Mode},
+};
+
+/// CSI's limit for texts, in bytes.
+const MAX_TEXT_BYTES: usize = 128;
+/// CSI's limit for the id of a node, in bytes.
+const MAX_NODE_ID_BYTES: usize = 256;
+/// CSI's limit for maps and lists, in bytes.
+const MAX_MAP_BYTES: usize = 4 << 10;
+/// Limit for the attributes that a volume comes back with: the driver's own, and the document of its
+/// attachment.
+const MAX_CONTEXT_BYTES: usize = 256 << 10;
+/// Limit for secrets: Kubernetes' own for a Secret. CSI's 4 KiB would leave out the keys and certificates
+/// that drivers are given.
+const MAX_SECRETS_BYTES: usize = 1 << 20;
+/// Longest place in a listing that a backend names.
+const MAX_TOKEN_BYTES: usize = 4 << 10;
+
+/// What a backend offers, and how long its ids may be.
+#[derive(Clone, Debug)]
+pub(super) struct RequestValidator {
+    pub(super) controller_capabilities: BTreeSet<ControllerCapability>,
+    pub(super) plugin_capabilities: BTreeSet<PluginCapability>,
+    /// Whether volumes can be made of snapshots; CSI has no capability of its own for it.
+    pub(super) has_restoring: bool,
+    /// Whether the group of a mounted volume can be set.
+    pub(super) has_mount_groups: bool,
+    pub(super) limits: ResponseLimits,
+}
+
+pub(super) fn invalid_argument(message: impl Into<String>) -> Status {
+    Status::invalid_argument(message)
+}
+
+/// An id, as far as something can have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CheckedId<H> {
+    /// Something may have it.
+    Valid(H),
+    /// Nothing has it: no backend can return it. Kept from backends, which are promised never to see it.
+    NonExistent,
+}
+
+impl<H> CheckedId<H> {
+    /// The id, or that what it should be does not exist.
+    pub(super) fn or_not_found(self, object: impl Display) -> Result<H, Status> {
+        match self {
+            Self::Valid(id) => Ok(id),
+            Self::NonExistent => Err(Status::not_found(format!("the {object} does not exist"))),
+        }
+    }
+}
+
+/// The shape of the ids that kubelet gives to inline volumes.
+fn is_inline_volume_id(id: &str) -> bool {
+    let digest = id.strip_prefix("csi-");
+    digest.is_some_and(|digest| digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// What CSI does not allow in names: control characters other than the usual white space.
+fn is_forbidden_char(c: char) -> bool {
+    c.is_control() && !matches!(c, '\t' | '\n' | '\r')
+}
+
+fn check_length(field: &str, bytes: usize, max_bytes: usize) -> Result<(), Status> {
+    if bytes > max_bytes {
+        return Err(invalid_argument(format!("{field} has {bytes} bytes; expected at most {max_bytes}")));
+    }
+    Ok(())
+}
+
+fn check_required(field: &str, text: &str, max_bytes: usize) -> Result<(), Status> {
+    if text.is_empty() {
+        return Err(invalid_argument(format!("{field} is missing")));
+    }
+    check_length(field, text.len(), max_bytes)
+}
+
+impl RequestValidator {
+    /// Whether the controller has a capability.
+    pub(super) fn has_capability(&self, capability: ControllerCapability) -> bool {
+        self.controller_capabilities.contains(&capability)
+    }
+
+    /// Refuses a call that is not announced.
+    pub(super) fn require_capability(&self, capability: ControllerCapability) -> Result<(), Status> {
+        match self.has_capability(capability) {
+            true => Ok(()),
+            false => Err(Status::unimplemented(format!("the driver has no {}", capability.as_str()))),
+        }
+    }
+
+    /// The id of a volume.
+    pub(super) fn volume_id<H: From<String>>(&self, field: &str, id: String) -> Result<CheckedId<H>, Status> {
+        let is_inline = is_inline_volume_id(&id);
+        Ok(match self.object_id(field, id)? {
+            CheckedId::Valid(_) if is_inline => CheckedId::NonExistent,
+            checked @ (CheckedId::Valid(_) | CheckedId::NonExistent) => checked,
+        })
+    }
+
+    /// The id of a snapshot or a group.
+    pub(super) fn object_id<H: From<String>>(&self, field: &str, id: String) -> Result<CheckedId<H>, Status> {
+        check_required(field, &id, self.limits.max_id_bytes)?;
+        Ok(if id.contains(char::is_control) { CheckedId::NonExistent } else { CheckedId::Valid(H::from(id)) })
+    }
+
+    /// How a volume is used, for a call that asks whether it can be.
+    pub(super) fn parse_capability(
+        &self,
+        capability: v1::VolumeCapability,
+    ) -> Result<VolumeCapability, Status> {
+        let mode_number = capability.access_mode.map(|mode| mode.mode).unwrap_or_default();
+        let mode = access_mode(mode_number).ok_or_else(|| {
+            invalid_argument(format!(
+                "volume_capability.access_mode.mode is {mode_number}; expected one of CSI's modes, 1 to 7"
+            ))
+        })?;
+        let access = match capability.access_type {
+            None => {
+                return Err(invalid_argument(
+                    "volume_capability.access_type is missing; expected block or mount",
+                ));
+            }
+            Some(CsiAccess::Block(_)) => AccessType::Block,
+            Some(CsiAccess::Mount(mount)) => {
+                check_length("fs_type", mount.fs_type.len(), MAX_TEXT_BYTES)?;
+                check_length("mount_flags", mount.mount_flags.iter().map(String::len).sum(), MAX_MAP_BYTES)?;
+                check_length("volume_mount_group", mount.volume_mount_group.len(), MAX_TEXT_BYTES)?;
+                let filled = |text: String| (!text.is_empty()).then_some(text);
+                AccessType::Filesystem {
+                    fs_type: filled(mount.fs_type),
+                    mount_flags: mount.mount_flags,
+                    mount_group: filled(mount.volume_mount_group),
+                }
+            }
+        };
+        Ok(VolumeCapability { access_mode: mode, access_type: access })
+    }
+
+    /// What a way of use needs and the driver has not announced.
+    pub(super) fn missing_capability(&self, capability: &VolumeCapability) -> Option<&'static str> {
+        let is_single_node_writer_mode = matches!(
+            capability.access_mode,
+            CsiAccessMode::SingleNodeSingleWriter | CsiAccessMode::SingleNodeMultiWriter
+        );
+        if is_single_node_writer_mode && !self.has_capability(ControllerCapability::SingleNodeMultiWriter) {
+            return Some("SINGLE_NODE_MULTI_WRITER");
+        }
+        let has_mount_group =
+            matches!(&capability.access_type, AccessType::Filesystem { mount_group: Some(_), .. });
+        (has_mount_group && !self.has_mount_groups).then_some("VOLUME_MOUNT_GROUP")
+    }
+
+    /// How a volume shall be used.
+    pub(super) fn supported_capability(
+        &self,
+        message: v1::VolumeCapability,
+    ) -> Result<VolumeCapability, Status> {
+        let capability = self.parse_capability(message)?;
+        match self.missing_capability(&capability) {
+            None => Ok(capability),
+            Some(missing) => Err(invalid_argument(format!(
+                "volume_capability needs {missing}, which the driver does not announce"
+            ))),
+        }
+    }
+
+    /// All ways in which a volume shall be used.
+    pub(super) fn supported_capabilities(
+        &self,
+        messages: Vec<v1::VolumeCapability>,
+    ) -> Result<Vec<VolumeCapability>, Status> {
+        messages.into_iter().map(|message| self.supported_capability(message)).collect()
+    }
+
+    /// The parameters of a class.
+    pub(super) fn parameters(&self, field: &str, map: Parameters) -> Result<Parameters, Status> {
+        check_length(field, total_bytes(&map), self.limits.max_map_bytes.max(MAX_MAP_BYTES))?;
+        Ok(map)
+    }
+
+    /// The parameters that can be changed later.
+    pub(super) fn mutable_parameters(&self, map: Parameters) -> Result<Parameters, Status> {
+        if !map.is_empty() && !self.has_capability(ControllerCapability::ModifyVolume) {
+            return Err(invalid_argument(
+                "mutable_parameters need MODIFY_VOLUME, which the driver does not announce",
+            ));
+        }
+        self.parameters("mutable_parameters", map)
+    }
+
+    fn require_topology(&self, field: &str) -> Result<(), Status> {
+        match self.plugin_capabilities.contains(&PluginCapability::AccessibilityConstraints) {
+            true => Ok(()),
+            false => Err(invalid_argument(format!(
+                "{field} needs VOLUME_ACCESSIBILITY_CONSTRAINTS, which the driver does not announce"
+            ))),
+        }
+    }
+
+    /// Where a volume shall be reachable.
+    pub(super) fn topology_requirement(
+        &self,
+        requirement: Option<v1::TopologyRequirement>,
+    ) -> Result<Option<TopologyRequirement>, Status> {
+        const FIELD: &str = "accessibility_requirements";
+        let Some(requirement) = requirement else { return Ok(None) };
+        self.require_topology(FIELD)?;
+        if requirement.requisite.is_empty() && requirement.preferred.is_empty() {
+            return Err(invalid_argument(format!(
+                "{FIELD} has no place; expected requisite or preferred ones"
+            )));
+        }
+        let topologies = |list: Vec<v1::Topology>| {
+            list.into_iter().map(|topology| topology_segments(FIELD, topology)).collect::<Result<_, Status>>()
+        };
+        Ok(Some(TopologyRequirement {
+            requisite: topologies(requirement.requisite)?,
+            preferred: topologies(requirement.preferred)?,
+        }))
+    }
+
+    /// Where volumes would have to be reachable.
+    pub(super) fn accessible_topology(
+        &self,
+        topology: Option<v1::Topology>,
+    ) -> Result<Option<Segments>, Status> {
+        const FIELD: &str = "accessible_topology";
+        let Some(topology) = topology.filter(|requested| !requested.segments.is_empty()) else {
+            return Ok(None);
+        };
+        self.require_topology(FIELD)?;
+        topology_segments(FIELD, topology).map(Some)
+    }
+}
+
+fn access_mode(number: i32) -> Option<CsiAccessMode> {
+    match Mode::try_from(number) {
+        Ok(Mode::SingleNodeWriter) => Some(CsiAccessMode::SingleNodeWriter),
+        Ok(Mode::SingleNodeReaderOnly) => Some(CsiAccessMode::SingleNodeReaderOnly),
+        Ok(Mode::MultiNodeReaderOnly) => Some(CsiAccessMode::MultiNodeReaderOnly),
+        Ok(Mode::MultiNodeSingleWriter) => Some(CsiAccessMode::MultiNodeSingleWriter),
+        Ok(Mode::MultiNodeMultiWriter) => Some(CsiAccessMode::MultiNodeMultiWriter),
+        Ok(Mode::SingleNodeSingleWriter) => Some(CsiAccessMode::SingleNodeSingleWriter),
+        Ok(Mode::SingleNodeMultiWriter) => Some(CsiAccessMode::SingleNodeMultiWriter),
+        Ok(Mode::Unknown) | Err(_) => None,
+    }
+}
+
+/// One place: its keys mean the same in whatever case they are written, and each stands once.
+fn topology_segments(field: &str, topology: v1::Topology) -> Result<Segments, Status> {
+    let mut lowercase_keys = BTreeSet::new();
+    for (key, value) in &topology.segments {
+        if key.is_empty() || value.is_empty() {
+            return Err(invalid_argument(format!("{field} has a place with an empty key or value")));
+        }
+        if !lowercase_keys.insert(key.to_lowercase()) {
+            return Err(invalid_argument(format!(
+                "{field} has the key {:?} twice in one place",
+                printable(key)
+            )));
+        }
+    }
+    if topology.segments.is_empty() {
+        return Err(invalid_argument(format!("{field} has a place without keys")));
+    }
+    check_length(field, total_bytes(&topology.segments), MAX_MAP_BYTES)?;
+    Ok(topology.segments)
+}
+
+/// The name of a new volume, snapshot or group: it is the key of idempotency.
+pub(super) fn check_name(name: String) -> Result<String, Status> {
+    check_required("name", &name, MAX_TEXT_BYTES)?;
+    if name.contains(is_forbidden_char) {
+        return Err(invalid_argument(format!("name {:?} has control characters", printable(&name))));
+    }
+    Ok(name)
+}
+
+/// The id of a node.
+pub(super) fn node_id<H: From<String>>(id: String) -> Result<CheckedId<H>, Status> {
+    check_required("node_id", &id, MAX_NODE_ID_BYTES)?;
+    Ok(if id.contains(char::is_control) { CheckedId::NonExistent } else { CheckedId::Valid(H::from(id)) })
+}
+
+/// The attributes of a volume that come back with a call.
+pub(super) fn check_volume_context(map: &Parameters) -> Result<(), Status> {
+    check_length("volume_context", total_bytes(map), MAX_CONTEXT_BYTES)
+}
+
+/// The secrets of a call. What is wrong with them is said without them.
+pub(super) fn secrets(map: BTreeMap<String, String>) -> Result<Secrets, Status> {
+    check_length("secrets", total_bytes(&map), MAX_SECRETS_BYTES)?;
+    let is_valid_key = |key: &str| {
+        !key.is_empty()
+            && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    };
+    if !map.keys().all(|key| is_valid_key(key)) {
+        return Err(invalid_argument(
+            "secrets have a key with other characters than letters, digits, -, _ and .",
+        ));
+    }
+    Ok(map.into_iter().map(|(key, text)| (key, Secret::new(text))).collect())
+}
+
+fn optional_bytes(field: &str, bytes: i64) -> Result<Option<u64>, Status> {
+    match u64::try_from(bytes) {
+        Ok(0) => Ok(None),
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(_) => Err(invalid_argument(format!("{field} is {bytes}; expected 0 or more"))),
+    }
+}
+
+/// How large a volume shall be.
+pub(super) fn capacity_range(range: v1::CapacityRange) -> Result<CapacityRange, Status> {
+    let required = optional_bytes("capacity_range.required_bytes", range.required_bytes)?;
+    let limit = optional_bytes("capacity_range.limit_bytes", range.limit_bytes)?;
+    match (required, limit) {
+        (None, None) => {
+            Err(invalid_argument("capacity_range is empty; expected required_bytes or limit_bytes"))
+        }
+        (Some(required), Some(limit)) if required > limit => Err(invalid_argument(format!(
+            "capacity_range.required_bytes is {required}, and limit_bytes {limit}; expected no more than the limit"
+        ))),
+        (required, limit) => Ok(CapacityRange { required, limit }),
+    }
+}
+
+/// A part of a listing. A place that no listing can have returned is `ABORTED`, so that the caller begins
+/// anew.
+pub(super) fn page_request(max_entries: i32, starting_token: String) -> Result<PageRequest, Status> {
+    let limit = u32::try_from(max_entries)
+        .map_err(|_| invalid_argument(format!("max_entries is {max_entries}; expected 0 or more")))?;
+    if starting_token.len() > MAX_TOKEN_BYTES {
+        return Err(Status::aborted("starting_token is no place in the listing: begin anew"));
+    }
+    Ok(PageRequest {
+        starting_token: (!starting_token.is_empty()).then_some(starting_token),
+        max_entries: (limit > 0).then_some(limit),
+    })
+}

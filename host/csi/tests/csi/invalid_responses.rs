@@ -1,0 +1,285 @@
+//! Drivers that answer what cannot be true. Nothing of it reaches a role; nothing of it is final.
+
+use cofferdam_backend::Backend;
+use cofferdam_csi::{CsiBackend, v1};
+use cofferdam_domain::storage::{
+    CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot, ErrorKind, ExpandVolume, Finality,
+    PageRequest, StorageError,
+};
+use prost_types::Timestamp;
+
+use crate::fake_driver::{
+    CREATE, FakeCsiDriver, PROBE, ScriptedReply, TEST_TIMEOUT, call, create_request, created_reply,
+    message_reply, volume,
+};
+
+fn assert_contract_violation<T: std::fmt::Debug>(answer: Result<T, StorageError>, expected: &str) {
+    let error = answer.unwrap_err();
+    assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Unknown), "{error}");
+    assert!(error.message.contains(expected), "{error}; expected {expected}");
+    assert!(error.message.len() < 1_200 && !error.message.contains('\n'));
+}
+
+#[tokio::test]
+async fn invalid_volumes_are_rejected() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let long = "x".repeat(5_000);
+    let inline = format!("csi-{}", "0".repeat(64));
+    let changed = |change: fn(&mut v1::Volume)| {
+        let mut volume = volume("v");
+        change(&mut volume);
+        created_reply(volume)
+    };
+    let table = [
+        (message_reply(&v1::CreateVolumeResponse { volume: None }), "it has no volume"),
+        (created_reply(volume("")), "the volume handle has 0 bytes"),
+        (created_reply(volume(&long)), "the volume handle has 5000 bytes"),
+        (created_reply(volume("a\nb")), "control characters"),
+        (created_reply(volume(&inline)), "the shape of an inline volume's"),
+        (changed(|volume| volume.capacity_bytes = -1), "the volume's capacity is -1 bytes"),
+        (changed(|volume| volume.capacity_bytes = i64::MIN), "expected 0 or more"),
+        (
+            changed(|volume| {
+                volume.volume_context.insert("k".to_owned(), "x".repeat(300_000));
+            }),
+            "the context has",
+        ),
+        (
+            changed(|volume| {
+                volume.volume_context.insert("cofferdam.dev/other".to_owned(), "{}".to_owned());
+            }),
+            "keys under cofferdam.dev/ are the host's",
+        ),
+        (
+            changed(|volume| {
+                volume.volume_context.insert("cofferdam.dev/attachment".to_owned(), "{}".to_owned());
+            }),
+            "the attachment is not a document that this program wrote",
+        ),
+        (
+            changed(|volume| {
+                let segments = [("not a key!".to_owned(), "z".to_owned())].into();
+                volume.accessible_topology = vec![v1::Topology { segments }];
+            }),
+            "is not a label's key",
+        ),
+    ];
+    for (n, (reply, expected)) in table.into_iter().enumerate() {
+        driver.queue_reply(CREATE, reply);
+        assert_contract_violation(
+            backend.create_volume(call(), create_request(&n.to_string())).await,
+            expected,
+        );
+    }
+}
+
+/// Ids of managed disks on Azure are as long as this one.
+#[tokio::test]
+async fn ids_longer_than_csi_allows_are_accepted_as_in_the_sidecars() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let long = "x".repeat(165);
+    let mut answer = volume(&long);
+    answer.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+    driver.queue_reply(CREATE, created_reply(answer));
+    let found = backend.create_volume(call(), create_request("a")).await.unwrap();
+    assert_eq!(found.handle.as_str(), long);
+}
+
+#[tokio::test]
+async fn invalid_base64_status_details_are_ignored() {
+    let mut driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    for in_headers in [false, true] {
+        driver.queue_reply(CREATE, ScriptedReply::InvalidStatusDetails { in_headers });
+        let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
+        assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Final), "{error}");
+        assert_eq!(error.message, "no");
+    }
+    // Also while the connection is made anew: it goes on trying.
+    driver.stop();
+    backend.wait_connected(false).await;
+    for in_headers in [false, true] {
+        driver.queue_reply(PROBE, ScriptedReply::InvalidStatusDetails { in_headers });
+    }
+    driver.listen();
+    tokio::time::timeout(TEST_TIMEOUT, backend.wait_connected(true)).await.unwrap();
+    driver.queue_reply(CREATE, created_reply(volume("v")));
+    backend.create_volume(call(), create_request("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn unknown_and_too_small_capacities_are_passed_on() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    for (bytes, capacity) in [(0, None), (1, Some(1))] {
+        driver.queue_reply(CREATE, created_reply(v1::Volume { capacity_bytes: bytes, ..volume("v") }));
+        let found = backend.create_volume(call(), create_request(&bytes.to_string())).await.unwrap();
+        assert_eq!(found.capacity, capacity);
+    }
+}
+
+async fn expand_volume(backend: &CsiBackend, n: usize) -> Result<u64, StorageError> {
+    let capacity = CapacityRange { required: Some(100), limit: None };
+    let request = ExpandVolume { handle: n.to_string().into(), capacity, capability: None };
+    backend.expand_volume(call(), request).await.map(|expanded| expanded.capacity)
+}
+
+#[tokio::test]
+async fn expand_rejects_missing_negative_and_too_small_capacity() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    for (n, (bytes, expected)) in
+        [(0, "0 bytes"), (-5, "-5 bytes"), (99, "99 bytes; 100 were asked for")].into_iter().enumerate()
+    {
+        let answer =
+            v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: true };
+        driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&answer));
+        assert_contract_violation(expand_volume(&backend, n).await, expected);
+    }
+    let answer = v1::ControllerExpandVolumeResponse { capacity_bytes: 128, ..Default::default() };
+    driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&answer));
+    assert_eq!(expand_volume(&backend, 9).await, Ok(128));
+}
+
+fn snapshot(handle: &str) -> v1::Snapshot {
+    v1::Snapshot {
+        size_bytes: 5,
+        snapshot_id: handle.to_owned(),
+        source_volume_id: "v".to_owned(),
+        creation_time: Some(Timestamp { seconds: 1, nanos: 500_000_000 }),
+        ready_to_use: true,
+        group_snapshot_id: String::new(),
+    }
+}
+
+#[tokio::test]
+async fn invalid_snapshots_are_rejected() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let changed = |change: fn(&mut v1::Snapshot)| {
+        let mut snapshot = snapshot("s");
+        change(&mut snapshot);
+        Some(snapshot)
+    };
+    let table = [
+        (None, "it has no snapshot"),
+        (changed(|one| one.snapshot_id.clear()), "the snapshot handle has 0 bytes"),
+        (changed(|one| one.size_bytes = -1), "the snapshot's size is -1 bytes"),
+        (changed(|one| one.creation_time = None), "has no creation time"),
+        (
+            changed(|one| one.creation_time = Some(Timestamp { seconds: -1, nanos: 0 })),
+            "expected a time since then",
+        ),
+        (changed(|one| one.creation_time = Some(Timestamp { seconds: i64::MAX, nanos: 0 })), "was cut"),
+        (changed(|one| one.source_volume_id = "w".to_owned()), "it describes another source than v"),
+    ];
+    for (n, (snapshot, expected)) in table.into_iter().enumerate() {
+        driver.queue_reply(
+            "/csi.v1.Controller/CreateSnapshot",
+            message_reply(&v1::CreateSnapshotResponse { snapshot }),
+        );
+        let request = CreateSnapshot {
+            name: n.to_string(),
+            source: "v".into(),
+            parameters: Default::default(),
+            owner: None,
+        };
+        assert_contract_violation(backend.create_snapshot(call(), request).await, expected);
+    }
+    let answer = v1::GetSnapshotResponse { snapshot: Some(snapshot("other")) };
+    driver.queue_reply("/csi.v1.Controller/GetSnapshot", message_reply(&answer));
+    assert_contract_violation(
+        backend.get_snapshot(call(), "s".into()).await,
+        "it describes another snapshot than s",
+    );
+}
+
+#[tokio::test]
+async fn invalid_group_snapshots_are_rejected() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let group = |snapshots: Vec<v1::Snapshot>| v1::VolumeGroupSnapshot {
+        group_snapshot_id: "g".to_owned(),
+        snapshots,
+        creation_time: Some(Timestamp { seconds: 1, nanos: 0 }),
+        ready_to_use: true,
+    };
+    let snapshot_of = |handle: &str, volume: &str, group: &str| v1::Snapshot {
+        source_volume_id: volume.to_owned(),
+        group_snapshot_id: group.to_owned(),
+        ..snapshot(handle)
+    };
+    let unready = v1::Snapshot { ready_to_use: false, ..snapshot_of("s", "v", "g") };
+    let table = [
+        (vec![snapshot_of("s", "v", "g")], "not one snapshot of each volume"),
+        (vec![snapshot_of("s", "v", "g"), snapshot_of("t", "v", "g")], "not one snapshot of each volume"),
+        (
+            vec![snapshot_of("s", "v", "g"), snapshot_of("t", "w", "other")],
+            "does not say that it is the group's",
+        ),
+        (vec![unready, snapshot_of("t", "w", "g")], "one of its members is not"),
+    ];
+    let path = "/csi.v1.GroupController/CreateVolumeGroupSnapshot";
+    let request = |name: usize| CreateGroupSnapshot {
+        name: name.to_string(),
+        sources: ["v".into(), "w".into()].into(),
+        parameters: Default::default(),
+        owner: None,
+    };
+    for (n, (members, expected)) in table.into_iter().enumerate() {
+        let group_snapshot = Some(group(members));
+        driver.queue_reply(path, message_reply(&v1::CreateVolumeGroupSnapshotResponse { group_snapshot }));
+        assert_contract_violation(backend.create_group_snapshot(call(), request(n)).await, expected);
+    }
+    // Members that leave it out are the group's all the same.
+    let group_snapshot = Some(group(vec![snapshot_of("s", "v", ""), snapshot_of("t", "w", "g")]));
+    driver.queue_reply(path, message_reply(&v1::CreateVolumeGroupSnapshotResponse { group_snapshot }));
+    let found = backend.create_group_snapshot(call(), request(9)).await.unwrap();
+    assert!(found.snapshots.iter().all(|member| member.group == Some("g".into())));
+}
+
+#[tokio::test]
+async fn invalid_pages_are_rejected() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let entry = |volume| v1::list_volumes_response::Entry { volume, status: None };
+    let page = |entries, next: &str| v1::ListVolumesResponse { entries, next_token: next.to_owned() };
+    let two = || vec![entry(Some(volume("a"))), entry(Some(volume("b")))];
+    let page_request = PageRequest { starting_token: Some("here".to_owned()), max_entries: Some(1) };
+    for (answer, expected) in [
+        (page(vec![entry(None)], ""), "it has no volume"),
+        (page(two(), ""), "a page has 2 entries; at most 1 were asked for"),
+        (page(Vec::new(), "here"), "a page ends where it began"),
+        (page(Vec::new(), &"x".repeat(5_000)), "a page's end has 5000 bytes"),
+    ] {
+        driver.queue_reply("/csi.v1.Controller/ListVolumes", message_reply(&answer));
+        assert_contract_violation(backend.list_volumes(call(), page_request.clone()).await, expected);
+    }
+    let foreign_snapshot = v1::Snapshot { source_volume_id: "w".to_owned(), ..snapshot("s") };
+    let entries = vec![v1::list_snapshots_response::Entry { snapshot: Some(foreign_snapshot) }];
+    let answer = v1::ListSnapshotsResponse { entries, next_token: String::new() };
+    driver.queue_reply("/csi.v1.Controller/ListSnapshots", message_reply(&answer));
+    let found = backend.list_snapshots(call(), Some("v".into()), PageRequest::default()).await;
+    assert_contract_violation(found, "which is another volume's");
+}
+
+#[tokio::test]
+async fn invalid_capacities_are_rejected() {
+    let driver = FakeCsiDriver::start();
+    let backend = driver.connect().await;
+    let answer = |available_capacity, maximum_volume_size, minimum_volume_size| v1::GetCapacityResponse {
+        available_capacity,
+        maximum_volume_size,
+        minimum_volume_size,
+    };
+    for (answer, expected) in [
+        (answer(-1, None, None), "the available capacity is -1 bytes"),
+        (answer(1, Some(-1), None), "the largest volume is -1 bytes"),
+        (answer(1, Some(1), Some(2)), "the smallest volume has 2 bytes and the largest 1"),
+    ] {
+        driver.queue_reply("/csi.v1.Controller/GetCapacity", message_reply(&answer));
+        assert_contract_violation(backend.get_capacity(call(), CapacityQuery::default()).await, expected);
+    }
+}

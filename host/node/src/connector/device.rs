@@ -1,0 +1,216 @@
+//! What is done with a block device, wherever it comes from.
+
+use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
+
+use super::{StageContext, bind_device, restrict};
+use crate::{
+    error::{NodeError, StepContext as _},
+    mount_options::{MountOptions, MountType},
+    mounter::{Device, DeviceContent, Filesystem, MountAttributes, Mounter},
+    path::KubeletPath,
+};
+
+/// Whether a device can be used so: no filesystem here can be written by two nodes.
+pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), NodeError> {
+    let AccessType::Filesystem { fs_type, .. } = &capability.access_type else { return Ok(()) };
+    parse_fs_type(fs_type.as_deref())?;
+    match capability.access_mode {
+        CsiAccessMode::MultiNodeMultiWriter | CsiAccessMode::MultiNodeSingleWriter => {
+            Err(NodeError::FailedPrecondition(
+                "a filesystem on a device must not be mounted by several nodes: expected a mode of one node, \
+                 or readers only"
+                    .to_owned(),
+            ))
+        }
+        CsiAccessMode::SingleNodeWriter
+        | CsiAccessMode::SingleNodeReaderOnly
+        | CsiAccessMode::MultiNodeReaderOnly
+        | CsiAccessMode::SingleNodeSingleWriter
+        | CsiAccessMode::SingleNodeMultiWriter => Ok(()),
+    }
+}
+
+/// The filesystem that is asked for, where one is.
+fn parse_fs_type(fs_type: Option<&str>) -> Result<Option<Filesystem>, NodeError> {
+    match fs_type.filter(|name| !name.is_empty()) {
+        None => Ok(None),
+        Some(name) => match Filesystem::from_name(name) {
+            Some(filesystem) => Ok(Some(filesystem)),
+            None => {
+                let known = Filesystem::ALL.map(Filesystem::as_str).join(" or ");
+                Err(NodeError::Invalid(format!("the filesystem type is {name:?}: expected {known}")))
+            }
+        },
+    }
+}
+
+/// Makes a device usable at the staging path.
+pub(super) fn stage(context: &mut StageContext<'_>, device: &Device) -> Result<(), NodeError> {
+    match context.access_type() {
+        AccessType::Block => bind_device(context, device),
+        AccessType::Filesystem { .. } => stage_filesystem(context, device),
+    }
+}
+
+fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(), NodeError> {
+    let path = context.staging_path;
+    let (number, read_only) = (device.number, context.is_read_only());
+    if !context.is_mounted(path, |found| found.mounts.last().is_some_and(|top| top.device == number))? {
+        let filesystem = ensure_filesystem(context, device)?;
+        let mut options = MountOptions::from_flags(
+            context.mount_flags(),
+            MountType::Device(filesystem),
+            context.base_attributes,
+        )?;
+        options.attributes.read_only |= read_only;
+        if filesystem == Filesystem::Xfs && context.has_content_source {
+            // A copy has the uuid of its origin, and xfs refuses to mount the same uuid twice.
+            options.data.push(("nouuid".to_owned(), None));
+        }
+        context
+            .mounter
+            .mount_device(device, filesystem, &options, path)
+            .step("mount the volume's filesystem")?;
+    }
+    restrict(context.mounter, path, MountAttributes { read_only, ..context.base_attributes })?;
+    if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
+}
+
+/// Sees to it that the device has a filesystem that can be mounted: formatted only if it is blank and was
+/// never anything else.
+fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<Filesystem, NodeError> {
+    let requested = match context.access_type() {
+        AccessType::Filesystem { fs_type, .. } => parse_fs_type(fs_type.as_deref())?,
+        AccessType::Block => None,
+    };
+    let content = context.mounter.device_content(device).step("look at what the device holds")?;
+    let is_retry = context.record.format_in_progress;
+    match content {
+        DeviceContent::Filesystem(name) => {
+            let found = Filesystem::from_name(&name).filter(|found| requested.is_none_or(|requested| requested == *found));
+            let Some(found) = found else {
+                let expected = requested.map_or("ext4 or xfs", Filesystem::as_str);
+                return Err(NodeError::FailedPrecondition(format!(
+                    "the volume holds the filesystem {name:?}: expected {expected}"
+                )));
+            };
+            check_filesystem_allowed(context, found)?;
+            context.clear_format_in_progress()?;
+            if !context.is_read_only() {
+                context.mounter.check_filesystem(device, found).step("check the volume's filesystem")?;
+            }
+            Ok(found)
+        }
+        DeviceContent::Unknown if !is_retry => Err(NodeError::FailedPrecondition(
+            "the volume holds data that is no filesystem: expected a filesystem, or nothing at all; it is not formatted"
+                .to_owned(),
+        )),
+        // Whatever was begun here once, by now it is somebody's.
+        DeviceContent::Other(what) => Err(NodeError::FailedPrecondition(format!(
+            "the volume holds {what}: expected a filesystem, or nothing at all; it is not formatted"
+        ))),
+        DeviceContent::Blank | DeviceContent::Unknown => {
+            let first = context.filesystems.first().copied().unwrap_or(Filesystem::Ext4);
+            format(context, device, requested.unwrap_or(first))
+        }
+    }
+}
+
+fn format(
+    context: &mut StageContext<'_>,
+    device: &Device,
+    filesystem: Filesystem,
+) -> Result<Filesystem, NodeError> {
+    let rejection_reason = if context.has_content_source {
+        Some("its content was to come from another volume or a snapshot")
+    } else if context.is_read_only() {
+        Some("it is for readers only")
+    } else {
+        None
+    };
+    if let Some(rejection_reason) = rejection_reason {
+        return Err(NodeError::FailedPrecondition(format!(
+            "the volume has no filesystem, and gets none: {rejection_reason}"
+        )));
+    }
+    check_filesystem_allowed(context, filesystem)?;
+    let is_retry = context.record.format_in_progress;
+    if !is_retry {
+        context.record.format_in_progress = true;
+        context.save_record()?;
+    }
+    context.mounter.make_filesystem(device, filesystem, is_retry).step("make the volume's filesystem")?;
+    context.clear_format_in_progress()?;
+    Ok(filesystem)
+}
+
+fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) -> Result<(), NodeError> {
+    if context.filesystems.contains(&filesystem) {
+        return Ok(());
+    }
+    Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
+}
+
+/// Refuses a size that the device does not have: to make it larger is the driver's.
+pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeError> {
+    match required.filter(|required| *required > size) {
+        None => Ok(()),
+        Some(required) => Err(NodeError::OutOfRange(format!(
+            "the volume's device has {size} bytes: expected at least {required}"
+        ))),
+    }
+}
+
+/// Grows the filesystem at a place to the size of its device.
+pub(super) fn grow_filesystem(
+    mounter: &dyn Mounter,
+    device: &Device,
+    path: &KubeletPath,
+) -> Result<(), NodeError> {
+    let found = mounter.inspect(path).step("look at the staging path")?;
+    let top = found.and_then(|mut found| found.mounts.pop()).filter(|top| top.device == device.number);
+    let Some(top) = top else {
+        return Err(NodeError::FailedPrecondition(format!("the volume is not mounted at {path}")));
+    };
+    if top.attributes.read_only || top.filesystem_read_only {
+        return Ok(());
+    }
+    match Filesystem::from_name(&top.fs_type) {
+        Some(filesystem) => {
+            mounter.grow_filesystem(device, filesystem, path).step("grow the volume's filesystem")
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn multi_node_filesystem_modes_must_be_read_only() {
+        let capability = |mode, fs_type: &str| VolumeCapability {
+            access_mode: mode,
+            access_type: AccessType::Filesystem {
+                fs_type: Some(fs_type.to_owned()),
+                mount_flags: Vec::new(),
+                mount_group: None,
+            },
+        };
+        assert!(check_capability(&capability(CsiAccessMode::SingleNodeWriter, "")).is_ok());
+        assert!(check_capability(&capability(CsiAccessMode::MultiNodeReaderOnly, "xfs")).is_ok());
+        assert!(super::super::is_read_only_mode(CsiAccessMode::MultiNodeReaderOnly));
+        for (mode, fs_type) in [
+            (CsiAccessMode::MultiNodeMultiWriter, "ext4"),
+            (CsiAccessMode::MultiNodeSingleWriter, "ext4"),
+            (CsiAccessMode::SingleNodeWriter, "btrfs"),
+        ] {
+            assert!(check_capability(&capability(mode, fs_type)).is_err(), "{mode:?} {fs_type}");
+        }
+        let block = VolumeCapability {
+            access_mode: CsiAccessMode::MultiNodeMultiWriter,
+            access_type: AccessType::Block,
+        };
+        assert!(check_capability(&block).is_ok());
+    }
+}

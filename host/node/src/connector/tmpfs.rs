@@ -1,0 +1,90 @@
+//! `tmpfs`: memory of the node, empty after each mount.
+
+use cofferdam_domain::{names, storage::VolumeCapability};
+
+use super::{Connector, StageContext, require_filesystem, restrict};
+use crate::{
+    error::{NodeError, StepContext as _},
+    mount_options::{MountOptions, MountType},
+    mounter::{MountAttributes, Mounter, PathInfo},
+    path::KubeletPath,
+    record::VolumeRecord,
+};
+
+/// Memory of a size.
+pub(crate) struct TmpfsConnector {
+    /// Bytes.
+    pub(crate) size: u64,
+    /// Most bytes that the policy allows.
+    pub(crate) max_size: u64,
+}
+
+/// What the mount table calls the memory of a volume: it tells one from another.
+pub(crate) fn tmpfs_source(volume: &str) -> String {
+    format!("cofferdam-{:.32}", names::sha256_hex([volume]))
+}
+
+/// Whether a place holds the memory of this name.
+pub(crate) fn is_tmpfs_mount(found: &PathInfo, name: &str) -> bool {
+    found.mounts.last().is_some_and(|top| top.fs_type == "tmpfs" && top.source == name)
+}
+
+/// Mounts memory where it is not mounted yet.
+pub(crate) fn stage_tmpfs(
+    context: &StageContext<'_>,
+    name: &str,
+    size: u64,
+    read_only: bool,
+) -> Result<(), NodeError> {
+    let mut options =
+        MountOptions::from_flags(context.mount_flags(), MountType::Tmpfs, context.base_attributes)?;
+    options.attributes.read_only |= read_only;
+    if !context.is_mounted(context.staging_path, |found| is_tmpfs_mount(found, name))? {
+        context
+            .mounter
+            .mount_tmpfs(name, size, &options, context.staging_path)
+            .step("mount the volume's memory")?;
+    }
+    restrict(context.mounter, context.staging_path, MountAttributes { read_only, ..context.base_attributes })
+}
+
+impl Connector for TmpfsConnector {
+    fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError> {
+        require_filesystem("memory", capability)
+    }
+
+    fn identify(&self, _: &dyn Mounter, _: &mut VolumeRecord) -> Result<(), NodeError> {
+        Ok(())
+    }
+
+    fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
+        // What it has grown to since it was attached counts after a reboot too.
+        let size = context.record.size.unwrap_or_default().max(self.size);
+        stage_tmpfs(context, &tmpfs_source(&context.record.volume), size, context.is_read_only())
+    }
+
+    fn expand(
+        &self,
+        mounter: &dyn Mounter,
+        record: &VolumeRecord,
+        path: &KubeletPath,
+        required: Option<u64>,
+    ) -> Result<Option<u64>, NodeError> {
+        let current_size = mounter.usage(path).step("measure the volume's memory")?.total;
+        let Some(required) = required.filter(|required| *required > current_size) else {
+            return Ok(Some(current_size));
+        };
+        if required > self.max_size {
+            let max_size = self.max_size;
+            return Err(NodeError::OutOfRange(format!(
+                "memory of {required} bytes: expected at most {max_size} on this node"
+            )));
+        }
+        if record.size != Some(required) {
+            let new_record = VolumeRecord { size: Some(required), ..record.clone() };
+            mounter.save_record(&new_record).step("keep the volume's record")?;
+        }
+        mounter.resize_tmpfs(required, path).step("grow the volume's memory")?;
+        Ok(Some(required))
+    }
+}

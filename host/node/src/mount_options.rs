@@ -1,0 +1,279 @@
+//! Mount options, by allow-list: what is not named here is refused.
+
+use crate::{
+    error::NodeError,
+    mounter::{Filesystem, MountAttributes},
+};
+
+/// How something is mounted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Attributes of the mount.
+    pub attributes: MountAttributes,
+    /// When times of access are written; absent leaves it to the kernel.
+    pub access_times: Option<AccessTimes>,
+    /// Options of the filesystem, with their values.
+    pub data: Vec<(String, Option<String>)>,
+}
+
+/// When times of access are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// Never.
+    Never,
+    /// When the file was changed since, or a day has passed.
+    Relative,
+    /// Always.
+    Strict,
+}
+
+/// Most bytes of an option: the longest one is an SELinux context.
+const MAX_LABEL_BYTES: usize = 512;
+
+/// What an option may have as its value.
+#[derive(Clone, Copy)]
+enum OptionValue {
+    /// Nothing.
+    None,
+    /// A decimal number.
+    Number,
+    /// One of these.
+    OneOf(&'static [&'static str]),
+    /// An SELinux label.
+    SelinuxLabel,
+}
+
+/// Options of every filesystem on a device.
+const DEVICE_OPTIONS: [(&str, OptionValue); 5] = [
+    ("discard", OptionValue::None),
+    ("nodiscard", OptionValue::None),
+    ("lazytime", OptionValue::None),
+    ("nolazytime", OptionValue::None),
+    // Kubelet's own, for pods with SELinux labels.
+    ("context", OptionValue::SelinuxLabel),
+];
+const EXT4_OPTIONS: [(&str, OptionValue); 8] = [
+    ("commit", OptionValue::Number),
+    // Not "panic": a volume's content must not be able to stop the node.
+    ("errors", OptionValue::OneOf(&["continue", "remount-ro"])),
+    ("data", OptionValue::OneOf(&["ordered", "writeback", "journal"])),
+    ("barrier", OptionValue::None),
+    ("delalloc", OptionValue::None),
+    ("nodelalloc", OptionValue::None),
+    ("acl", OptionValue::None),
+    ("user_xattr", OptionValue::None),
+];
+const XFS_OPTIONS: [(&str, OptionValue); 7] = [
+    ("allocsize", OptionValue::Number),
+    ("inode64", OptionValue::None),
+    ("largeio", OptionValue::None),
+    ("logbufs", OptionValue::Number),
+    ("logbsize", OptionValue::Number),
+    ("noquota", OptionValue::None),
+    ("swalloc", OptionValue::None),
+];
+const TMPFS_OPTIONS: [(&str, OptionValue); 1] = [("context", OptionValue::SelinuxLabel)];
+
+/// What is mounted, which decides what an option means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MountType {
+    /// A filesystem on a device.
+    Device(Filesystem),
+    /// Memory.
+    Tmpfs,
+    /// Something that is mounted already.
+    Bind,
+}
+
+impl MountType {
+    fn allowed_options(self) -> impl Iterator<Item = (&'static str, OptionValue)> {
+        let (common, specific): (&[_], &[_]) = match self {
+            Self::Device(Filesystem::Ext4) => (&DEVICE_OPTIONS, &EXT4_OPTIONS),
+            Self::Device(Filesystem::Xfs) => (&DEVICE_OPTIONS, &XFS_OPTIONS),
+            Self::Tmpfs => (&TMPFS_OPTIONS, &[]),
+            Self::Bind => (&[], &[]),
+        };
+        common.iter().chain(specific).copied()
+    }
+}
+
+impl MountOptions {
+    /// Reads the options of a capability; `least` is taken away whatever they say.
+    ///
+    /// # Errors
+    /// [`NodeError::Denied`] for an option that is not on the list.
+    pub(crate) fn from_flags(
+        flags: &[String],
+        mount_type: MountType,
+        base_attributes: MountAttributes,
+    ) -> Result<Self, NodeError> {
+        let mut options = Self { attributes: base_attributes, ..Self::default() };
+        // PVs of in-tree times hold several options in one text.
+        for flag in flags.iter().flat_map(|flag| UnquotedCommas(flag)).filter(|flag| !flag.is_empty()) {
+            if !options.apply_generic(flag) {
+                options.data.push(filesystem_option(flag, mount_type)?);
+            }
+        }
+        Ok(options)
+    }
+
+    /// Takes an option that every mount has; those that only grant what is granted anyway change nothing.
+    fn apply_generic(&mut self, flag: &str) -> bool {
+        let attributes = &mut self.attributes;
+        match flag {
+            "ro" => attributes.read_only = true,
+            "nosuid" => attributes.no_suid = true,
+            "nodev" => attributes.no_devices = true,
+            "noexec" => attributes.no_exec = true,
+            "noatime" => self.access_times = Some(AccessTimes::Never),
+            "relatime" => self.access_times = Some(AccessTimes::Relative),
+            "strictatime" => self.access_times = Some(AccessTimes::Strict),
+            "rw" | "async" | "defaults" | "_netdev" | "nofail" => {}
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// An option that only some filesystems have.
+fn filesystem_option(flag: &str, mount_type: MountType) -> Result<(String, Option<String>), NodeError> {
+    let denied = || {
+        let truncated: String = flag.chars().take(64).collect();
+        NodeError::Denied(format!("the mount option {truncated:?} is not on this node's list"))
+    };
+    let (name, value) = match flag.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (flag, None),
+    };
+    let (_, value_kind) =
+        mount_type.allowed_options().find(|(allowed, _)| *allowed == name).ok_or_else(denied)?;
+    let value = match (value_kind, value) {
+        (OptionValue::None, None) => None,
+        (OptionValue::Number, Some(value)) if value.len() <= 10 && is_number(value) => Some(value.to_owned()),
+        (OptionValue::OneOf(values), Some(value)) if values.contains(&value) => Some(value.to_owned()),
+        (OptionValue::SelinuxLabel, Some(value)) => {
+            let label = value.trim_matches('"');
+            if label.len() > MAX_LABEL_BYTES || !is_selinux_label(label) {
+                return Err(denied());
+            }
+            Some(label.to_owned())
+        }
+        (OptionValue::None | OptionValue::Number | OptionValue::OneOf(_) | OptionValue::SelinuxLabel, _) => {
+            return Err(denied());
+        }
+    };
+    Ok((name.to_owned(), value))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// `user:role:type:level`, whose level has commas.
+fn is_selinux_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b',');
+    text.split(':').count() >= 3 && text.bytes().all(inner)
+}
+
+/// Parts of a text between commas, none of which is within quotes.
+struct UnquotedCommas<'a>(&'a str);
+
+impl<'a> Iterator for UnquotedCommas<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let mut quoted = false;
+        let end = self.0.find(|c| {
+            quoted ^= c == '"';
+            c == ',' && !quoted
+        });
+        let (part, rest) = end.and_then(|end| self.0.split_at_checked(end)).unwrap_or((self.0, ""));
+        self.0 = rest.strip_prefix(',').unwrap_or(rest);
+        Some(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(flags: &[&str], mount_type: MountType) -> Result<MountOptions, NodeError> {
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        MountOptions::from_flags(
+            &flags,
+            mount_type,
+            MountAttributes { no_devices: true, ..MountAttributes::default() },
+        )
+    }
+
+    #[test]
+    fn mount_options_not_on_the_allow_list_are_denied() {
+        let ext4 = MountType::Device(Filesystem::Ext4);
+        let options = read(
+            &["ro,noatime", "commit=30", r#"context="system_u:object_r:container_file_t:s0:c1,c2""#],
+            ext4,
+        )
+        .unwrap();
+        assert_eq!(
+            options,
+            MountOptions {
+                attributes: MountAttributes {
+                    read_only: true,
+                    no_devices: true,
+                    ..MountAttributes::default()
+                },
+                access_times: Some(AccessTimes::Never),
+                data: vec![
+                    ("commit".to_owned(), Some("30".to_owned())),
+                    ("context".to_owned(), Some("system_u:object_r:container_file_t:s0:c1,c2".to_owned())),
+                ],
+            }
+        );
+        assert_eq!(read(&["inode64"], MountType::Device(Filesystem::Xfs)).unwrap().data.len(), 1);
+        for bad in [
+            "suid",
+            "dev",
+            "exec",
+            "bind",
+            "rbind",
+            "remount",
+            "loop",
+            "move",
+            "shared",
+            "nouuid",
+            "errors=panic",
+            "errors",
+            "commit=",
+            "commit=-1",
+            "commit=1e3",
+            "commit=99999999999",
+            "context=x",
+            "fscontext=a:b:c",
+            "context=a:b:c d",
+            "data=journal_data",
+            "usrjquota=/etc/shadow",
+            "journal_path=/dev/sda",
+            "journal_dev=8",
+            "X-mount.mkdir",
+            "uid=0",
+            "size=1",
+            "inode64",
+            "ro=1",
+            "discard=1",
+        ] {
+            assert!(matches!(read(&[bad], ext4), Err(NodeError::Denied(_))), "{bad}");
+        }
+        for (bad, mount_type) in [
+            ("discard", MountType::Bind),
+            ("context=a:b:c", MountType::Bind),
+            ("size=9g", MountType::Tmpfs),
+            ("mode=7777", MountType::Tmpfs),
+        ] {
+            assert!(matches!(read(&[bad], mount_type), Err(NodeError::Denied(_))), "{bad} {mount_type:?}");
+        }
+        assert!(read(&["rw", "nosuid", "relatime"], MountType::Bind).unwrap().data.is_empty());
+    }
+}
