@@ -232,7 +232,7 @@ async fn an_orphan_is_listed_and_deleted_on_request() {
     let (text, code) = fixture.run_output(&["delete", DRIVER, "nothing"]).await;
     assert_eq!(
         (text.as_str(), code),
-        ("volume nothing of memory.cofferdam.dev: the driver lists no such volume\n", Some(1))
+        ("volume nothing of memory.cofferdam.dev: refused: the driver lists no such volume\n", Some(1))
     );
     let (text, code) = fixture.run_output(&["delete", DRIVER, deleted_orphan.as_str()]).await;
     assert_eq!((text, code), (format!("volume {deleted_orphan} of {DRIVER}: deleted\n"), Some(0)));
