@@ -18,6 +18,10 @@ help: ## show the targets
 build: toolchain ## build host and guests
 	$(CARGO) build --locked --workspace
 
+.PHONY: release
+release: toolchain ## build the optimised program, with jemalloc: target/release/cofferdam
+	$(CARGO) build --locked --release --package cofferdam --features jemalloc
+
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
 	$(CARGO) run --locked --bin cofferdam -- dev --demo --stay
@@ -60,8 +64,8 @@ conformance: toolchain need-root peers ## run every suite on a real Kubernetes, 
 
 .PHONY: bench-peers
 bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md; LOADS=placed,held prints a part only
-	$(CARGO) build --locked --release --bin cofferdam --bin conformance
-	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) $(CARGO) run --locked --release --bin conformance -- bench-peers
+	$(CARGO) build --locked --release --bin cofferdam --bin conformance --features jemalloc
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) $(CARGO) run --locked --release --features jemalloc --bin conformance -- bench-peers
 
 # Before anything is built for half an hour.
 .PHONY: need-root
