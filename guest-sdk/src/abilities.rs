@@ -32,7 +32,7 @@ use crate::{
 ///
 /// impl Cloning for MyArray {
 ///     fn create_from_volume(request: CreateRequest, source: String) -> Result<Volume> {
-///         let handle = handle::of("vol", &request.name);
+///         let handle = handle::from_name("vol", &request.name);
 ///         let url = http::url("http://array", &["volumes", &handle])?;
 ///         let response = Request::put(url).query("content-of", &source).send()?;
 ///         let made = response.ok_or(|response| match response.status {
@@ -43,7 +43,7 @@ use crate::{
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/volumes/", |_| Ok(Response::new(404)))
 ///     .on(Method::Put, "http://array/volumes/vol-b?content-of=vol-a", |_| Ok(Response::new(201).with_body("4096")))
 ///     .install();
@@ -80,14 +80,14 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
 ///
 /// impl Restoring for MyArray {
 ///     fn create_from_snapshot(request: CreateRequest, source: String) -> Result<Volume> {
-///         let handle = handle::of("vol", &request.name);
+///         let handle = handle::from_name("vol", &request.name);
 ///         let url = http::url("http://array", &["snapshots", &source, "restored", &handle])?;
 ///         let made = Request::put(url).send()?.ok_or(|_| None)?;
 ///         Ok(Volume::new(handle, made.json()?))
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/snapshots/snap-a/", |_| Ok(Response::new(201).with_body("4096")))
 ///     .install();
 /// let restored = MyArray::create_from_snapshot(CreateRequest::new("b", 4096), "snap-a".to_owned());
@@ -137,7 +137,7 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Delete, "http://array/volumes/vol-a/nodes/node-1", |_| Ok(Response::new(204)))
 ///     .on(Method::Delete, "http://array/volumes/vol-x/", |_| Ok(Response::new(404)))
 ///     .install();
@@ -198,7 +198,7 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 ///     }
 /// }
 ///
-/// let host = mock::Host::new()
+/// let host = mock::MockHost::new()
 ///     .on(Method::Get, "http://array/", |_| Ok(Response::new(200).with_body("2097152")))
 ///     .on(Method::Put, "http://array/", |_| Ok(Response::new(200)))
 ///     .install();
@@ -234,14 +234,14 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 /// ```
 /// use cofferdam_guest::{
 ///     ErrorKind, KeyValues, Result, abilities::Modification, http::{self, Method, Request, Response}, mock,
-///     parameters::Reader,
+///     parameters::ParameterReader,
 /// };
 ///
 /// struct MyArray;
 ///
 /// impl Modification for MyArray {
 ///     fn modify(handle: String, parameters: KeyValues) -> Result<()> {
-///         let mut reader = Reader::mutable_parameters(parameters);
+///         let mut reader = ParameterReader::mutable_parameters(parameters);
 ///         let iops = reader.parse::<u32>("iops", "a number of operations per second")?;
 ///         // Before anything is sent: what nobody knows is refused.
 ///         reader.finish()?;
@@ -250,7 +250,7 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 ///     }
 /// }
 ///
-/// let host = mock::Host::new().on(Method::Patch, "http://array/", |_| Ok(Response::new(200))).install();
+/// let host = mock::MockHost::new().on(Method::Patch, "http://array/", |_| Ok(Response::new(200))).install();
 /// let modify = |key: &str| MyArray::modify("vol-a".to_owned(), vec![(key.to_owned(), "500".to_owned())]);
 /// modify("iops").unwrap();
 /// assert_eq!(modify("oips").unwrap_err().kind, ErrorKind::InvalidArgument);
@@ -292,8 +292,8 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///
 /// impl Snapshots for MyArray {
 ///     fn create(request: SnapshotRequest) -> Result<Snapshot> {
-///         let handle = handle::of("snap", &request.name);
-///         state::decide(&state::Host, |store| match state::read::<String>(store, &handle)? {
+///         let handle = handle::from_name("snap", &request.name);
+///         state::decide(&state::HostStore, |store| match state::read::<String>(store, &handle)? {
 ///             Some(found) if found.value != request.source => {
 ///                 Err(StorageError::already_exists(format!("{handle:?} is of {:?}", found.value)))
 ///             }
@@ -306,7 +306,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///     }
 ///
 ///     fn delete(handle: String) -> Result<()> {
-///         state::decide(&state::Host, |store| {
+///         state::decide(&state::HostStore, |store| {
 ///             Ok(match store.get(&handle)? {
 ///                 Some(found) => Decision::Commit(vec![state::remove(&handle, found.version)], ()),
 ///                 None => Decision::Done(()),
@@ -316,8 +316,8 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///
 ///     fn list(source: Option<String>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
 ///         let mut snapshots = Vec::new();
-///         for found in state::Host.scan("snap-", None, u32::MAX)?.entries {
-///             if let Some(read) = state::read::<String>(&state::Host, &found.key)? {
+///         for found in state::HostStore.scan("snap-", None, u32::MAX)?.entries {
+///             if let Some(read) = state::read::<String>(&state::HostStore, &found.key)? {
 ///                 snapshots.push(snapshot(&found.key, read.value));
 ///             }
 ///         }
@@ -327,7 +327,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new().install();
+/// let _host = mock::MockHost::new().install();
 /// let of = |source: &str| SnapshotRequest { name: "s".into(), source: source.into(), parameters: Vec::new(), owner: None };
 /// let cut = MyArray::create(of("vol-a")).unwrap();
 /// assert_eq!(MyArray::create(of("vol-a")).unwrap(), cut, "the same call finds it");
@@ -415,7 +415,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 /// fn group(handle: String, sources: Vec<String>, created_at_ms: u64) -> GroupSnapshot {
 ///     let member = |source: String| Snapshot {
 ///         // A name that it cannot be read from, and the same every time.
-///         handle: handle::of("member", &format!("{handle} {source}")),
+///         handle: handle::from_name("member", &format!("{handle} {source}")),
 ///         source,
 ///         size_bytes: None,
 ///         created_at_ms,
@@ -429,7 +429,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///
 /// impl GroupSnapshots for MyArray {
 ///     fn create(request: GroupRequest) -> Result<GroupSnapshot> {
-///         let handle = handle::of("group", &request.name);
+///         let handle = handle::from_name("group", &request.name);
 ///         let url = http::url("http://array", &["groups", &handle])?;
 ///         let cut = Request::put(url).json(&request.sources)?.send()?.ok_or(|_| None)?;
 ///         Ok(group(handle, request.sources, cut.json()?))
@@ -447,7 +447,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/groups/group-g", |_| Ok(Response::new(201).with_body("7")))
 ///     .on(Method::Get, "http://array/groups/group-g", |_| Ok(Response::new(200).with_body(r#"[["vol-a"], 7]"#)))
 ///     .install();
@@ -519,7 +519,7 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Get, "http://array/", |_| Ok(Response::new(200).with_body(r#"[["b", 2], ["a", 1]]"#)))
 ///     .install();
 /// let first = MyArray::list(None, Some(1)).unwrap();
@@ -573,7 +573,7 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Get, "http://array/", |_| Ok(Response::new(404)))
 ///     .on(Method::Get, "http://array/volumes/vol-a", |_| Ok(Response::new(200).with_body(r#"[7, "slow"]"#)))
 ///     .install();
@@ -600,14 +600,14 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
 /// ```
 /// use cofferdam_guest::{
 ///     Result, abilities::{Capacity, CapacityReport, CapacityRequest}, http::{Method, Request, Response}, mock,
-///     parameters::Reader,
+///     parameters::ParameterReader,
 /// };
 ///
 /// struct MyArray;
 ///
 /// impl Capacity for MyArray {
 ///     fn available(request: CapacityRequest) -> Result<CapacityReport> {
-///         Reader::parameters(request.parameters).finish()?;
+///         ParameterReader::parameters(request.parameters).finish()?;
 ///         let free: u64 = Request::get("http://array/free").send()?.ok_or(|_| None)?.json()?;
 ///         Ok(CapacityReport {
 ///             available_bytes: free,
@@ -617,7 +617,7 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Get, "http://array/free", |_| Ok(Response::new(200).with_body("4096")))
 ///     .install();
 /// let all = CapacityRequest { capabilities: Vec::new(), parameters: Vec::new(), topology: None };

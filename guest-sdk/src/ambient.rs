@@ -5,7 +5,7 @@
 //!
 //! use cofferdam_guest::{ambient, mock};
 //!
-//! let host = mock::Host::new().install();
+//! let host = mock::MockHost::new().install();
 //! let before = ambient::now();
 //! host.advance(Duration::from_secs(3));
 //! assert_eq!(ambient::now() - before, Duration::from_secs(3));

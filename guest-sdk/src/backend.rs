@@ -27,7 +27,7 @@ use crate::{
 ///     }
 ///
 ///     fn create(request: CreateRequest) -> Result<Volume> {
-///         let handle = handle::of("vol", &request.name);
+///         let handle = handle::from_name("vol", &request.name);
 ///         let made = Request::put(url(&handle)?).json(&request.capacity.required_bytes)?.send()?;
 ///         let made = made.ok_or(|response| match response.status {
 ///             412 => Some(StorageError::already_exists(format!("{handle:?} has another size"))),
@@ -45,13 +45,13 @@ use crate::{
 ///         Request::get(url(&request.handle)?).send()?.ok_or(|_| None)?;
 ///         let shared = request.capabilities.iter().find(|capability| capability.mode.is_multi_node());
 ///         Ok(match shared {
-///             Some(shared) => Validation::Refused(format!("{}: a volume is used on one node", shared.words())),
+///             Some(shared) => Validation::Refused(format!("{}: a volume is used on one node", shared.canonical_string())),
 ///             None => Validation::Confirmed,
 ///         })
 ///     }
 /// }
 ///
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/volumes/vol-a", |_| Ok(Response::new(201).with_body("4096")))
 ///     .on(Method::Put, "http://array/volumes/vol-b", |_| Ok(Response::new(412)))
 ///     .on(Method::Delete, "http://array/volumes/", |_| Ok(Response::new(404)))

@@ -9,7 +9,7 @@ use crate::{ErrorKind, Finality, StorageError};
 ///
 /// let busy = StorageError::unavailable("the array restarts").retry_after(std::time::Duration::from_secs(9));
 /// assert_eq!((busy.kind, busy.finality), (ErrorKind::Unavailable, Finality::Unknown));
-/// assert_eq!(busy.nothing_happened().finality, Finality::Final, "the request was never sent");
+/// assert_eq!(busy.without_effect().finality, Finality::Final, "the request was never sent");
 /// assert_eq!(StorageError::not_found("no such pool").after_change().finality, Finality::Unknown);
 /// ```
 impl StorageError {

@@ -15,8 +15,8 @@ const DIGEST_DIGITS: usize = 32;
 /// ```
 /// use cofferdam_guest::handle;
 ///
-/// assert_eq!(handle::of("vol", "pvc-1"), "vol-pvc-1");
-/// assert_eq!(handle::of("vol", "päck"), "vol-sha-b1b6016006f4ea04f85fadf6255b7a04");
+/// assert_eq!(handle::from_name("vol", "pvc-1"), "vol-pvc-1");
+/// assert_eq!(handle::from_name("vol", "päck"), "vol-sha-b1b6016006f4ea04f85fadf6255b7a04");
 /// ```
 pub fn from_name(prefix: &str, name: &str) -> String {
     from_name_with_limit(prefix, name, MAX_LENGTH)

@@ -28,7 +28,7 @@
 //!         .json()
 //! }
 //!
-//! let _host = mock::Host::new()
+//! let _host = mock::MockHost::new()
 //!     .on(http::Method::Put, "http://array/v1/volumes/a%20b", |_| Ok(http::Response::new(201).with_body(r#"{"id": "7"}"#)))
 //!     .on(http::Method::Put, "http://array/v1/volumes/taken", |_| Ok(http::Response::new(412)))
 //!     .install();

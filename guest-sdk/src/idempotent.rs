@@ -19,7 +19,7 @@ pub enum Created<T> {
 /// The storage has to refuse a second item of a name: `create` is told by it, not by an earlier look.
 ///
 /// ```
-/// use cofferdam_guest::{Result, http, idempotent::{self, Created, Existing}, mock};
+/// use cofferdam_guest::{Result, http, idempotent::{self, Created, ExistingComparison}, mock};
 ///
 /// fn create(name: &str, bytes: u64) -> Result<u64> {
 ///     let url = format!("http://array/volumes/{name}");
@@ -28,17 +28,17 @@ pub enum Created<T> {
 ///             let response = http::Request::get(&url).send()?;
 ///             if response.status == 404 { Ok(None) } else { response.ok_or(|_| None)?.json().map(Some) }
 ///         },
-///         |found: &u64| Existing::new("volume", name).same("size", found, &bytes).check(),
+///         |found: &u64| ExistingComparison::new("volume", name).equal("size", found, &bytes).check(),
 ///         || {
 ///             let response = http::Request::put(&url).header("if-none-match", "*").json(&bytes)?.send()?;
-///             if response.status == 412 { Ok(Created::Taken) } else { response.ok_or(|_| None)?.json().map(Created::New) }
+///             if response.status == 412 { Ok(Created::AlreadyExists) } else { response.ok_or(|_| None)?.json().map(Created::New) }
 ///         },
 ///     )
 /// }
 ///
 /// // Somebody else makes the volume between the look and the request.
 /// let mut looks = 0;
-/// let _host = mock::Host::new()
+/// let _host = mock::MockHost::new()
 ///     .on(http::Method::Get, "http://array/", move |_| {
 ///         looks += 1;
 ///         Ok(if looks == 1 { http::Response::new(404) } else { http::Response::new(200).with_body("7") })

@@ -3,10 +3,10 @@
 //! ```
 //! use cofferdam_guest::{log::{self, Level}, mock};
 //!
-//! let host = mock::Host::new().secret("password", "hunter2").install();
+//! let host = mock::MockHost::new().secret("password", "hunter2").install();
 //! log::warn("the array is nearly full");
 //! log::write(Level::Info, "logged in with hunter2", &[("array", &"a-1"), ("attempt", &2)]);
-//! let lines = host.lines();
+//! let lines = host.log_lines();
 //! assert_eq!((lines[0].level, lines[0].message.as_str()), (Level::Warn, "the array is nearly full"));
 //! assert_eq!(lines[1].fields[1], ("attempt".to_owned(), "2".to_owned()));
 //! assert!(!lines[1].message.contains("hunter2"));

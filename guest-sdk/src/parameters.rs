@@ -14,10 +14,10 @@ const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 /// Reads keys one by one, and at the end refuses those that nobody asked for.
 ///
 /// ```
-/// use cofferdam_guest::{KeyValues, Result, parameters::Reader};
+/// use cofferdam_guest::{KeyValues, Result, parameters::ParameterReader};
 ///
 /// fn tier(parameters: KeyValues) -> Result<(u8, Option<u64>)> {
-///     let mut reader = Reader::parameters(parameters);
+///     let mut reader = ParameterReader::parameters(parameters);
 ///     let tier = reader.choice("tier", &[("fast", 1), ("cheap", 2)])?.unwrap_or(2);
 ///     let burst = reader.bytes("burst")?;
 ///     reader.finish()?;

@@ -11,18 +11,18 @@
 //!
 //! fn log_in() -> Result<Vec<u8>> {
 //!     let password = secrets::require("password")?;
-//!     let response = http::Request::post("http://array/login").basic("admin", &password).changes_nothing().send()?;
+//!     let response = http::Request::post("http://array/login").basic("admin", &password).read_only().send()?;
 //!     Ok(response.ok_or(|_| None)?.body)
 //! }
 //!
 //! fn volumes() -> Result<http::Response> {
 //!     session::with_login("array", Duration::from_secs(600), log_in, |login| {
 //!         let response = http::Request::get("http://array/volumes").token(&login.text()?).send()?;
-//!         Ok(if response.status == 401 { session::Outcome::Expired } else { session::Outcome::Done(response) })
+//!         Ok(if response.status == 401 { session::SessionOutcome::Expired } else { session::SessionOutcome::Done(response) })
 //!     })
 //! }
 //!
-//! let host = mock::Host::new()
+//! let host = mock::MockHost::new()
 //!     .secret("password", "hunter2")
 //!     .on(http::Method::Post, "http://array/login", |_| Ok(http::Response::new(200).with_body("t-1")))
 //!     .on(http::Method::Get, "http://array/volumes", |_| Ok(http::Response::new(200)))

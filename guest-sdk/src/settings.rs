@@ -4,7 +4,7 @@
 //! ```
 //! use cofferdam_guest::{mock, settings};
 //!
-//! let _host = mock::Host::new().setting("url", "https://array.example").install();
+//! let _host = mock::MockHost::new().setting("url", "https://array.example").install();
 //! assert_eq!(settings::get("url").as_deref(), Some("https://array.example"));
 //! assert_eq!(settings::get("pool"), None);
 //! assert_eq!(settings::all().len(), 1);

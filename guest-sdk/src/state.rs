@@ -7,11 +7,11 @@
 //! ```
 //! use cofferdam_guest::{mock, state::{self, StateError, Store as _}};
 //!
-//! let _host = mock::Host::new().install();
-//! let first = state::Host.commit(&[state::put("volume/a", &7, None).unwrap()]).unwrap();
-//! assert_eq!(state::read::<u64>(&state::Host, "volume/a").unwrap().unwrap().value, 7);
-//! state::Host.commit(&[state::put("volume/a", &8, Some(first)).unwrap()]).unwrap();
-//! let late = state::Host.commit(&[state::remove("volume/a", first)]);
+//! let _host = mock::MockHost::new().install();
+//! let first = state::HostStore.commit(&[state::put("volume/a", &7, None).unwrap()]).unwrap();
+//! assert_eq!(state::read::<u64>(&state::HostStore, "volume/a").unwrap().unwrap().value, 7);
+//! state::HostStore.commit(&[state::put("volume/a", &8, Some(first)).unwrap()]).unwrap();
+//! let late = state::HostStore.commit(&[state::remove("volume/a", first)]);
 //! assert_eq!(late, Err(StateError::Conflict("volume/a".to_owned())));
 //! ```
 
@@ -136,15 +136,15 @@ const MAX_ATTEMPTS: usize = 64;
 ///     })
 /// }
 ///
-/// let host = mock::Host::new().install();
+/// let host = mock::MockHost::new().install();
 /// let mut strangers = 2;
-/// host.before_commits(move |host| {
+/// host.before_each_commit(move |host| {
 ///     if strangers > 0 {
 ///         strangers -= 1;
-///         host.write("count", b"10");
+///         host.write_state("count", b"10");
 ///     }
 /// });
-/// assert_eq!(count(&state::Host).unwrap(), 11);
+/// assert_eq!(count(&state::HostStore).unwrap(), 11);
 /// ```
 ///
 /// # Errors

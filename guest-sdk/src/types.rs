@@ -52,7 +52,7 @@ impl VolumeCapability {
     /// use cofferdam_guest::{AccessMode, AccessType, FilesystemAccess, VolumeCapability};
     ///
     /// let block = VolumeCapability { mode: AccessMode::SingleNodeWriter, access: AccessType::Block };
-    /// assert_eq!(block.words(), "single-node-writer block");
+    /// assert_eq!(block.canonical_string(), "single-node-writer block");
     /// let access = FilesystemAccess {
     ///     fs_type: Some("ext4".to_owned()),
     ///     mount_flags: vec!["noatime".to_owned(), "context=\"a\"".to_owned()],
@@ -60,7 +60,7 @@ impl VolumeCapability {
     /// };
     /// let mounted = VolumeCapability { access: AccessType::Filesystem(access), ..block };
     /// assert_eq!(
-    ///     mounted.words(),
+    ///     mounted.canonical_string(),
     ///     r#"single-node-writer filesystem fs-type="ext4" mount-flag="noatime" mount-flag="context=\"a\"""#
     /// );
     /// ```

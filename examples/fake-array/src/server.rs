@@ -27,13 +27,13 @@ const MAX_BODY: usize = 1 << 20;
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-/// use cofferdam_fake_array::{Array, FakeArray, Fault};
+/// use cofferdam_fake_array::{Array, FakeArray, ArrayFault};
 ///
 /// let (url, array) = FakeArray::start_with(([127, 0, 0, 1], 0).into(), Array::new("admin", "secret")).await.unwrap();
-/// array.inject("PUT", "/volumes/", 1, Fault::LostAnswer);
+/// array.inject("PUT", "/volumes/", 1, ArrayFault::LostAnswer);
 /// // … let a driver use `url` …
 /// assert!(array.content().volumes.is_empty());
-/// assert_eq!(array.counters().logins, 0);
+/// assert_eq!(array.counters().sessions, 0);
 /// # });
 /// ```
 #[derive(Clone, Debug)]

@@ -239,7 +239,9 @@ mod tests {
         let host = mock::MockHost::new().install();
         let volume = StarterDriver::create(request("pvc-1", 2 << 20)).unwrap();
         let stored = host.get("volume/vol-pvc-1").unwrap().unwrap().value;
-        assert!(String::from_utf8(stored).unwrap().contains(r#""uses":["single-node-writer block"]"#));
+        assert!(
+            String::from_utf8(stored).unwrap().contains(r#""capabilities":["single-node-writer block"]"#)
+        );
         let tier = || vec![("tier".to_owned(), "gold".to_owned())];
         let validate_request = |mode, parameters, mutable_parameters| ValidateRequest {
             handle: volume.handle.clone(),

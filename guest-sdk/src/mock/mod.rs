@@ -1,9 +1,9 @@
 //! A host for `cargo test`: what a backend imports, in this process, without WebAssembly.
 //!
 //! ```
-//! use cofferdam_guest::{http, mock::Host, secrets, settings};
+//! use cofferdam_guest::{http, mock::MockHost, secrets, settings};
 //!
-//! let host = Host::new()
+//! let host = MockHost::new()
 //!     .setting("url", "http://array")
 //!     .secret("password", "hunter2")
 //!     .on(http::Method::Get, "http://array/v1/", |request| {

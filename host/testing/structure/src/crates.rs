@@ -19,7 +19,8 @@ pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, String> {
         match member.strip_suffix("/*") {
             None => found.push(repository.join(member)),
             Some(parent) => {
-                let entries = fs::read_dir(repository.join(parent)).map_err(|error| format!("{parent}: {error}"))?;
+                let entries =
+                    fs::read_dir(repository.join(parent)).map_err(|error| format!("{parent}: {error}"))?;
                 let directories = entries.flatten().map(|entry| entry.path());
                 found.extend(directories.filter(|path| path.join("Cargo.toml").is_file()));
             }
@@ -37,7 +38,8 @@ pub fn dependencies(repository: &Path) -> Result<BTreeMap<String, BTreeSet<Strin
     let mut all = BTreeMap::new();
     for directory in directories(repository)? {
         let manifest = manifest(&directory)?;
-        let name = manifest.get("package").and_then(|package| package.get("name")).and_then(toml::Value::as_str);
+        let name =
+            manifest.get("package").and_then(|package| package.get("name")).and_then(toml::Value::as_str);
         let name = name.ok_or_else(|| format!("{} has no package.name", directory.display()))?;
         let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
         let names = dependencies.into_iter().flat_map(|table| table.keys().cloned());

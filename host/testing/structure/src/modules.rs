@@ -68,7 +68,8 @@ fn files(src: &Path) -> Result<BTreeMap<ModulePath, PathBuf>, String> {
     let mut found = BTreeMap::new();
     let mut open = vec![src.to_owned()];
     while let Some(directory) = open.pop() {
-        let entries = fs::read_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let entries =
+            fs::read_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let is_test = name == "tests" || name.ends_with("_tests") || name == "generated";
@@ -165,7 +166,11 @@ fn finish(path: &mut Vec<String>, colons: &mut usize, paths: &mut Vec<Vec<String
 }
 
 /// The module that a path leads to: the longest prefix that is a module of this crate.
-fn resolve(module: &ModulePath, path: &[String], files: &BTreeMap<ModulePath, PathBuf>) -> Option<ModulePath> {
+fn resolve(
+    module: &ModulePath,
+    path: &[String],
+    files: &BTreeMap<ModulePath, PathBuf>,
+) -> Option<ModulePath> {
     let mut base = module.clone();
     let mut rest = path;
     match path.first().map(String::as_str)? {

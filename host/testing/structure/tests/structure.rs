@@ -16,7 +16,8 @@ fn few_crates_have_module_cycles() {
             continue;
         }
         for cycle in modules::cycles(&modules::references(&src).unwrap()) {
-            let names: Vec<String> = cycle.iter().map(|module| format!("crate::{}", module.join("::"))).collect();
+            let names: Vec<String> =
+                cycle.iter().map(|module| format!("crate::{}", module.join("::"))).collect();
             found.push(format!("{}: {}", directory.display(), names.join(", ")));
         }
     }
@@ -38,17 +39,30 @@ fn crates_depend_on_what_the_architecture_page_says() {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let [_, name, _, uses, ..] = cells.as_slice() else { panic!("not a row of the table: {row}") };
         let name = name.trim_matches('`');
-        let uses: BTreeSet<String> =
-            uses.split(',').map(|used| used.trim().trim_matches('`').to_owned()).filter(|used| used != "–").collect();
+        let uses: BTreeSet<String> = uses
+            .split(',')
+            .map(|used| used.trim().trim_matches('`').to_owned())
+            .filter(|used| used != "–")
+            .collect();
         let uses: BTreeSet<String> = uses.into_iter().map(|used| format!("cofferdam-{used}")).collect();
         let actual = dependencies.get(name).unwrap_or_else(|| panic!("docs/architecture.md names {name}"));
         assert_eq!(&uses, actual, "dependencies of {name}: docs/architecture.md on the left");
         shown.insert(name.to_owned());
     }
     let host = |name: &&String| {
-        let other = ["backend-", "guest", "example", "fake-array", "test-guests", "structure", "conformance", "differential"];
+        let other = [
+            "backend-",
+            "guest",
+            "example",
+            "fake-array",
+            "test-guests",
+            "structure",
+            "conformance",
+            "differential",
+        ];
         !other.iter().any(|part| name.strip_prefix("cofferdam-").is_some_and(|name| name.starts_with(part)))
     };
-    let missing: Vec<&String> = dependencies.keys().filter(host).filter(|name| !shown.contains(*name)).collect();
+    let missing: Vec<&String> =
+        dependencies.keys().filter(host).filter(|name| !shown.contains(*name)).collect();
     assert!(missing.is_empty(), "docs/architecture.md does not show {missing:?}");
 }
