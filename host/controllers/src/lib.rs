@@ -22,6 +22,7 @@ pub mod role;
 mod context;
 mod live_reads;
 mod release_hints;
+mod volume_locks;
 
 pub use manager::{ControllerManager, ControllerManagerError, Dependencies, Settings};
 pub use observer::{NoopStepObserver, ReconcileStep, StepObserver, StepResult};

@@ -418,8 +418,8 @@ impl AttachDetach {
         });
         let bound = desired_state::bound_claim_and_volume(cache, claim);
         let problem = |pod: &Pod| match &bound {
-            Ok((claim, _)) => desired_state::is_using_claim(pod, claim).err(),
-            Err(problem) => Some(problem.clone()),
+            Ok((claim, _)) => desired_state::is_using_claim(pod, claim).err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
         };
         let failures: Vec<_> = pods
             .filter_map(|pod| problem(&pod).map(|problem| (pod, rules::unusable_claim_event(&problem))))

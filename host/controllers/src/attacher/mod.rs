@@ -6,5 +6,4 @@ pub mod metrics;
 pub mod reconcile;
 pub mod rules;
 mod status;
-mod volume_locks;
 mod work_queues;

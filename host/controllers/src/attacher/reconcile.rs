@@ -15,7 +15,8 @@ use cofferdam_cluster::{
     writer::PatchTarget,
 };
 use cofferdam_domain::{
-    CsiNode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeName, names,
+    CsiNode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName,
+    names,
     storage::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
@@ -29,21 +30,24 @@ use super::{
     metrics::AttacherMetrics,
     rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
     status,
-    volume_locks::{VolumeKey, VolumeLocks},
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
     observer::StepResult,
     role::Role,
+    volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
+
+/// A driver's volume.
+type VolumeKey = (DriverName, VolumeHandle);
 
 /// The role.
 pub(crate) struct Attacher {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
-    volume_locks: VolumeLocks,
+    volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
     /// Attachments whose status their driver's listing contradicts.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
     metrics: AttacherMetrics,
@@ -79,18 +83,6 @@ impl From<String> for AttacherFailure {
     }
 }
 
-/// The turn at a volume; it ends when this is dropped.
-struct LockGuard<'a> {
-    attacher: &'a Attacher,
-    key: VolumeKey,
-}
-
-impl Drop for LockGuard<'_> {
-    fn drop(&mut self) {
-        self.attacher.enqueue_lock_owner(self.attacher.volume_locks.release(&self.key));
-    }
-}
-
 /// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the
 /// next.
 struct ReservationGuard<'a> {
@@ -109,7 +101,7 @@ impl Drop for ReservationGuard<'_> {
 struct AttacherState<'a> {
     unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
-    lock: Option<LockGuard<'a>>,
+    lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
 }
 
 impl Attacher {
@@ -124,7 +116,7 @@ impl Attacher {
                 .map(|name| (name.clone(), WorkQueues::new(backoff, metrics)))
                 .collect(),
             volumes: Queue::new("attacher_volumes", backoff, metrics),
-            volume_locks: VolumeLocks::default(),
+            volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
             metrics: own,
             context,
@@ -457,15 +449,14 @@ impl Attacher {
     fn acquire_lock<'a>(
         &'a self,
         attachment: &VolumeAttachment,
-        handle: &cofferdam_domain::VolumeHandle,
+        handle: &VolumeHandle,
         state: &mut AttacherState<'a>,
     ) -> Result<(), ReconcileResult> {
         if state.lock.is_none() {
             let key = (attachment.attacher.clone(), handle.clone());
-            if !self.volume_locks.try_acquire(&key, &attachment.name) {
-                return Err(ReconcileResult::WaitingForLock);
-            }
-            state.lock = Some(LockGuard { attacher: self, key });
+            let enqueue = |next| self.enqueue_lock_owner(Some(next));
+            let lock = self.volume_locks.acquire_or_wait(&key, &attachment.name, enqueue);
+            state.lock = Some(lock.ok_or(ReconcileResult::WaitingForLock)?);
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ impl OrphanMetrics {
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let m = metrics.clone();
-        registry.register("cofferdam_driver_volumes", "Volumes that the driver lists, by verdict", m.volumes);
+        registry.register("cofferdam_driver_volumes", "Volumes that the driver lists, by state", m.volumes);
         registry.register("cofferdam_orphaned_bytes", "Sizes of the orphaned volumes", m.bytes);
         registry.register_with_unit(
             "cofferdam_orphan_scan_timestamp",
@@ -57,10 +57,10 @@ impl OrphanMetrics {
         let driver_name = report.driver.to_string();
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         for (state, count) in [
-            ("known", counts.referenced),
+            ("referenced", counts.referenced),
             ("orphan", counts.orphan),
-            ("young", counts.within_grace_period),
-            ("unknown", counts.unmanaged()),
+            ("within_grace_period", counts.within_grace_period),
+            ("unmanaged", counts.unmanaged()),
         ] {
             let labels = ClassificationLabels { driver_name: driver_name.clone(), state };
             self.volumes.get_or_create(&labels).set(signed(count));

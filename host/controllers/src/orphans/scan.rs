@@ -212,7 +212,7 @@ impl OrphanScanner {
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
         let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
-        while let Some(page) = pages.next().await? {
+        while let Some(page) = pages.next().await.map_err(|error| error.to_string())? {
             let intent = |owner: &VolumeOwner| driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name);
             let now = self.now();
             for status in page {

@@ -3,4 +3,3 @@
 
 pub mod reconcile;
 pub mod rules;
-mod volume_locks;

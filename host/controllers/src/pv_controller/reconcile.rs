@@ -20,17 +20,15 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    rules::{
-        self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
-        ClaimStatus, VolumeBindingVerdict, VolumeEffect,
-    },
-    volume_locks::VolumeLocks,
+use super::rules::{
+    self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect, ClaimStatus,
+    VolumeBindingVerdict, VolumeEffect,
 };
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference},
     observer::StepResult,
     role::Role,
+    volume_locks::{VolumeLocks, WakePolicy},
 };
 
 /// `source.component` of this controller's events.
@@ -48,7 +46,7 @@ pub(crate) struct PvController {
     volumes: Queue<VolumeName>,
     /// Since when claims wait for their provisioner.
     waiting: Mutex<HashMap<Uid, Instant>>,
-    volume_locks: VolumeLocks,
+    volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
 impl PvController {
@@ -57,7 +55,7 @@ impl PvController {
         let backoff = context.settings.api_backoff();
         let claims = Queue::new("claims", backoff, metrics);
         let role = Arc::new(Self {
-            volume_locks: VolumeLocks::new(claims.clone()),
+            volume_locks: VolumeLocks::new(WakePolicy::All),
             claims,
             volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
@@ -265,7 +263,8 @@ impl PvController {
                     let annotations = json!({"annotations": {names::BOUND_BY_CONTROLLER: "yes"}});
                     patch.insert("metadata".to_owned(), annotations);
                 }
-                let Some(_lock) = self.volume_locks.try_acquire(&volume.name, &claim.key) else {
+                let enqueue = |claim| self.claims.add(claim);
+                let Some(_lock) = self.volume_locks.try_acquire(&volume.name, &claim.key, enqueue) else {
                     return Err(ApiError::Conflict(format!("PersistentVolume {}", volume.name)));
                 };
                 let text = format!("reserves {}", volume.name);

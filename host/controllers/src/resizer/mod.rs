@@ -1,7 +1,6 @@
 //! `resizer`: makes volumes larger and changes their parameters, as claims ask. Takes the place of
 //! external-resizer.
 
-mod call_locks;
 pub(crate) mod expand;
 pub mod modification;
 mod modify;
