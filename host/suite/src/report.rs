@@ -137,7 +137,7 @@ impl SuiteReport {
         json!({
             "component": self.source,
             "seed": self.seed,
-            "rerun": self.rerun_command(None),
+            "rerunCommand": self.rerun_command(None),
             "driver": self.driver.as_ref().map(|driver| json!({
                 "name": driver.name,
                 "version": driver.version,
@@ -149,7 +149,7 @@ impl SuiteReport {
             "failed": failed,
             "skipped": skipped,
             "leakDetection": self.keeps_owners,
-            "left": self.leftovers,
+            "leftovers": self.leftovers,
             "cases": self.entries.iter().map(case_json).collect::<Vec<_>>(),
         })
     }
@@ -163,16 +163,16 @@ fn case_json(entry: &CaseReport) -> Value {
         let mut set = |key: &str, text: &str| fields.insert(key.to_owned(), Value::from(text));
         match &entry.outcome {
             CaseOutcome::Passed => {
-                set("verdict", "passed");
+                set("outcome", "passed");
             }
             CaseOutcome::Failed { expected, found, calls } => {
-                set("verdict", "failed");
+                set("outcome", "failed");
                 set("expected", expected);
                 set("found", found);
                 fields.insert("calls".to_owned(), Value::from(calls.clone()));
             }
             CaseOutcome::Skipped(reason) => {
-                set("verdict", "skipped");
+                set("outcome", "skipped");
                 set("reason", reason);
             }
         }

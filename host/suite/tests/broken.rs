@@ -28,11 +28,11 @@ const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("publishing/node-full", VOLUMES_PER_NODE),
     ("topology/is-met", TOPOLOGY),
     ("topology/known-keys", TOPOLOGY),
-    ("topology/nowhere", TOPOLOGY),
+    ("topology/unknown-segment", TOPOLOGY),
 ];
 
 const SECRET: (&str, &str) = ("secret", "token");
-const VOLUMES_PER_NODE: (&str, &str) = ("per-node", "3");
+const VOLUMES_PER_NODE: (&str, &str) = ("volumes-per-node", "3");
 const TOPOLOGY: (&str, &str) = ("topology", "broken.example/zone=a");
 
 /// A server for drivers that ask one. What it answers does not matter to them.
@@ -43,7 +43,7 @@ async fn start_server() -> (String, FakeArray) {
 /// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite
 /// saw.
 async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
-    let mut settings = vec![("break", case.id), ("url", url)];
+    let mut settings = vec![("broken-rule", case.id), ("url", url)];
     settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));
     let all = format!("{}/*", case.interface());
     let report = common::run_broken(engine, &settings, &[&all]).await;

@@ -43,7 +43,7 @@ pub(super) struct BenchmarkConfiguration {
 /// The stacks in the order in which they are measured, each on a control plane of its own.
 pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     BenchmarkConfiguration {
-        name: "Go",
+        name: "Upstream",
         description: "kube-controller-manager (binder and protection) and csi-provisioner, client rates unlimited, 100 workers, \
                 the Go driver on a unix socket",
         implementation: Implementation::Upstream,
@@ -57,7 +57,7 @@ pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     },
     BenchmarkConfiguration {
         name: "Cofferdam, component",
-        description: "the same with the memory driver as a WebAssembly component in its process",
+        description: "the same with the memory driver as a WebAssembly component in the same process",
         implementation: Implementation::Cofferdam,
         start: |run, plane| Box::pin(start_with_component(run, plane)),
     },

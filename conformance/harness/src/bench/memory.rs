@@ -65,7 +65,7 @@ pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMe
     let mut setup = start_cofferdam(run, &account, &drivers).await?;
     attachments::create_nodes(&client, &(0..DRIVERS).map(driver_name).collect::<Vec<_>>(), NODES).await?;
     for number in 0..DRIVERS {
-        let (namespace, driver) = (format!("held-{number}"), driver_name(number));
+        let (namespace, driver) = (format!("memory-{number}"), driver_name(number));
         let load = ClaimLoad::new(&client, &namespace, Some(&driver)).await?;
         let (_, volumes) = load.bind_all(objects / DRIVERS).await?;
         ScheduledPods::new(&client, &namespace, &driver, NODES, volumes).await?.schedule_all().await?;
@@ -87,7 +87,7 @@ pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMe
 }
 
 fn driver_name(number: usize) -> String {
-    format!("held-{number}.conformance.cofferdam.dev")
+    format!("memory-{number}.conformance.cofferdam.dev")
 }
 
 /// All roles before all drivers.
@@ -98,7 +98,7 @@ async fn start_cofferdam(
 ) -> Result<ManagedProcess> {
     let (first, others) = drivers.split_first().context("no driver")?;
     let flag = |(number, driver): (usize, &CsiDriverProcess)| {
-        format!("--backend=held-{}=unix:{}", number + 1, driver.socket().display())
+        format!("--backend=memory-{}=unix:{}", number + 1, driver.socket().display())
     };
     let flags: Vec<String> = others.iter().enumerate().map(flag).collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();

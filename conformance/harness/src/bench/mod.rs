@@ -42,12 +42,12 @@ use crate::{
 
 /// How many claims a load has, if `CLAIMS` does not say.
 const DEFAULT_CLAIMS: usize = 2000;
-/// How many rounds there are, if `ROUNDS` does not say.
+/// How many rounds there are, if `ITERATIONS` does not say.
 const DEFAULT_ITERATIONS: usize = 3;
 /// How many claims come alone.
 const SEQUENTIAL_CLAIMS: usize = 50;
 /// What the API without anybody is called.
-const API_ONLY: &str = "API alone";
+const API_ONLY: &str = "API only";
 
 /// What a load asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -147,10 +147,10 @@ enum LoadGroup {
 const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
-    ("growth", LoadGroup::Expansion),
-    ("placed", LoadGroup::Scheduling),
+    ("expansion", LoadGroup::Expansion),
+    ("scheduling", LoadGroup::Scheduling),
     ("pods", LoadGroup::Pods),
-    ("held", LoadGroup::Memory),
+    ("memory", LoadGroup::Memory),
 ];
 
 /// The groups that `LOADS` names, separated by commas; absent where it names none.
@@ -180,7 +180,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let output = env::var_os("OUTPUT").filter(|_| selected.is_none());
     let output = output.map_or_else(|| run.directory().to_owned(), PathBuf::from);
     let is_selected = |part: LoadGroup| selected.as_ref().is_none_or(|selected| selected.contains(&part));
-    let iteration_count = env_number("ROUNDS", DEFAULT_ITERATIONS)?;
+    let iteration_count = env_number("ITERATIONS", DEFAULT_ITERATIONS)?;
     // Memory at rest does not drift as speed does: once is enough.
     let memory = match is_selected(LoadGroup::Memory) {
         true => Some(memory::measure(run, claims * 5).await?),
@@ -190,10 +190,10 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let mut report = String::new();
     for number in 1..=iteration_count {
         // For who waits: a round takes minutes.
-        let _ = writeln!(io::stderr(), "round {number} of {iteration_count}");
+        let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
         iterations.push(run_iteration(run, claims, is_selected).await?);
         let medians = BenchmarkResults { memory: memory.clone(), ..iterations::medians(&iterations) };
-        let json = serde_json::json!({ "medians": &medians, "rounds": &iterations });
+        let json = serde_json::json!({ "medians": &medians, "iterations": &iterations });
         // Who ends it early has the rounds that were.
         fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&json)? + "\n")?;
         report = report::markdown(&medians, claims, number);
@@ -315,7 +315,7 @@ async fn measure_configuration(
     let mut recorder =
         LoadRecorder::new(configuration.name, &plane, controllers.processes(), watches).await?;
 
-    let sequential = ClaimLoad::new(&client, "alone", Some(controllers.driver_name)).await?;
+    let sequential = ClaimLoad::new(&client, "sequential", Some(controllers.driver_name)).await?;
     recorder.begin_load().await?;
     let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
@@ -354,7 +354,7 @@ async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<Configurat
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
     let mut recorder = LoadRecorder::new(API_ONLY, &plane, std::iter::empty(), watches).await?;
 
-    let sequential = ClaimLoad::new(&client, "alone", None).await?;
+    let sequential = ClaimLoad::new(&client, "sequential", None).await?;
     recorder.begin_load().await?;
     let timing = upper_bound::bind_sequentially(&sequential, SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
@@ -377,8 +377,7 @@ async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<Configurat
     plane.stop().await?;
     Ok(ConfigurationResults {
         name: API_ONLY.to_owned(),
-        description: "five writes for each claim by the users themselves, no controller, nobody watches"
-            .to_owned(),
+        description: "five writes per claim, made by the clients; no controllers, no watches".to_owned(),
         implementation: None,
         controllers: Vec::new(),
         loads,

@@ -210,7 +210,7 @@ pub(super) async fn measure(
 ) -> Result<(ConfigurationResults, Option<NodeRoleUsage>)> {
     let (name, description, loops) = match implementation {
         Implementation::Upstream => (
-            "Go, pods",
+            "Upstream, pods",
             "kube-controller-manager, csi-provisioner and csi-attacher, client rates unlimited, 100 workers, \
              before our `csi-server` with the memory driver; kubelet with our `node` and `registrar`",
             format!("{UPSTREAM_CONTROLLERS},{COMMON_CONTROLLERS}"),

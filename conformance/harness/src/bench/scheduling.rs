@@ -27,7 +27,7 @@ use crate::{
 
 /// How many nodes the pods are placed on.
 const NODES: usize = 20;
-const NAMESPACE: &str = "placed";
+const NAMESPACE: &str = "scheduling";
 const NODES_PATH: &str = "/api/v1/nodes";
 /// Who makes the volumes, and attaches them.
 const PROVISIONING_ROLES: [&str; 3] = ["provisioner", "pv-controller", "attacher"];
@@ -160,7 +160,7 @@ impl ScheduledPods {
 /// # Errors
 /// When the API refuses a write.
 pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<ConfigurationResults> {
-    let name = "API alone, placed";
+    let name = "API only, scheduling";
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
@@ -209,12 +209,12 @@ pub(super) async fn measure(
 ) -> Result<ConfigurationResults> {
     let (name, description) = match implementation {
         Implementation::Upstream => (
-            "Go, placed",
-            "the attach-detach loop of kube-controller-manager, client rates unlimited; our attacher, the Go driver",
+            "Upstream, scheduling",
+            "the attach-detach controller of kube-controller-manager, client rates unlimited; Cofferdam's attacher, the Go driver",
         ),
         Implementation::Cofferdam => (
-            "Cofferdam, placed",
-            "`cofferdam run` with attach-detach; our attacher in a process of its own, the Go driver",
+            "Cofferdam, scheduling",
+            "`cofferdam run` with attach-detach; Cofferdam's attacher in a separate process, the Go driver",
         ),
     };
     let mut plane = start_control_plane(run).await?;

@@ -176,12 +176,12 @@ impl BenchmarkSubject {
 
     const fn name(self, task: BenchmarkTask) -> &'static str {
         match (self, task) {
-            (Self::GoSidecar, BenchmarkTask::Attach) => "Go, attaching",
-            (Self::CofferdamWithCsiDriver, BenchmarkTask::Attach) => "Cofferdam, attaching",
-            (Self::CofferdamWithComponent, BenchmarkTask::Attach) => "Cofferdam, component, attaching",
-            (Self::GoSidecar, BenchmarkTask::Expand) => "Go, growing",
-            (Self::CofferdamWithCsiDriver, BenchmarkTask::Expand) => "Cofferdam, growing",
-            (Self::CofferdamWithComponent, BenchmarkTask::Expand) => "Cofferdam, component, growing",
+            (Self::GoSidecar, BenchmarkTask::Attach) => "Upstream, attach",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Attach) => "Cofferdam, attach",
+            (Self::CofferdamWithComponent, BenchmarkTask::Attach) => "Cofferdam, component, attach",
+            (Self::GoSidecar, BenchmarkTask::Expand) => "Upstream, expand",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Expand) => "Cofferdam, expand",
+            (Self::CofferdamWithComponent, BenchmarkTask::Expand) => "Cofferdam, component, expand",
         }
     }
 
@@ -195,7 +195,7 @@ impl BenchmarkSubject {
                 format!("`cofferdam run` with {role}, 100 workers, the Go driver on a unix socket")
             }
             Self::CofferdamWithComponent => {
-                "the same with the memory driver as a WebAssembly component in its process, \
+                "the same with the memory driver as a WebAssembly component in the same process, \
                                 and the driver's state in a file"
                     .to_owned()
             }
@@ -270,8 +270,8 @@ async fn measure_upper_bound(
     count: usize,
 ) -> Result<ConfigurationResults> {
     let name = match task {
-        BenchmarkTask::Attach => "API alone, attaching",
-        BenchmarkTask::Expand => "API alone, growing",
+        BenchmarkTask::Attach => "API only, attach",
+        BenchmarkTask::Expand => "API only, expand",
     };
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();

@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// A suite that panics.
-pub(super) const PANIC_SUITE: &str = "mess-and-panic";
+pub(super) const PANIC_SUITE: &str = "leak-and-panic";
 /// A suite that does not end by itself.
-pub(super) const HANG_SUITE: &str = "mess-and-stay";
+pub(super) const HANG_SUITE: &str = "leak-and-hang";
 /// Seconds that nobody else sleeps for: how our sleepers are known.
 const SLEEP_SECONDS: &str = "86399.25";
 /// The file that says that the mess has been made.
@@ -31,7 +31,9 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 /// A harness inside of this one.
 struct InnerHarness {
     process: ManagedProcess,
-    /// The name of its runs.
+    /// The id of its process.
+    id: u32,
+    /// The name of its run.
     name: String,
 }
 
@@ -113,7 +115,7 @@ fn start(run: &SuiteRun, suite: &str, name: &str) -> Result<InnerHarness> {
     let spec = CommandSpec::new(name, std::env::current_exe()?).arg(suite).env("TMPDIR", directory.display());
     let process = ManagedProcess::start(run, spec)?;
     let id = process.id().context("it has ended")?;
-    Ok(InnerHarness { process, name: format!("{}{id}", leftovers::RUN_PREFIX) })
+    Ok(InnerHarness { process, id, name: leftovers::run_name(id, suite) })
 }
 
 /// The same, when it has made its mess.
@@ -133,7 +135,7 @@ async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
 
 /// The file by which an inner run says that it has made its mess.
 fn ready_file(run: &SuiteRun, name: &str, suite: &str, inner: &InnerHarness) -> PathBuf {
-    let id = inner.name.trim_start_matches(leftovers::RUN_PREFIX);
+    let id = inner.id.to_string();
     run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(READY_FILE)
 }
 

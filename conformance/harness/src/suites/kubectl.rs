@@ -30,7 +30,7 @@ use crate::{
 
 /// What the embedded API does by itself, beside the API: it ends namespaces and what nobody owns any more.
 const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
-const NAMESPACE: &str = "shown";
+const NAMESPACE: &str = "kubectl";
 /// How long one command may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
 /// Differences that an error shows; all of them are in the transcripts.

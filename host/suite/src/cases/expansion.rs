@@ -19,14 +19,14 @@ use crate::{
 
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
-        "expansion/grows",
+        "expansion/expands",
         "An expanded volume is as large as required, and not larger than the limit.",
         "wit expansion.expand; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         expands
     ),
     case!(
-        "expansion/is-seen",
+        "expansion/is-reported",
         "Listing and inspection tell the new size.",
         "wit types.volume-status",
         [Exports(Ability::Expansion), ListingOrInspection],
@@ -68,7 +68,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         empty_range
     ),
     case!(
-        "expansion/create-still-finds",
+        "expansion/create-finds-expanded",
         "The create that made a volume finds it also after it has grown.",
         "wit volumes.create; CSI CreateVolume",
         [Exports(Ability::Expansion)],

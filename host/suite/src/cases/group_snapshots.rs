@@ -53,7 +53,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         members
     ),
     case!(
-        "group-snapshots/members-know",
+        "group-snapshots/members-name-their-group",
         "A member by itself says which group it belongs to.",
         "wit types.snapshot; CSI Snapshot",
         [Exports(Ability::GroupSnapshots), Exports(Ability::Snapshots)],
@@ -74,7 +74,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         get_missing
     ),
     case!(
-        "group-snapshots/get-strangers",
+        "group-snapshots/get-foreign-members",
         "Describing a group with members that are not its own is invalid-argument.",
         "wit group-snapshots.get; CSI GetVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
@@ -88,7 +88,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         delete_is_idempotent
     ),
     case!(
-        "group-snapshots/delete-strangers",
+        "group-snapshots/delete-foreign-members",
         "Deleting a group with members that are not its own is invalid-argument, and deletes nothing.",
         "wit group-snapshots.delete; CSI DeleteVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
@@ -102,7 +102,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         delete_members
     ),
     case!(
-        "group-snapshots/member-stays",
+        "group-snapshots/delete-single-member",
         "Deleting a member by itself is invalid-argument.",
         "wit snapshots.delete; CSI DeleteSnapshot",
         [Exports(Ability::GroupSnapshots), Exports(Ability::Snapshots)],

@@ -20,7 +20,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         loads
     ),
     case!(
-        "identity/same-every-time",
+        "identity/description-is-constant",
         "The description is the same every time.",
         "wit identity.describe",
         [],

@@ -69,7 +69,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         equals_create
     ),
     case!(
-        "listing/forgets-deleted",
+        "listing/omits-deleted",
         "A deleted volume is not listed any more.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
@@ -111,7 +111,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         agrees_with_listing
     ),
     case!(
-        "capacity/sane",
+        "capacity/is-consistent",
         "The room is a size, and the smallest volume is not larger than the largest.",
         "wit capacity.available; CSI GetCapacity",
         [Exports(Ability::Capacity)],
@@ -125,7 +125,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         no_arguments
     ),
     case!(
-        "capacity/maximum-is-true",
+        "capacity/maximum-is-enforced",
         "No volume is larger than the largest one that there is room for.",
         "wit capacity.capacity-report; CSI GetCapacity",
         [Exports(Ability::Capacity)],

@@ -36,7 +36,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         other_node
     ),
     case!(
-        "publishing/other-way",
+        "publishing/different-publish",
         "A volume that is published to the node in another way is already-exists.",
         "wit publishing.publish; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
@@ -78,7 +78,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         delete_while_published
     ),
     case!(
-        "publishing/attachment",
+        "publishing/connection-info",
         "A driver with a publish step says how a node reaches a volume when it is published, and not before.",
         "wit types.volume, publishing.publish",
         [Exports(Ability::Publishing)],

@@ -82,14 +82,14 @@ pub(super) const CASES: &[ConformanceCase] = &[
         determinism::reads
     ),
     case!(
-        "deadlines/hurried-create",
+        "deadlines/create",
         "A create that is stopped by its deadline is healed by the same create.",
         "wit types.finality; CSI timeouts",
         [],
         concurrency::create_past_deadline
     ),
     case!(
-        "deadlines/hurried-delete",
+        "deadlines/delete",
         "A delete that is stopped by its deadline is healed by the same delete.",
         "wit types.finality; CSI timeouts",
         [],

@@ -27,7 +27,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
         known_keys
     ),
     case!(
-        "topology/nowhere",
+        "topology/unknown-segment",
         "A volume for a place that does not exist is resource-exhausted, or invalid-argument.",
         "wit types.topology-requirement; CSI CreateVolume",
         [Topology],

@@ -46,13 +46,13 @@ fn write_header(writer: &mut TextWriter, report: &SuiteReport) {
         Some(driver) => {
             let name = writer.paint(BOLD, &driver.name);
             writer.line(format_args!("{name} {}  ({})", driver.version, report.source));
-            writer.line(format_args!("  digest    {}", driver.digest));
-            writer.line(format_args!("  can       {}", join(&driver.abilities)));
-            writer.line(format_args!("  features  {}", join(&driver.features)));
+            writer.line(format_args!("  digest      {}", driver.digest));
+            writer.line(format_args!("  interfaces  {}", join(&driver.abilities)));
+            writer.line(format_args!("  features    {}", join(&driver.features)));
         }
         None => writer.line(format_args!("{}", report.source)),
     }
-    writer.line(format_args!("  seed      {}", report.seed));
+    writer.line(format_args!("  seed        {}", report.seed));
 }
 
 /// The cases of an interface that were not tried, reason by reason.
@@ -97,7 +97,7 @@ fn write_case(writer: &mut TextWriter, entry: &CaseReport, report: &SuiteReport)
             }
             writer.line(format_args!("            expected  {expected}"));
             writer.line(format_args!("            found     {found}"));
-            writer.line(format_args!("            again     {}", report.rerun_command(Some(entry.case.id))));
+            writer.line(format_args!("            rerun     {}", report.rerun_command(Some(entry.case.id))));
         }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
     });
     // A rule that is broken may take all of it; a driver that breaks none has the time that a busy machine
     // needs.
-    let patience = Duration::from_millis(if setting("break").is_some() { 500 } else { 10_000 });
+    let patience = Duration::from_millis(if setting("broken-rule").is_some() { 500 } else { 10_000 });
     let http = HttpConfig { origins: origins.collect() };
     let mut grants = BackendConfig::default().grants;
     grants.insert(Grant::Http);

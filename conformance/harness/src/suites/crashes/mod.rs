@@ -32,8 +32,8 @@ use nodes::FakeNode;
 use snapshot::ClusterSnapshot;
 use users::UserWorkload;
 
-const DRIVER: &str = "kills.conformance.cofferdam.dev";
-const NAMESPACE: &str = "kills";
+const DRIVER: &str = "crashes.conformance.cofferdam.dev";
+const NAMESPACE: &str = "crashes";
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 const KILLS: usize = 50;
 /// Users who come between two deaths; each has a claim and two pods.

@@ -15,7 +15,7 @@ pub(super) struct KubectlDeviation {
 pub(super) const KUBECTL_DEVIATIONS: &[KubectlDeviation] = &[
     KubectlDeviation { id: "version", difference: "`version` names our version", reason: "it is our server" },
     KubectlDeviation {
-        id: "kinds",
+        id: "served-kinds",
         difference: "`api-resources`, `api-versions`, `get all` and `describe namespace` know fewer kinds",
         reason: "other kinds are not served",
     },

@@ -48,7 +48,7 @@ impl Expansion for BrokenDriver {
             let before = found.size;
             found.size = required;
             found.changed_at_ms = db::now();
-            Ok(if is_broken_for("expansion/grows", &found.name, "growing") { before } else { required })
+            Ok(if is_broken_for("expansion/expands", &found.name, "growing") { before } else { required })
         })?;
         if let Some(marker) = marker {
             db::remove_marker(&marker)?;

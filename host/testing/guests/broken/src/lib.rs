@@ -3,10 +3,10 @@
 //!
 //! | setting | meaning |
 //! |---|---|
-//! | `break` | the id of a case of the conformance suite: what it tests is done wrong, and as little else as possible |
+//! | `broken-rule` | the id of a case of the conformance suite: what it tests is done wrong, and as little else as possible |
 //! | `features` | the features that it names, with blanks between; all when absent |
 //! | `topology` | `key=value`: the place where all volumes are; absent for none |
-//! | `per-node` | how many volumes fit a node; absent for any number |
+//! | `volumes-per-node` | how many volumes fit a node; absent for any number |
 //! | `secret` | the name of a secret that a create must have; absent for none |
 //! | `url` | what a create asks over HTTP when it is done; absent for nothing |
 //!
@@ -37,7 +37,7 @@ const FEATURES: &str = "publish-readonly published-nodes volume-condition online
 
 /// Whether this is the rule that is broken.
 pub(crate) fn is_broken(rule: &str) -> bool {
-    settings::get("break").is_some_and(|broken| broken == rule)
+    settings::get("broken-rule").is_some_and(|broken| broken == rule)
 }
 
 /// Whether this is the rule that is broken, for things whose name has this label.
@@ -58,7 +58,7 @@ pub(crate) fn topology_segment() -> Option<(String, String)> {
 
 /// How many volumes fit a node.
 pub(crate) fn volumes_per_node() -> Option<u32> {
-    settings::get("per-node")?.parse().ok()
+    settings::get("volumes-per-node")?.parse().ok()
 }
 
 /// A text that never comes twice.
@@ -77,7 +77,7 @@ pub(crate) fn busy_wait() {
 impl Backend for BrokenDriver {
     fn describe() -> Result<Description> {
         let name = if is_broken("identity/loads") { "Not A Name" } else { "broken.example" };
-        let version = if is_broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
+        let version = if is_broken("identity/description-is-constant") { nonce() } else { "1".to_owned() };
         let mut description = Description::new(name, version);
         let features = settings::get("features").unwrap_or_else(|| FEATURES.to_owned());
         description.volumes_per_node = volumes_per_node();

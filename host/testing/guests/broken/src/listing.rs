@@ -51,7 +51,7 @@ pub(crate) fn list_page<'a, T>(
 
 fn volume_status(handle: &str, stored: &VolumeEntry) -> VolumeStatus {
     let mut volume = volumes::volume_of(handle, stored);
-    if stored.size > stored.first_size && is_broken("expansion/is-seen") {
+    if stored.size > stored.first_size && is_broken("expansion/is-reported") {
         volume.capacity_bytes = Some(stored.first_size);
     }
     let has_nodes = (has_feature("published-nodes") && !is_broken("features/published-nodes"))
@@ -125,8 +125,8 @@ impl Capacity for BrokenDriver {
         if wanted.capabilities.is_empty() && is_broken("capacity/no-arguments") {
             return Err(StorageError::invalid_argument("room for what"));
         }
-        let minimum = if is_broken("capacity/sane") { u64::MAX >> 1 } else { 1 };
-        let maximum = if is_broken("capacity/maximum-is-true") { 1 } else { request::MAX_SIZE };
+        let minimum = if is_broken("capacity/is-consistent") { u64::MAX >> 1 } else { 1 };
+        let maximum = if is_broken("capacity/maximum-is-enforced") { 1 } else { request::MAX_SIZE };
         Ok(CapacityReport {
             available_bytes: 1 << 60,
             maximum_volume_bytes: Some(maximum),

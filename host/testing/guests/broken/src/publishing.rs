@@ -61,7 +61,7 @@ fn publish(wanted: &PublishRequest) -> Result<Attachment> {
         };
         if let Some(other) = found.published.get(&wanted.node) {
             let writing = !capability.contains("read-only") && !other.contains("read-only");
-            if *other != capability && !(writing && is_broken("publishing/other-way")) {
+            if *other != capability && !(writing && is_broken("publishing/different-publish")) {
                 return Err(StorageError::already_exists(format!("it is published there for {other}")));
             }
             return Ok(found.name.clone());

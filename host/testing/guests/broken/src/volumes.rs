@@ -87,7 +87,7 @@ fn check_topology(request: &CreateRequest) -> Result<()> {
     let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
     let is_reachable =
         topology.requisite.is_empty() || topology.requisite.iter().any(|wanted| wanted.contains(&place));
-    if is_reachable || is_broken("topology/nowhere") {
+    if is_reachable || is_broken("topology/unknown-segment") {
         return Ok(());
     }
     Err(StorageError::resource_exhausted("there is nothing in that place"))
@@ -130,7 +130,7 @@ fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
     let is_crash_case = is_broken_for("crashes/create", name, "dying-create")
         || is_broken_for("crashes/clone", name, "dying-clone")
         || is_broken_for("crashes/restore", name, "dying-restore");
-    let is_deadline_case = is_broken_for("deadlines/hurried-create", name, "hurried");
+    let is_deadline_case = is_broken_for("deadlines/create", name, "hurried");
     if !is_crash_case && !is_deadline_case {
         return Ok(None);
     }
@@ -200,7 +200,7 @@ fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &Creat
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)
         && range.limit_bytes.is_none_or(|limit| found.size <= limit);
-    let grown = found.size > found.first_size && is_broken("expansion/create-still-finds");
+    let grown = found.size > found.first_size && is_broken("expansion/create-finds-expanded");
     let other_source = format!("{}/other-source", interface(found.origin.as_deref()));
     let differences = [
         (!fits, "volumes/create-other-size", "size"),
@@ -250,7 +250,7 @@ pub(crate) fn volume_of(handle: &str, stored: &VolumeEntry) -> Volume {
         || is_broken_for("cloning/is-idempotent", &stored.name, "cloned")
         || is_broken_for("restoring/is-idempotent", &stored.name, "restored");
     volume.topology = volume_topology();
-    if is_broken("publishing/attachment") {
+    if is_broken("publishing/connection-info") {
         volume.attachment = Some(cofferdam_guest::Attachment::none());
     }
     volume.context = stored.parameters.clone().into_iter().collect();
@@ -276,7 +276,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
     if is_crash_case {
         db::write_marker(&format!("trash/{}", nonce()))?;
     }
-    let is_deadline_case = |name: &str| is_broken_for("deadlines/hurried-delete", name, "hurried-delete");
+    let is_deadline_case = |name: &str| is_broken_for("deadlines/delete", name, "hurried-delete");
     if is_deadline_case(&db::name_of(handle)?) {
         return db::with_marker(&format!("deleting/{handle}"), || {
             busy_wait();
@@ -300,7 +300,7 @@ fn remove(handle: &str, retries: bool) -> Result<()> {
         };
         if is_broken_for("volumes/delete-deletes", &found.name, "gone")
             || is_broken_for("cleanup/nothing-is-left", &found.name, "last")
-            || is_broken_for("listing/forgets-deleted", &found.name, "forgotten")
+            || is_broken_for("listing/omits-deleted", &found.name, "forgotten")
         {
             return Ok(());
         }
