@@ -1,12 +1,13 @@
 //! Claims by the hundred: made, counted, deleted, and looked at for what must not be.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::{
     core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
     storage::v1::StorageClass,
@@ -14,14 +15,16 @@ use k8s_openapi::api::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use crate::wait::until;
+use crate::{retry, wait::until};
 
-/// How many requests are made at once.
+/// Requests at the same time.
 const CONCURRENT_REQUESTS: usize = 50;
+/// Delay between two claims of a load above its minimum.
+const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How far the growth of a claim is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +63,59 @@ pub struct ClaimModification {
     pub target: String,
     /// The state, such as `InProgress`; empty when nothing is open.
     pub state: String,
+}
+
+/// A number of claims that grows until the load is finished, so that a fault or replacement always happens in
+/// the middle of the load, however late it is.
+#[derive(Debug)]
+pub struct ClaimLoad {
+    /// Claims that were started.
+    started: Cell<usize>,
+    /// Claims at least.
+    minimum: usize,
+    is_finished: Cell<bool>,
+    /// Requests at the same time.
+    pub(crate) concurrency: usize,
+}
+
+impl ClaimLoad {
+    /// A load of at least `minimum` claims.
+    #[must_use]
+    pub const fn new(minimum: usize, concurrency: usize) -> Self {
+        Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
+    }
+
+    /// The same, where the claims before `first` are created already.
+    #[must_use]
+    pub(crate) const fn starting_at(first: usize, minimum: usize, concurrency: usize) -> Self {
+        Self { started: Cell::new(first), ..Self::new(minimum, concurrency) }
+    }
+
+    /// The numbers of the claims, slowly above the minimum.
+    pub(crate) fn numbers(&self) -> impl Stream<Item = usize> {
+        stream::iter(std::iter::from_fn(|| self.next())).then(async |number| {
+            if number >= self.minimum {
+                tokio::time::sleep(EXTRA_CLAIM_INTERVAL).await;
+            }
+            number
+        })
+    }
+
+    /// The number of the next claim; none if the load is finished.
+    fn next(&self) -> Option<usize> {
+        let number = self.started.get();
+        let is_last = self.is_finished.get() && number >= self.minimum;
+        (!is_last).then(|| {
+            self.started.set(number + 1);
+            number
+        })
+    }
+
+    /// Ends the load. Returns its number of claims; not all of them may have been created yet.
+    pub fn finish(&self) -> usize {
+        self.is_finished.set(true);
+        self.started.get().max(self.minimum)
+    }
 }
 
 /// Claims of one class in one namespace.
@@ -113,19 +169,17 @@ impl Claims {
                         "resources": { "requests": { "storage": "1Gi" } },
                     },
                 }))?;
-                api.create(&PostParams::default(), &claim).await?;
-                anyhow::Ok(())
+                retry::create(api, &claim).await
             })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
 
-    /// Looks that there is work left: a claim that is not Bound or that is being deleted, a volume whose
-    /// claim is gone. What is swapped now is swapped in the middle of it.
+    /// Checks that work is pending: a claim that is not Bound or is being deleted, or a volume without claim.
     ///
     /// # Errors
-    /// When all is done.
+    /// If all claims and volumes are in their final state.
     pub async fn ensure_unfinished(&self) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         let is_unfinished = |claim: &&PersistentVolumeClaim| {
@@ -135,10 +189,30 @@ impl Claims {
         let unfinished = claims.iter().filter(is_unfinished).count() + volumes.saturating_sub(claims.len());
         ensure!(
             unfinished > 0,
-            "all {} claims and {volumes} volumes are done: expected a swap in the middle of them",
+            "all {} claims and {volumes} volumes are in their final state: expected pending ones",
             claims.len()
         );
         Ok(())
+    }
+
+    /// Waits until work is pending, see [`ensure_unfinished`](Self::ensure_unfinished).
+    ///
+    /// # Errors
+    /// If none is within `limit`.
+    pub async fn wait_unfinished(&self, limit: Duration) -> Result<()> {
+        until("claims or volumes are pending", limit, async || self.ensure_unfinished().await).await
+    }
+
+    /// Creates claims continuously until `load` is finished.
+    ///
+    /// # Errors
+    /// If the API rejects one.
+    pub async fn create_continuously(&self, load: &ClaimLoad) -> Result<()> {
+        load.numbers()
+            .map(|number| self.create(number..number + 1))
+            .buffer_unordered(load.concurrency)
+            .try_collect()
+            .await
     }
 
     /// How many claims there are.
@@ -213,12 +287,9 @@ impl Claims {
     }
 
     async fn patch(&self, numbers: std::ops::Range<usize>, patch: Value) -> Result<()> {
-        let (api, patch) = (&self.api(), &Patch::Merge(patch));
+        let (api, patch) = (&self.api(), &patch);
         stream::iter(numbers)
-            .map(|number| async move {
-                api.patch(&format!("claim-{number}"), &PatchParams::default(), patch).await?;
-                anyhow::Ok(())
-            })
+            .map(|number| async move { retry::merge_patch(api, &format!("claim-{number}"), patch).await })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
@@ -273,10 +344,7 @@ impl Claims {
     pub async fn delete(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
-            .map(|number| async move {
-                api.delete(&format!("claim-{number}"), &DeleteParams::default()).await?;
-                anyhow::Ok(())
-            })
+            .map(|number| async move { retry::delete(api, &format!("claim-{number}")).await })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
@@ -349,4 +417,24 @@ impl Claims {
 
 fn phase(claim: &PersistentVolumeClaim) -> &str {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_continues_until_it_is_finished_and_has_its_minimum() {
+        let load = ClaimLoad::new(3, 1);
+        assert_eq!(
+            [load.next(), load.finish().into(), load.next(), load.next()],
+            [Some(0), Some(3), Some(1), Some(2)]
+        );
+        assert_eq!(load.next(), None);
+        let load = ClaimLoad::new(1, 1);
+        assert_eq!(
+            [load.next(), load.next(), load.finish().into(), load.next()],
+            [Some(0), Some(1), Some(2), None]
+        );
+    }
 }

@@ -26,6 +26,7 @@ pub(crate) mod pod;
 pub mod process;
 pub mod proxy;
 pub mod results;
+pub(crate) mod retry;
 pub mod run;
 pub mod seeded_rng;
 pub mod sidecar;

@@ -454,7 +454,7 @@ fn backend_test_passes_a_conformant_driver() {
     assert_eq!(code, Some(0), "{report}");
     for expected in [
         "memory.cofferdam.dev",
-        "  seed      5\n",
+        "  seed        5\n",
         "  passed  all-or-nothing\n",
         "\n7 passed, 0 failed, 0 skipped\n",
     ] {

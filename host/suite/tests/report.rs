@@ -1,4 +1,4 @@
-//! What a report card says, in its three forms.
+//! The report in its three formats.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,9 +26,9 @@ async fn text_report_shows_rule_expected_and_found() {
     let text = report.to_text(false);
     for expected in [
         "broken.example 1  (broken.wasm)",
-        "  can       cloning, restoring, publishing, ",
-        "  features  none",
-        "  seed      0",
+        "  interfaces  cloning, restoring, publishing, ",
+        "  features    none",
+        "  seed        0",
         "\nidentity\n  passed  loads\n",
         "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
         "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, for single-node-writer filesystem) → success: CreatedVolume {",
@@ -36,7 +36,7 @@ async fn text_report_shows_rule_expected_and_found() {
         "            found     8388608 bytes\n            rerun     cofferdam backend test --only volumes/size-in-range --seed 0\n",
         "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
         "\n4 passed, 1 failed, 2 skipped\n",
-        "leak detection: not seen",
+        "leak detection: unknown",
     ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
@@ -74,7 +74,7 @@ async fn a_component_that_fails_to_load_is_one_failure() {
     assert_eq!(report.totals().0, 0, "nothing else was tried");
 }
 
-/// The calls of the one case that fails.
+/// Calls of the failed case.
 async fn calls_of_seed(seed: u64) -> serde_json::Value {
     let options = SuiteOptions {
         seed,

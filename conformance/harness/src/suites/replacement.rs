@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use crate::{
     account::Account,
-    claims::Claims,
+    claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
     control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
@@ -15,8 +15,13 @@ use crate::{
     sidecar,
 };
 
+/// Claims at least: they are created until the last swap, so that each swap has pending claims.
 const CLAIMS: usize = 300;
-/// How many claims are done when the first swap begins, and when the second does.
+/// Requests of the users at the same time.
+const CONCURRENT_REQUESTS: usize = 50;
+/// Claims that are deleted only after the swap, so that it has pending deletions.
+const DELETED_LATER: usize = 60;
+/// Bound claims when the first and the second swap start.
 const BOUND_AT_FIRST_SWAP: usize = 40;
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -45,34 +50,38 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
 
     plane.start_controller_manager(run, BINDER_CONTROLLERS).await?;
     let mut cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &both_account, &driver).await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
     cofferdam.stop().await?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes(run).await?).await?;
+    claims.ensure_consistent(count, &driver.volumes(run).await?).await?;
 
     // The way back, with a swap in its middle too.
     cofferdam.restart()?;
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &both_account, &driver).await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     cofferdam.stop().await?;
     ensure_empty(&driver.volumes(run).await?)
 }
@@ -90,28 +99,32 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
 
     plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
     let mut cofferdam = binder().await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = binder().await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes().await?).await?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
+    claims.ensure_consistent(count, &driver.volumes().await?).await?;
 
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     ensure_empty(&driver.volumes().await?)?;
     csi_provisioner.stop().await?;
     driver.process.stop().await
@@ -130,28 +143,32 @@ async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result
 
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
     let mut provisioner = start_csi_provisioner().await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_cofferdam().await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_csi_provisioner().await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes().await?).await?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
+    claims.ensure_consistent(count, &driver.volumes().await?).await?;
 
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_cofferdam().await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     ensure_empty(&driver.volumes().await?)?;
     provisioner.stop().await?;
     driver.process.stop().await

@@ -15,6 +15,7 @@ use kube::{
 use serde_json::json;
 
 use super::snapshot::ClusterSnapshot;
+use crate::retry;
 
 /// How many pods fit one.
 const MAX_PODS: &str = "200";
@@ -116,28 +117,28 @@ impl FakeNode {
         if self.volumes_in_use == used {
             return Ok(());
         }
-        let status = Patch::Merge(json!({ "status": { "volumesInUse": used } }));
         let nodes: Api<Node> = Api::all(self.client.clone());
-        nodes.patch_status(&self.name, &PatchParams::default(), &status).await?;
+        retry::merge_patch_status(&nodes, &self.name, &json!({ "status": { "volumesInUse": used } })).await?;
         self.volumes_in_use = used;
         Ok(())
     }
 
     async fn set_running(&self, pod: &Pod) -> Result<()> {
-        let status = Patch::Merge(json!({ "status": { "phase": "Running", "containerStatuses": [{
+        let status = json!({ "status": { "phase": "Running", "containerStatuses": [{
             "name": "none", "image": "none", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": {} },
-        }] } }));
-        self.pods(pod).patch_status(&pod.name_any(), &PatchParams::default(), &status).await?;
-        Ok(())
+        }] } });
+        retry::merge_patch_status(&self.pods(pod), &pod.name_any(), &status).await
     }
 
     /// The last word of a kubelet: the pod's containers have ended.
     async fn finish_deletion(&self, pod: &Pod) -> Result<()> {
-        match self.pods(pod).delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await {
+        let (pods, name) = (self.pods(pod), pod.name_any());
+        retry::request(async |_| match pods.delete(&name, &DeleteParams::default().grace_period(0)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            deleted => deleted.map(drop).map_err(Into::into),
-        }
+            deleted => deleted.map(drop),
+        })
+        .await
     }
 
     fn pods(&self, pod: &Pod) -> Api<Pod> {

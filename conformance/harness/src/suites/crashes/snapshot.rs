@@ -10,6 +10,8 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Resource, ResourceExt as _, api::ListParams};
 use serde::de::DeserializeOwned;
 
+use crate::retry;
+
 /// Objects by name.
 pub(super) struct ClusterSnapshot {
     pub(super) nodes: BTreeMap<String, Node>,
@@ -72,6 +74,6 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
     let all: Api<K> = Api::all(client.clone());
-    let items = all.list(&ListParams::default()).await?.items;
+    let items = retry::request(async |_| all.list(&ListParams::default()).await).await?.items;
     Ok(items.into_iter().map(|object| (object.name_any(), object)).collect())
 }

@@ -6,13 +6,11 @@ use std::collections::BTreeSet;
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::snapshot::ClusterSnapshot;
+use crate::retry;
 
 /// How many requests are made at once.
 const CONCURRENT_REQUESTS: usize = 20;
@@ -82,9 +80,8 @@ impl UserWorkload {
                         "resources": { "requests": { "storage": INITIAL_SIZE } },
                     },
                 }))?;
-                users.claims().create(&PostParams::default(), &claim).await?;
-                users.pods().create(&PostParams::default(), &pod_object(user, "a", None)?).await?;
-                anyhow::Ok(())
+                retry::create(&users.claims(), &claim).await?;
+                retry::create(&users.pods(), &pod_object(user, "a", None)?).await
             })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect::<()>()
@@ -123,19 +120,19 @@ impl UserWorkload {
         match step {
             UserStep::Created if running_node(snapshot, user, "a").is_some() => {
                 let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
-                self.claims().patch(&claim_name(user), &PatchParams::default(), &Patch::Merge(patch)).await?;
+                retry::merge_patch(&self.claims(), &claim_name(user), &patch).await?;
                 Ok(UserStep::Expanding)
             }
             UserStep::Expanding if is_expanded(snapshot, user) => {
                 let node =
                     running_node(snapshot, user, "a").context("its first pod does not run any more")?;
-                self.pods().create(&PostParams::default(), &pod_object(user, "b", Some(node))?).await?;
-                self.pods().delete(&pod_name(user, "a"), &DeleteParams::default()).await?;
+                retry::create(&self.pods(), &pod_object(user, "b", Some(node))?).await?;
+                retry::delete(&self.pods(), &pod_name(user, "a")).await?;
                 Ok(UserStep::Moving)
             }
             UserStep::Moving if running_node(snapshot, user, "b").is_some() => {
-                self.pods().delete(&pod_name(user, "b"), &DeleteParams::default()).await?;
-                self.claims().delete(&claim_name(user), &DeleteParams::default()).await?;
+                retry::delete(&self.pods(), &pod_name(user, "b")).await?;
+                retry::delete(&self.claims(), &claim_name(user)).await?;
                 Ok(UserStep::Deleting)
             }
             UserStep::Deleting if is_deleted(snapshot, user) => Ok(UserStep::Deleted),

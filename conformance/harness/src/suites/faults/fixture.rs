@@ -8,13 +8,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use http::Request;
 use kube::Client;
 
 use crate::{
     account::{self, Account},
-    claims::Claims,
+    claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions},
     process::ManagedProcess,
@@ -30,7 +30,7 @@ pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Claims that a user makes at once: who does not give up must not be what keeps the API from coming back.
-const CONCURRENT_CLAIMS: usize = 10;
+pub(super) const CONCURRENT_CLAIMS: usize = 10;
 
 /// A call of the driver in the metrics.
 const DELETE_VOLUME_LABEL: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
@@ -136,10 +136,18 @@ impl<'a> FaultFixture<'a> {
     }
 }
 
-/// Makes claims as a user does who does not give up: what fails is done again, what is there already was done
-/// before.
+/// Creates claims continuously until `load` is finished, and repeats every failed request.
+pub(super) async fn create_continuously(claims: &Claims, load: &ClaimLoad) -> Result<()> {
+    create_all(claims, load.numbers()).await
+}
+
+/// Creates claims, and repeats every failed request.
 pub(super) async fn create_with_retries(claims: &Claims, numbers: std::ops::Range<usize>) -> Result<()> {
-    stream::iter(numbers)
+    create_all(claims, stream::iter(numbers)).await
+}
+
+async fn create_all(claims: &Claims, numbers: impl Stream<Item = usize>) -> Result<()> {
+    numbers
         .map(|number| async move {
             until(&format!("claim {number} is made"), TIMEOUT, async || {
                 match claims.create(number..number + 1).await {

@@ -11,8 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use http::StatusCode;
 
-use crate::{claims::Claims, proxy::ProxyMode, run::SuiteRun, wait::until};
-use fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery};
+use crate::{
+    claims::{ClaimLoad, Claims},
+    proxy::ProxyMode,
+    run::SuiteRun,
+    wait::until,
+};
+use fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery};
 
 const CLAIMS: usize = 1_000;
 /// How many claims are Bound when a fault begins.
@@ -40,44 +45,51 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "api-killed", DRIVER).await?;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.api.kill().await?;
         // From here on, although it takes its time until it answers: work goes on before it calls itself
         // ready.
         fixture.plane.spawn_api()?;
+        let count = load.finish();
         let recovery =
-            wait_recovery(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());
-        tokio::try_join!(recovery, fixture.plane.wait_api_ready()).map(|_| ())
+            wait_recovery(run, &claims, "kube-apiserver killed and started", count, Instant::now());
+        tokio::try_join!(recovery, fixture.plane.wait_api_ready())?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn pause_etcd(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "etcd-stopped", DRIVER).await?;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.etcd.pause()?;
         tokio::time::sleep(ETCD_PAUSE).await;
         fixture.plane.etcd.resume()?;
-        wait_recovery(run, &claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
+        let count = load.finish();
+        wait_recovery(run, &claims, "etcd stopped for 20 s", count, Instant::now()).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "connections-cut", DRIVER).await?;
     let proxy = &fixture.proxy;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         for cut in 0..DISCONNECTS {
             claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
-            claims.ensure_unfinished().await?;
+            claims.wait_unfinished(TIMEOUT).await?;
             let before = proxy.closed_connections();
             // Our program may be between two connections.
             until("connections were cut", TIMEOUT, async || {
@@ -87,10 +99,12 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
             })
             .await?;
         }
-        wait_recovery(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
+        let count = load.finish();
+        wait_recovery(run, &claims, "all connections closed 20 times", count, Instant::now()).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
@@ -102,9 +116,10 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
         let claims = Claims::new(fixture.plane.client(), name, DRIVER).await?;
         let proxy = &fixture.proxy;
         let run = fixture.run;
+        let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
         let fault_run = async {
             claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-            claims.ensure_unfinished().await?;
+            claims.wait_unfinished(TIMEOUT).await?;
             let before = proxy.failed_responses();
             proxy.set_mode(weather);
             until("enough went wrong", TIMEOUT, async || {
@@ -117,10 +132,12 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
             })
             .await?;
             proxy.set_mode(ProxyMode::Forward);
-            wait_recovery(run, &claims, fault, CLAIMS, Instant::now()).await
+            let count = load.finish();
+            wait_recovery(run, &claims, fault, count, Instant::now()).await?;
+            anyhow::Ok(count)
         };
-        tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault_run)?;
-        fixture.check_and_clean_up(&claims, CLAIMS).await?;
+        let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault_run)?;
+        fixture.check_and_clean_up(&claims, count).await?;
     }
     Ok(())
 }

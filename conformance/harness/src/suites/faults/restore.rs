@@ -16,9 +16,13 @@ use serde_json::Value;
 
 use super::{
     CLAIMS,
-    fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery},
+    fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery},
 };
-use crate::{account::NAMESPACE, claims::Claims, wait::until};
+use crate::{
+    account::NAMESPACE,
+    claims::{ClaimLoad, Claims},
+    wait::until,
+};
 
 /// How old the snapshot is when it is put back.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
@@ -134,26 +138,24 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
 /// Restores in the middle of a run; how many claims are known afterwards.
 async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usize> {
     let (run, plane) = (fixture.run, &mut fixture.plane);
+    let load = ClaimLoad::new(CLAIMS_IN_SNAPSHOT, CONCURRENT_CLAIMS);
     let snapshot = async {
         claims.wait_bound(BOUND_IN_SNAPSHOT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.snapshot_etcd(run, "half-a-minute").await?;
-        anyhow::Ok(Instant::now())
+        anyhow::Ok((load.finish(), Instant::now()))
     };
-    let ((), taken_at) = tokio::try_join!(create_with_retries(claims, 0..CLAIMS_IN_SNAPSHOT), snapshot)?;
-    claims.wait_bound(CLAIMS_IN_SNAPSHOT, TIMEOUT).await?;
+    let ((), (count, taken_at)) = tokio::try_join!(create_continuously(claims, &load), snapshot)?;
+    claims.wait_bound(count, TIMEOUT).await?;
     tokio::time::sleep(SNAPSHOT_AGE.saturating_sub(taken_at.elapsed())).await;
     let middle = async {
-        claims.wait_bound(CLAIMS_IN_SNAPSHOT + BOUND_IN_SNAPSHOT, TIMEOUT).await?;
-        claims.ensure_unfinished().await
+        claims.wait_bound(count + BOUND_IN_SNAPSHOT, TIMEOUT).await?;
+        claims.wait_unfinished(TIMEOUT).await
     };
-    // Nobody makes those that the user has not come to by then.
-    let user = async {
-        create_with_retries(claims, CLAIMS_IN_SNAPSHOT..CLAIMS).await?;
-        std::future::pending().await
-    };
+    // The load never ends: the restore interrupts it.
+    let load = ClaimLoad::starting_at(count, CLAIMS, CONCURRENT_CLAIMS);
     tokio::select! {
-        created = user => created,
+        created = create_continuously(claims, &load) => created,
         reached = middle => reached,
     }?;
     plane.restore(run, "half-a-minute").await?;

@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams},
+    api::{ListParams, LogParams},
 };
 use serde_json::json;
 
@@ -22,6 +22,7 @@ use crate::{
     claims::{ClaimExpansion, Claims},
     control_plane::ControlPlane,
     pod::{self, MOUNT_PATH},
+    retry,
     wait::until,
 };
 
@@ -83,7 +84,7 @@ impl PodWorkload {
         let (name, claim) = (format!("pod-{number}"), format!("claim-{number}"));
         self.claims.create(number..number + 1).await?;
         let pod = serde_json::from_value(pod::with_claim(&name, &claim, &self.script(number)))?;
-        self.pods().create(&PostParams::default(), &pod).await?;
+        retry::create(&self.pods(), &pod).await?;
         until("the pod runs", TIMEOUT, async || {
             let phase =
                 self.pods().get(&name).await?.status.and_then(|status| status.phase).unwrap_or_default();
@@ -99,7 +100,7 @@ impl PodWorkload {
         let volume = self.claim_volume(&claim).await?;
         self.finished.set(self.finished.get() + 1);
 
-        self.pods().delete(&name, &DeleteParams::default()).await?;
+        retry::delete(&self.pods(), &name).await?;
         self.claims.delete(number..number + 1).await?;
         until("the volume is gone", TIMEOUT, async || {
             let volumes = Api::<PersistentVolume>::all(self.client.clone());
@@ -143,9 +144,8 @@ impl PodWorkload {
     /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod
     /// each minute.
     async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
-        let patch =
-            Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } }));
-        self.claim_api().patch(claim, &PatchParams::default(), &patch).await?;
+        let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
+        retry::merge_patch(&self.claim_api(), claim, &patch).await?;
         until("the volume has grown at the storage", TIMEOUT, async || {
             let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
             ensure!(
@@ -155,9 +155,8 @@ impl PodWorkload {
             Ok(())
         })
         .await?;
-        let annotation_patch =
-            Patch::Merge(json!({ "metadata": { "annotations": { "grown": EXPANDED_SIZE } } }));
-        self.pods().patch(pod, &PatchParams::default(), &annotation_patch).await?;
+        let patch = json!({ "metadata": { "annotations": { "expanded": EXPANDED_SIZE } } });
+        retry::merge_patch(&self.pods(), pod, &patch).await?;
         until("the claim has grown", TIMEOUT, async || {
             let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
             ensure!(capacity == EXPANDED_SIZE && state.is_empty(), "it has {capacity}, state {state:?}");
@@ -172,9 +171,12 @@ impl PodWorkload {
 
     /// The name of a claim's volume, whose handle nobody else has.
     async fn claim_volume(&self, claim: &str) -> Result<String> {
-        let name = self.claim_api().get(claim).await?.spec.and_then(|spec| spec.volume_name);
+        let claims = self.claim_api();
+        let name =
+            retry::request(async |_| claims.get(claim).await).await?.spec.and_then(|spec| spec.volume_name);
         let name = name.context("no volume")?;
-        let volume = Api::<PersistentVolume>::all(self.client.clone()).get(&name).await?;
+        let volumes = Api::<PersistentVolume>::all(self.client.clone());
+        let volume = retry::request(async |_| volumes.get(&name).await).await?;
         let handle = volume.spec.and_then(|spec| spec.csi).context("no CSI volume")?.volume_handle;
         ensure!(self.handles.borrow_mut().insert(handle.clone()), "{handle} is the volume of two claims");
         Ok(name)

@@ -13,6 +13,9 @@ const REPLACEMENTS: &[(&str, &str)] = &[
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}", "<time>"),
     // In descriptions.
     (r"[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d [+-]\d{4}", "<time>"),
+    // A watch of client-go that ends within a second is logged. Whether it is depends on the time that
+    // `kubectl wait` needed before it started to watch.
+    (r"(?m)^[IWEF]\d{4} [^\n]* reflector\.go:\d+\] [^\n]*watch[^\n]*\n?", ""),
     // In kubectl's own log.
     (r"(?m)^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ", "$1<time> "),
     (r#"(resourceVersion"?: "|current: )\d+"#, "$1<version>"),
@@ -64,6 +67,10 @@ mod tests {
             ("at 2026-11-21T20:31:00Z", "at <time>"),
             ("StartTime: Sat, 21 Nov 2026 20:31:00 +0000", "StartTime: <time>"),
             ("W1121 20:31:02.382020   13979 diff.go:723] x", "W<time> diff.go:723] x"),
+            (
+                "I1121 20:31:02.382020   13979 reflector.go:664] \"Warning: watch ended with error\" err=\"very short watch\"\nerror: x",
+                "error: x",
+            ),
             (
                 "+++ /run/a/LIVE-415/v1.x\t2026-11-21 20:31:00.900618001 +0000",
                 "+++ <home>/LIVE-<n>/v1.x\t<time>",

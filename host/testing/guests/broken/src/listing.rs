@@ -1,4 +1,4 @@
-//! What there is, and what there is room for.
+//! Listing, inspection and capacity.
 
 use cofferdam_guest::{
     Condition, Owner, ReclaimPolicy, Result, StorageError, VolumeHandle, VolumeStatus,
@@ -9,7 +9,7 @@ use crate::{
     BrokenDriver, db, db::VolumeEntry, has_feature, is_broken, is_broken_for, nonce, request, volumes,
 };
 
-/// Reads a place that a listing returned.
+/// Parses a token.
 pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<String>> {
     let Some(after) = after else { return Ok(None) };
     match after.strip_prefix("after:") {
@@ -19,8 +19,8 @@ pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<St
     }
 }
 
-/// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through;
-/// another one counts entries instead of remembering the last.
+/// A page, and the token of the next one. One broken rule returns an entry too many; another one uses offsets
+/// as tokens.
 pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,

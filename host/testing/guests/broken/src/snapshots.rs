@@ -1,4 +1,4 @@
-//! Snapshots and groups of them.
+//! Snapshots and group snapshots.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn handle_of(name: &str) -> String {
     format!("s-{}", request::digest(name))
 }
 
-/// Looks whether the snapshot is there, and cuts it when it was not.
+/// Creates a snapshot unless it exists, without a transaction.
 fn create_without_lock(wanted: &SnapshotRequest, handle: &str) -> Result<Snapshot> {
     if let Some((handle, found)) = db::load()?.snapshots.iter().find(|(_, found)| found.name == wanted.name) {
         return Ok(snapshot_of(handle, found));

@@ -30,7 +30,7 @@ impl Restoring for BrokenDriver {
     }
 }
 
-/// The interface whose rules a creation keeps or breaks.
+/// The interface whose rules a create follows or breaks.
 fn interface(origin: Option<&str>) -> &'static str {
     match origin {
         None => "volumes",
@@ -39,7 +39,7 @@ fn interface(origin: Option<&str>) -> &'static str {
     }
 }
 
-/// Creates a volume or finds it.
+/// Creates or finds a volume.
 pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<Volume> {
     let name = request.name.clone();
     assert!(!is_broken_for("errors/no-defects", &name, "provoked"), "a defect");
@@ -71,7 +71,7 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     Ok(volume)
 }
 
-/// Tells a server that a volume is there. Nobody knows what it did when its answer is lost.
+/// Reports a volume to a server. The outcome is unknown if the response is lost.
 fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {
@@ -82,7 +82,7 @@ fn notify_server(name: &str) -> Result<()> {
     }
 }
 
-/// Refuses a volume for another place.
+/// Rejects a volume for another topology segment.
 fn check_topology(request: &CreateRequest) -> Result<()> {
     let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
     let is_reachable =
@@ -93,7 +93,7 @@ fn check_topology(request: &CreateRequest) -> Result<()> {
     Err(StorageError::resource_exhausted("there is nothing in that place"))
 }
 
-/// Where a volume can be reached.
+/// Topology of a volume.
 fn volume_topology() -> Vec<Vec<(String, String)>> {
     let Some((key, value)) = topology_segment() else {
         let foreign_segment = vec![("zone".to_owned(), "a".to_owned())];
@@ -112,7 +112,7 @@ fn is_race_case(name: &str) -> bool {
         || is_broken_for("deadlines/abandoned-create", name, "abandoned")
 }
 
-/// Looks whether the volume is there, and makes it when it was not there: two calls at once make two volumes.
+/// Creates a volume unless it exists, without a transaction: concurrent calls create two.
 fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result<Volume> {
     if let Some((handle, found)) = db::load()?.volumes.iter().find(|(_, found)| found.name == name) {
         return Ok(volume_of(handle, found));
@@ -125,7 +125,7 @@ fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result
     })
 }
 
-/// Rules about calls that die: what is written too early, and stands in the way when the call comes again.
+/// Rules about crashes: keys that are written too early make a repetition of the call fail.
 fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
     let is_crash_case = is_broken_for("crashes/create", name, "dying-create")
         || is_broken_for("crashes/clone", name, "dying-clone")
@@ -195,7 +195,7 @@ fn check_filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()
     }
 }
 
-/// Whether the volume of a name is what the same name asks for now.
+/// Returns true if an existing volume matches the request.
 fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &CreateRequest) -> Result<()> {
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)
@@ -243,7 +243,7 @@ fn insert_volume(
     Ok(created)
 }
 
-/// What a volume is to the caller.
+/// The volume as returned to the caller.
 pub(crate) fn volume_of(handle: &str, stored: &VolumeEntry) -> Volume {
     let mut volume = Volume::new(handle, stored.size);
     let is_random = is_broken_for("volumes/create-is-idempotent", &stored.name, "twice")
@@ -321,7 +321,7 @@ fn remove(handle: &str, retries: bool) -> Result<()> {
     })
 }
 
-/// Tells whether a volume can be used in some ways.
+/// Validates capabilities.
 pub(crate) fn validate(request: ValidateRequest) -> Result<Validation> {
     let uses = request::format_capabilities(&request.capabilities, "volumes/validate-no-capability")?;
     let db = db::load()?;
