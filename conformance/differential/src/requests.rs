@@ -57,7 +57,7 @@ const JSON: &str = "application/json";
 /// `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
 ///
 /// # Errors
-/// When a line is none of these.
+/// If a line is none of these.
 pub fn parse(text: &str) -> Result<RequestScript> {
     let mut script = RequestScript::default();
     let mut current: Option<ScriptRequest> = None;

@@ -1,4 +1,4 @@
-//! Claims by the hundred: made, counted, deleted, and looked at for what must not be.
+//! Many PersistentVolumeClaims: creation, counting, deletion and consistency checks.
 
 use std::{
     cell::Cell,
@@ -26,19 +26,19 @@ const CONCURRENT_REQUESTS: usize = 50;
 /// Delay between two claims of a load above its minimum.
 const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How far the growth of a claim is.
+/// Progress of a claim's expansion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimExpansion {
-    /// What it has, such as `1Gi`.
+    /// Current capacity, such as `1Gi`.
     pub capacity: String,
-    /// What was asked of the driver last, as the status says it; empty if nothing was.
+    /// Allocated size of the status; empty if none.
     pub allocated: String,
-    /// The state, such as `NodeResizePending`; empty when nothing is open.
+    /// State, such as `NodeResizePending`; empty if none.
     pub state: String,
 }
 
 impl ClaimExpansion {
-    /// That of a claim.
+    /// The expansion of a claim.
     #[must_use]
     pub fn from_claim(claim: &PersistentVolumeClaim) -> Self {
         let status = claim.status.clone().unwrap_or_default();
@@ -54,24 +54,24 @@ impl ClaimExpansion {
     }
 }
 
-/// How far a claim is on the way to another VolumeAttributesClass.
+/// Progress of a claim's modification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimModification {
-    /// The class that it has; empty where it has none.
+    /// Current class; empty if none.
     pub current: String,
-    /// The class that its status says it is on the way to.
+    /// Target class of the status; empty if none.
     pub target: String,
-    /// The state, such as `InProgress`; empty when nothing is open.
+    /// State, such as `InProgress`; empty if none.
     pub state: String,
 }
 
-/// A number of claims that grows until the load is finished, so that a fault or replacement always happens in
+/// A load of claims that continues until it is finished. A fault or replacement that happens before is always in
 /// the middle of the load, however late it is.
 #[derive(Debug)]
 pub struct ClaimLoad {
-    /// Claims that were started.
+    /// Number of started claims.
     started: Cell<usize>,
-    /// Claims at least.
+    /// Minimum number of claims.
     minimum: usize,
     is_finished: Cell<bool>,
     /// Requests at the same time.
@@ -127,10 +127,10 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Makes the namespace, and a class of this driver with the same name.
+    /// Creates the namespace, and a StorageClass of the driver with the same name.
     ///
     /// # Errors
-    /// When the API refuses one of them.
+    /// If the API server rejects one.
     pub async fn new(client: &Client, name: &str, driver: &str) -> Result<Self> {
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -153,10 +153,10 @@ impl Claims {
         Api::all(self.client.clone())
     }
 
-    /// Makes the claims of these numbers.
+    /// Creates the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
@@ -206,7 +206,7 @@ impl Claims {
     /// Creates claims continuously until `load` is finished.
     ///
     /// # Errors
-    /// If the API rejects one.
+    /// If the API server rejects one.
     pub async fn create_continuously(&self, load: &ClaimLoad) -> Result<()> {
         load.numbers()
             .map(|number| self.create(number..number + 1))
@@ -215,10 +215,10 @@ impl Claims {
             .await
     }
 
-    /// How many claims there are.
+    /// Number of claims.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn count(&self) -> Result<usize> {
         Ok(self.api().list(&ListParams::default()).await?.items.len())
     }
@@ -226,25 +226,25 @@ impl Claims {
     /// `metadata.uid` of each claim.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn uids(&self) -> Result<BTreeSet<String>> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         Ok(claims.into_iter().filter_map(|claim| claim.metadata.uid).collect())
     }
 
-    /// How many claims are Bound.
+    /// Number of Bound claims.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn count_bound(&self) -> Result<usize> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         Ok(claims.iter().filter(|claim| phase(claim) == "Bound").count())
     }
 
-    /// Waits until at least so many claims are Bound.
+    /// Waits until at least this number of claims is Bound.
     ///
     /// # Errors
-    /// When they are not within `limit`, with how many are.
+    /// If they are not within `limit`, with the number that is.
     pub async fn wait_bound(&self, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims are Bound"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items;
@@ -255,18 +255,18 @@ impl Claims {
         .await
     }
 
-    /// Lets the claims of these numbers ask for another size.
+    /// Requests another size for the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn expand(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "resources": { "requests": { "storage": size } } } })).await
     }
 
-    /// How far each claim's growth is.
+    /// Progress of each claim's expansion.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn expansions(&self) -> Result<Vec<ClaimExpansion>> {
         Ok(self
             .api()
@@ -278,10 +278,10 @@ impl Claims {
             .collect())
     }
 
-    /// Lets the claims of these numbers name another VolumeAttributesClass.
+    /// Requests another VolumeAttributesClass for the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn modify(&self, numbers: std::ops::Range<usize>, class: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "volumeAttributesClassName": class } })).await
     }
@@ -295,10 +295,10 @@ impl Claims {
             .await
     }
 
-    /// How far each claim is on the way to another VolumeAttributesClass.
+    /// Progress of each claim's modification.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn modifications(&self) -> Result<Vec<ClaimModification>> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         let modification_of = |claim: PersistentVolumeClaim| {
@@ -313,20 +313,20 @@ impl Claims {
         Ok(claims.into_iter().map(modification_of).collect())
     }
 
-    /// The VolumeAttributesClass of every volume; empty where it has none.
+    /// The VolumeAttributesClass of every volume; empty if none.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn volume_attributes_classes(&self) -> Result<Vec<String>> {
         let volumes = self.volumes().list(&ListParams::default()).await?.items;
         let class = |volume: PersistentVolume| volume.spec?.volume_attributes_class_name;
         Ok(volumes.into_iter().map(|volume| class(volume).unwrap_or_default()).collect())
     }
 
-    /// Waits until at least so many claims have this size.
+    /// Waits until at least this number of claims has this capacity.
     ///
     /// # Errors
-    /// When they have not within `limit`, with how many have.
+    /// If they do not within `limit`, with the number that does.
     pub async fn wait_capacity(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims have {size}"), limit, async || {
             let all = self.expansions().await?;
@@ -337,10 +337,10 @@ impl Claims {
         .await
     }
 
-    /// Asks for the deletion of the claims of these numbers.
+    /// Deletes the claims of these numbers, without waiting.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn delete(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
@@ -350,10 +350,10 @@ impl Claims {
             .await
     }
 
-    /// Waits until there are at most so many volumes, and as many claims.
+    /// Waits until at most this number of claims, and of volumes, is left.
     ///
     /// # Errors
-    /// When there are more after `limit`, with how many.
+    /// If more are left after `limit`, with the numbers.
     pub async fn wait_remaining(&self, most: usize, limit: Duration) -> Result<()> {
         until(&format!("{most} claims and volumes are left"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items.len();
@@ -364,11 +364,11 @@ impl Claims {
         .await
     }
 
-    /// Looks that every claim is Bound to a volume that is its own, that each volume has an owner, and that
-    /// the storage holds exactly these volumes. `stored` is what it holds: names by handle.
+    /// Checks that every claim is Bound to a volume of its own, that each volume has a claim, and that the storage
+    /// contains exactly these volumes. `stored` is its contents: names by handle.
     ///
     /// # Errors
-    /// With the first that is wrong.
+    /// The first inconsistency.
     pub async fn ensure_consistent(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         ensure!(claims.len() == count, "{} claims: expected {count}", claims.len());

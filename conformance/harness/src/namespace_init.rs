@@ -36,7 +36,7 @@ const OVERLAY_DIRECTORIES: [&str; 2] = ["/var/lib", "/var/log"];
 /// Runs `worker` as process 2, and ends with its exit code.
 ///
 /// # Errors
-/// When this is not process 1, or the namespaces cannot be furnished.
+/// If this is not process 1, or the namespaces cannot be furnished.
 pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     ensure!(
         std::process::id() == 1,

@@ -84,7 +84,7 @@ impl KubeletNode {
     /// Starts a node of this name, and waits until it is Ready.
     ///
     /// # Errors
-    /// When it does not become Ready, with the end of a log.
+    /// If it does not become Ready, with the end of a log.
     pub async fn start(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
         Self::start_with(run, plane, name, 0, false).await
     }
@@ -147,7 +147,7 @@ impl KubeletNode {
     /// Waits until the node is Ready.
     ///
     /// # Errors
-    /// When it is not, with the end of kubelet's log.
+    /// If it is not, with the end of kubelet's log.
     pub async fn wait_ready(&mut self, plane: &ControlPlane) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(plane.client().clone());
         let name = &self.name;
@@ -167,7 +167,7 @@ impl KubeletNode {
     /// of any.
     ///
     /// # Errors
-    /// When something is after `limit`, with what it is.
+    /// If something is after `limit`, with what it is.
     pub async fn wait_idle(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         self.wait_without_pods(run, limit).await?;
         until("no network of a pod is left", limit, async || {
@@ -202,7 +202,7 @@ impl KubeletNode {
     /// Ends kubelet and containerd. What pods have left goes with the run.
     ///
     /// # Errors
-    /// When one has ended by itself, or had to be killed.
+    /// If one has ended by itself, or had to be killed.
     pub async fn stop(mut self) -> Result<()> {
         self.kubelet.stop().await?;
         self.containerd.stop().await?;
@@ -216,7 +216,7 @@ impl KubeletNode {
     /// good-bye to the API, and what was mounted is not any more.
     ///
     /// # Errors
-    /// When one of them had ended before, or something stays.
+    /// If one of them had ended before, or something stays.
     pub async fn lose_power(&mut self) -> Result<()> {
         self.kubelet.kill().await?;
         self.containerd.kill().await?;
@@ -246,7 +246,7 @@ impl KubeletNode {
     /// Gives it its power back after [`lose_power`](Self::lose_power), and waits until it is Ready.
     ///
     /// # Errors
-    /// When it is not, with the end of a log.
+    /// If it is not, with the end of a log.
     pub async fn power_on(&mut self, run: &SuiteRun, plane: &ControlPlane) -> Result<()> {
         // What a machine that starts does not have: what containerd knew of its containers.
         for entry in fs::read_dir(&self.paths.state)? {

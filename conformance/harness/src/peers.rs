@@ -24,7 +24,7 @@ impl PeerPrograms {
     /// Asks the build script where its programs are.
     ///
     /// # Errors
-    /// When it does not know.
+    /// If it does not know.
     pub fn find() -> Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers/build.sh");
         let output = Command::new(&script)
@@ -56,7 +56,7 @@ impl PeerPrograms {
     /// The program of this name.
     ///
     /// # Errors
-    /// When it has not been built.
+    /// If it has not been built.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join(name);
         if !path.exists() {

@@ -70,7 +70,7 @@ impl ManagedProcess {
     /// Starts a program.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(run: &SuiteRun, spec: CommandSpec) -> Result<Self> {
         let log = run.log(&spec.name);
         let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
@@ -81,7 +81,7 @@ impl ManagedProcess {
     /// Starts it again, after it was stopped or killed.
     ///
     /// # Errors
-    /// When it still runs, or cannot be started.
+    /// If it still runs, or cannot be started.
     pub fn restart(&mut self) -> Result<()> {
         if self.child.is_some() {
             bail!("{} runs: expected that it was stopped first", self.spec.name);
@@ -126,7 +126,7 @@ impl ManagedProcess {
     /// Waits for a condition, and fails at once when the program ends.
     ///
     /// # Errors
-    /// When it ends, or the condition does not come within `limit`; with the end of the log.
+    /// If it ends, or the condition does not come within `limit`; with the end of the log.
     pub async fn wait_ready<T>(
         &mut self,
         limit: Duration,
@@ -174,7 +174,7 @@ impl ManagedProcess {
     /// Ends it in order. One that has been stopped already stays so.
     ///
     /// # Errors
-    /// When it ended by itself before, or had to be killed.
+    /// If it ended by itself before, or had to be killed.
     pub async fn stop(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -195,7 +195,7 @@ impl ManagedProcess {
     /// Ends it at once, with all that it started in its group, and waits until it is gone.
     ///
     /// # Errors
-    /// When it ended by itself before.
+    /// If it ended by itself before.
     pub async fn kill(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -207,7 +207,7 @@ impl ManagedProcess {
     /// Lets it stand still: its connections stay, and nobody answers.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
@@ -215,7 +215,7 @@ impl ManagedProcess {
     /// Lets it go on.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -223,7 +223,7 @@ impl ManagedProcess {
     /// Waits for it to end by itself.
     ///
     /// # Errors
-    /// When it does not run, or does not end within `limit`.
+    /// If it does not run, or does not end within `limit`.
     pub async fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = &self.spec.name;
         let Some(child) = &mut self.child else { bail!("{name} does not run") };
@@ -258,7 +258,7 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
 /// Runs a program to its end.
 ///
 /// # Errors
-/// When it cannot be started or does not succeed, with what it said.
+/// If it cannot be started or does not succeed, with what it said.
 pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
     let program = program.as_ref();
     let output = Command::new(program)

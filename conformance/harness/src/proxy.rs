@@ -76,7 +76,7 @@ impl Proxy {
     /// Starts one before a control plane, for the user of this kubeconfig, who has a token.
     ///
     /// # Errors
-    /// When the kubeconfig is not one of ours, or it cannot listen.
+    /// If the kubeconfig is not one of ours, or it cannot listen.
     pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
         let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let server =

@@ -10,7 +10,7 @@ const SEED_VARIABLE: &str = "CONFORMANCE_SEED";
 /// Random numbers from the seed that the environment names, or from a new one; it is printed.
 ///
 /// # Errors
-/// When the variable is no number, or there is no randomness.
+/// If the variable is no number, or there is no randomness.
 pub fn seeded_rng() -> Result<fastrand::Rng> {
     let seed = match std::env::var(SEED_VARIABLE) {
         Ok(text) => {

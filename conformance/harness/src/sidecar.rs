@@ -19,7 +19,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// metrics.
 ///
 /// # Errors
-/// When it does not, with the end of its log.
+/// If it does not, with the end of its log.
 pub async fn start(
     run: &SuiteRun,
     name: &str,

@@ -10,7 +10,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Looks until `probe` has an answer; the error of the last look is the reason of the failure.
 ///
 /// # Errors
-/// When there is none within `limit`.
+/// If there is none within `limit`.
 pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let mut reason = anyhow!("nobody looked");

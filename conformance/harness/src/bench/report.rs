@@ -1,4 +1,4 @@
-//! The figures for people: what is aimed at first, then everything.
+//! The Markdown report: targets first, then all measurements.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use super::{
     load::CONCURRENT_USERS, memory::ResidentMemory, pods::NodeRoleUsage,
 };
 
-/// The loads and what they are called.
+/// Titles of the loads.
 const LOAD_TITLES: [(LoadKind, &str); 10] = [
     (LoadKind::BindDynamic, "Claims created → Bound"),
     (LoadKind::DeleteClaims, "Claims deleted → volumes removed"),
@@ -32,19 +32,19 @@ const LOAD_TITLES: [(LoadKind, &str); 10] = [
     ),
 ];
 
-/// The head of a table of what is aimed at.
+/// Header of a table of targets.
 const TARGET_TABLE_HEADER: &str =
     "| metric | target | measured | API only | result |\n|---|---:|---:|---:|---|\n";
 
-/// A figure and what it should be.
+/// A measured value and its target.
 struct PerformanceTarget {
     metric: &'static str,
     target: f64,
-    /// Whether more is better.
+    /// True if the target is a minimum.
     is_minimum: bool,
     unit: &'static str,
     measured: f64,
-    /// What the API alone would reach: nobody can do better here.
+    /// The value of the API server only, which is the upper bound.
     upper_bound: Option<f64>,
 }
 
@@ -57,7 +57,7 @@ impl PerformanceTarget {
         Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
     }
 
-    /// How much faster than Go's stack: the API alone is the most that there can be.
+    /// Throughput relative to upstream. The API server only is the upper bound.
     fn throughput_ratio(
         metric: &'static str,
         target: f64,
@@ -73,7 +73,7 @@ impl PerformanceTarget {
     }
 }
 
-/// Everything in Markdown.
+/// The whole report.
 pub(super) fn markdown(all: &BenchmarkResults, claims: usize, iterations: usize) -> String {
     let mut text = header(all, claims);
     let of = match iterations {
@@ -95,7 +95,7 @@ pub(super) fn markdown(all: &BenchmarkResults, claims: usize, iterations: usize)
     text
 }
 
-/// All stacks, in the order in which they were measured.
+/// All configurations, in the order of measurement.
 fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     let BenchmarkResults {
         claims,
@@ -109,14 +109,14 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
-/// Ours, theirs and nobody's figures, if there are some of nobody's: what is to be reached by them.
+/// Targets from the results of Cofferdam, upstream and, if measured, the API server only.
 type TargetsFn = fn(
     &ConfigurationResults,
     &ConfigurationResults,
     Option<&ConfigurationResults>,
 ) -> Option<Vec<PerformanceTarget>>;
 
-/// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
+/// Tables of targets, one for each configuration of Cofferdam.
 fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     let mut text = String::new();
     let upstream = all.iter().find(|results| results.implementation == Some(Implementation::Upstream));
@@ -130,14 +130,14 @@ fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     text
 }
 
-/// Bytes as megabytes.
+/// Converts bytes to megabytes.
 fn megabytes(bytes: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
     let bytes = bytes as f64;
     bytes / 1_000_000.0
 }
 
-/// Of everything at rest.
+/// Targets of idle memory.
 fn memory_section(memory: &ResidentMemory) -> String {
     let ResidentMemory { objects, drivers, nodes, cofferdam_bytes: ours, upstream_bytes: theirs } = memory;
     let target = PerformanceTarget::at_most(
@@ -156,7 +156,7 @@ fn memory_section(memory: &ResidentMemory) -> String {
     )
 }
 
-/// Of the roles of a node.
+/// Targets of the node roles.
 fn node_section(node: &NodeRoleUsage) -> String {
     let memory = megabytes(node.resident_bytes);
     let targets = [
@@ -193,10 +193,10 @@ fn target_rows(targets: &[PerformanceTarget]) -> String {
     text
 }
 
-/// Prints it.
+/// Prints the report.
 ///
 /// # Errors
-/// When nobody takes it.
+/// If stdout is closed.
 pub(super) fn print(text: &str) -> Result<()> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
@@ -224,7 +224,7 @@ fn header(all: &BenchmarkResults, claims: usize) -> String {
     text
 }
 
-/// Of claims.
+/// Targets of claims.
 fn claim_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -276,7 +276,7 @@ fn claim_targets(
             [bind_static, upstream.load(LoadKind::BindStatic)?],
             api_only.load(LoadKind::BindStatic),
         ),
-        // The user's own is no work of ours.
+        // The create of the claim is the client's.
         PerformanceTarget::at_most(
             "API writes per claim, without the client's own",
             5.5,
@@ -304,7 +304,7 @@ fn claim_targets(
     ])
 }
 
-/// How fast one load of a stack is by the same of another.
+/// Throughput of a load relative to upstream.
 fn throughput_target(
     metric: &'static str,
     target: f64,
@@ -321,7 +321,7 @@ fn throughput_target(
     ))
 }
 
-/// Of attachments.
+/// Targets of VolumeAttachments.
 fn attach_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -346,7 +346,7 @@ fn attach_targets(
     ])
 }
 
-/// Of claims that grow.
+/// Targets of expansions.
 fn expansion_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -361,7 +361,7 @@ fn expansion_targets(
     )?])
 }
 
-/// Of pods that are placed.
+/// Targets of scheduled pods.
 fn scheduling_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -385,12 +385,12 @@ fn scheduling_targets(
     ])
 }
 
-/// CPU of a stack's controllers for one object.
+/// CPU of the controllers per object.
 fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
     controller_sum(results, &measurement.cost.cpu)
 }
 
-/// What the controllers of a stack take together.
+/// Sum over the controllers of a configuration.
 fn controller_sum(results: &ConfigurationResults, by_process: &BTreeMap<String, f64>) -> f64 {
     results.controllers.iter().filter_map(|name| by_process.get(name)).sum()
 }
@@ -432,7 +432,7 @@ fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Milliseconds for people.
+/// Formats milliseconds.
 fn format_milliseconds(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")
