@@ -1,5 +1,4 @@
-//! Ours and Kubernetes' controllers speak the same language: each takes the other's place in the middle of a
-//! run, and gives it back, with nothing lost and nothing left over.
+//! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume leaks.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,18 +14,18 @@ use crate::{
     sidecar,
 };
 
-/// Claims at least: they are created until the last swap, so that each swap has pending claims.
+/// Minimum claims. More are created until the last replacement, so that each has pending claims.
 const CLAIMS: usize = 300;
-/// Requests of the users at the same time.
+/// Concurrent requests of the users.
 const CONCURRENT_REQUESTS: usize = 50;
-/// Claims that are deleted only after the swap, so that it has pending deletions.
+/// Claims that are deleted after the replacement, so that it has pending deletions.
 const DELETED_LATER: usize = 60;
-/// Bound claims when the first and the second swap start.
+/// Bound claims at the first and the second replacement.
 const BOUND_AT_FIRST_SWAP: usize = 40;
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
-/// The loops of kube-controller-manager that take finalizers off: they run throughout.
+/// Controllers of kube-controller-manager that remove finalizers. They always run.
 const PROTECTION_CONTROLLERS: &str =
     "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";
 const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
@@ -41,7 +40,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Our provisioner throughout; the binder is Kubernetes', then ours, then Kubernetes'.
+/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
 async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let driver = MemoryDriver::new(run, DRIVER)?;
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
@@ -70,7 +69,7 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
     cofferdam.stop().await?;
     claims.ensure_consistent(count, &driver.volumes(run).await?).await?;
 
-    // The way back, with a swap in its middle too.
+    // Deletion, with a replacement during it.
     cofferdam.restart()?;
     let swap = async {
         claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
@@ -86,7 +85,7 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
     ensure_empty(&driver.volumes(run).await?)
 }
 
-/// csi-provisioner throughout; the binder is ours, then Kubernetes', then ours.
+/// csi-provisioner with Cofferdam's, the upstream and again Cofferdam's binder.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let memory = MemoryDriver::new(run, "unused.conformance.cofferdam.dev")?;
@@ -130,8 +129,8 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
     driver.process.stop().await
 }
 
-/// Kubernetes' binder throughout, and one driver; the provisioner is csi-provisioner, then ours, then
-/// csi-provisioner, and ours again while the claims go.
+/// The upstream binder and one driver with csi-provisioner, Cofferdam's provisioner, csi-provisioner, and
+/// Cofferdam's during deletion.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;

@@ -1,6 +1,5 @@
-//! The scenario table of the roles on kube-apiserver and etcd: what a simulation shows on the embedded API
-//! holds on the real one. Once each row as it stands, and once with a process that dies after one of its
-//! effects, with the answer lost.
+//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without faults of the process, and once
+//! with a process that is killed after one of its effects, with the response lost.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -60,13 +59,13 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     run.add_note(&format!("{completed} scenarios, each once whole, {crashed} of them once more with a death"))
 }
 
-/// A scenario and what decides where it dies: the same, whichever cluster plays it and when.
+/// A scenario and its random generator, independent of cluster and order.
 struct ScenarioRun {
     scenario: Scenario,
     rng: fastrand::Rng,
 }
 
-/// What has been played.
+/// Results.
 #[derive(Default)]
 struct ScenarioSummary {
     completed: usize,
@@ -75,7 +74,7 @@ struct ScenarioSummary {
     differences: Vec<String>,
 }
 
-/// A cluster that plays what nobody has played yet.
+/// Runs the next scenarios on one cluster until none is left.
 async fn run_cluster(
     run: &SuiteRun,
     child_run: Result<SuiteRun>,
@@ -83,7 +82,7 @@ async fn run_cluster(
     summary: &RefCell<ScenarioSummary>,
 ) -> Result<()> {
     let child_run = child_run?;
-    // What takes finalizers off is our own role.
+    // The role `protection` removes finalizers.
     let mut plane = ControlPlane::start(&child_run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -124,7 +123,7 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// Plays a row as it stands, and once more with a death.
+/// Runs a scenario without and with a crash.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,
@@ -143,7 +142,7 @@ async fn run_with_and_without_crash(
         summary.differences.extend(differences);
         summary.completed += 1;
     }
-    // All that happens is done by the process of another node.
+    // All effects are those of another node's process.
     if effects == 0 && !scenario.storage_nodes.is_empty() {
         return Ok(());
     }
@@ -158,7 +157,7 @@ async fn run_with_and_without_crash(
     Ok(())
 }
 
-/// Plays one on a clean cluster; what came out otherwise than it should, and how many effects there were.
+/// Runs a scenario on an empty cluster. Returns the differences and the number of effects.
 async fn run_scenario(
     client: &Client,
     cluster: &Arc<KubernetesCluster>,
@@ -187,7 +186,7 @@ fn ignore_delayed_provisioning(scenario: &Scenario, outcome: &mut FinalState) {
     }
 }
 
-/// Removes what the scenario before has left.
+/// Deletes the objects of the previous scenario.
 async fn delete_all_objects(client: &Client) -> Result<()> {
     let default = || client.clone();
     delete_objects::<VolumeAttachment>(&Api::all(default()), "").await?;
@@ -198,7 +197,7 @@ async fn delete_all_objects(client: &Client) -> Result<()> {
     delete_objects::<PersistentVolumeClaim>(&Api::default_namespaced(default()), "").await?;
     delete_objects::<PersistentVolume>(&Api::all(default()), "").await?;
     delete_objects::<StorageClass>(&Api::all(default()), "").await?;
-    // The library's own type of it is not the one of v1 yet.
+    // k8s-openapi does not have the v1 type yet.
     let kind = GroupVersionKind::gvk("storage.k8s.io", "v1", "VolumeAttributesClass");
     let kind = ApiResource::from_gvk_with_plural(&kind, "volumeattributesclasses");
     delete_objects_of_kind::<DynamicObject>("VolumeAttributesClass", &Api::all_with(default(), &kind), "")
@@ -207,7 +206,7 @@ async fn delete_all_objects(client: &Client) -> Result<()> {
     delete_objects::<Event>(&Api::default_namespaced(default()), "").await
 }
 
-/// Removes the objects of a kind whose names begin so, with their finalizers.
+/// Deletes the objects of a kind with a name prefix, and their finalizers.
 async fn delete_objects<K>(api: &Api<K>, prefix: &str) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -240,7 +239,7 @@ where
     .await
 }
 
-/// What happens to the cluster as a whole.
+/// An operation on the whole cluster.
 #[derive(Clone, Copy, Debug)]
 enum ClusterOperation {
     Compact,
@@ -250,7 +249,7 @@ enum ClusterOperation {
 
 type ClusterOperationRequest = (ClusterOperation, oneshot::Sender<Result<()>>);
 
-/// Does what scenarios ask for; the control plane is the suite's.
+/// Serves the operations that scenarios request.
 async fn serve_operations(
     run: &SuiteRun,
     plane: &mut ControlPlane,
@@ -262,16 +261,16 @@ async fn serve_operations(
             ClusterOperation::Backup => plane.snapshot_etcd(run, BACKUP_NAME).await,
             ClusterOperation::Restore => plane.restore(run, BACKUP_NAME).await,
         };
-        // A scenario that has given up is no reason to stop.
+        // The scenario may have been cancelled.
         let _ = answer.send(result);
     }
     bail!("nobody plays any more")
 }
 
-/// kube-apiserver as a ground.
+/// kube-apiserver as a test cluster.
 struct KubernetesCluster {
     user: Config,
-    /// Of an account that may do what all roles need.
+    /// Client configuration of an account with the rights of all roles.
     process: Config,
     operations: mpsc::Sender<ClusterOperationRequest>,
 }

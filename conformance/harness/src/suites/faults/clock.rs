@@ -1,5 +1,5 @@
-//! The clock of our program jumps, as it does where somebody sets it: libfaketime (Debian's `faketime`)
-//! shifts what it reads. What measures spans of time, CLOCK_MONOTONIC, does not jump on a machine either.
+//! The wall clock of `cofferdam` jumps: libfaketime (Debian's `faketime`) shifts it. CLOCK_MONOTONIC does not
+//! jump, as on a machine whose clock is set.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -20,7 +20,7 @@ const FAKETIME_LIBRARIES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
 ];
-/// What the clock shows after each jump, and how many claims are Bound by then.
+/// Clock offsets, and the number of Bound claims at each jump.
 const CLOCK_JUMPS: [(&str, usize); 3] = [("+3d", BOUND_BEFORE_FAULT), ("-3d", 350), ("+0", 550)];
 const HOUR: i64 = 3_600;
 
@@ -64,7 +64,7 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The jumps were seen: the program's events say times that were not.
+/// Checks that the program saw the jumps: its events have shifted times.
 async fn check_event_times(fixture: &FaultFixture<'_>) -> Result<()> {
     let events: Api<Event> = Api::namespaced(fixture.plane.client().clone(), "clock-jumps");
     let now = Timestamp::now().as_second();

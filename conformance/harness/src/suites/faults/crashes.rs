@@ -1,4 +1,4 @@
-//! Our program is killed with -9, again and again.
+//! `cofferdam` is killed repeatedly with SIGKILL.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{claims::Claims, seeded_rng::seeded_rng};
 
-/// Kills at least.
+/// Minimum kills.
 const KILLS: usize = 50;
-/// Kills at most: further ones follow until enough have hit a working process.
+/// Maximum kills: more than [`KILLS`] follow until enough have hit a working process.
 const MAX_KILLS: usize = 150;
 /// Kills that have to hit a working process.
 const MIN_KILLS_DURING_WORK: usize = 10;
@@ -20,7 +20,7 @@ const MIN_KILLS_DURING_WORK: usize = 10;
 pub(super) async fn kill_repeatedly(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let mut rng = seeded_rng()?;
     let claims = Claims::new(fixture.plane.client(), "killed", DRIVER).await?;
-    // How long a start takes here and now: some are to die before they are ready, some at work.
+    // Duration of a start: some processes are killed before they are ready, some during work.
     let started = Instant::now();
     fixture.cofferdam.process.stop().await?;
     fixture.cofferdam.process.restart()?;

@@ -1,5 +1,5 @@
-//! What goes wrong around our program on a real cluster, in the middle of 1,000 claims: afterwards every
-//! claim is Bound, to one volume of its own, and nothing is left over.
+//! Faults of a real cluster during a load of 1,000 claims. Afterwards every claim is Bound to a volume of its own,
+//! and no volume leaks.
 
 mod clock;
 mod crashes;
@@ -20,14 +20,14 @@ use crate::{
 use fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery};
 
 const CLAIMS: usize = 1_000;
-/// How many claims are Bound when a fault begins.
+/// Bound claims when a fault starts.
 const BOUND_BEFORE_FAULT: usize = 150;
-/// How long etcd stands still.
+/// Duration of etcd's pause.
 const ETCD_PAUSE: Duration = Duration::from_secs(20);
-/// Cuts of all connections, and how many claims become Bound between two of them.
+/// Number of disconnects, and claims that are Bound between two of them.
 const DISCONNECTS: usize = 20;
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Answers that are none before the weather becomes fair again.
+/// Failed responses of a fault.
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -50,8 +50,7 @@ async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.api.kill().await?;
-        // From here on, although it takes its time until it answers: work goes on before it calls itself
-        // ready.
+        // Measured from here: work continues before the API server is ready.
         fixture.plane.spawn_api()?;
         let count = load.finish();
         let recovery =
@@ -91,7 +90,7 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
             claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;
             let before = proxy.closed_connections();
-            // Our program may be between two connections.
+            // `cofferdam` may have no connection at this moment.
             until("connections were cut", TIMEOUT, async || {
                 proxy.close_connections();
                 anyhow::ensure!(proxy.closed_connections() > before, "no connection was cut");

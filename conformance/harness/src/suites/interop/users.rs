@@ -1,4 +1,4 @@
-//! Users, each of whom makes a claim and a pod, lets the volume grow under the pod, and deletes both.
+//! Users that create a claim and a pod, expand the claim under the pod, and delete both.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,7 +26,7 @@ use crate::{
     wait::until,
 };
 
-/// What a claim grows to, and the same in KiB.
+/// Size of expanded claims, and the same in KiB.
 const EXPANDED_SIZE: &str = "2Gi";
 const EXPANDED_KIB: u64 = 2 << 20;
 
@@ -34,11 +34,11 @@ pub(super) struct PodWorkload {
     client: Client,
     namespace: &'static str,
     pub(super) claims: Claims,
-    /// Whether a pod sees the size of its volume.
+    /// True if a pod sees the size of its volume.
     has_volume_sizes: bool,
-    /// Pods that have seen what they had to see.
+    /// Number of pods that printed the expected output.
     finished: Cell<usize>,
-    /// The handles of all volumes that there were.
+    /// Handles of all volumes so far.
     handles: RefCell<BTreeSet<String>>,
 }
 
@@ -112,8 +112,7 @@ impl PodWorkload {
         .await
     }
 
-    /// A volume is empty when it is new, and a mount of its own: a directory of the node would pass for one
-    /// otherwise.
+    /// Checks that the volume is empty and a mount of its own, and not a directory of the node's file system.
     fn script(&self, number: usize) -> String {
         let expansion_script = if self.has_volume_sizes {
             format!(
@@ -134,15 +133,14 @@ impl PodWorkload {
     async fn wait_log(&self, pod: &str, expected: &str) -> Result<()> {
         until(&format!("{pod} says {expected:?}"), TIMEOUT, async || {
             let log = self.pods().logs(pod, &LogParams::default()).await?;
-            // Who is quick has said more by now.
+            // The pod may have printed more.
             ensure!(log.starts_with(expected), "it says {log:?}");
             Ok(())
         })
         .await
     }
 
-    /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod
-    /// each minute.
+    /// Expands the claim. Annotates the pod to trigger kubelet, which syncs a pod every minute otherwise.
     async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
         let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
         retry::merge_patch(&self.claim_api(), claim, &patch).await?;
@@ -169,7 +167,7 @@ impl PodWorkload {
         Ok(ClaimExpansion::from_claim(&self.claim_api().get(claim).await?))
     }
 
-    /// The name of a claim's volume, whose handle nobody else has.
+    /// The name of a claim's volume. Checks that its handle is unique.
     async fn claim_volume(&self, claim: &str) -> Result<String> {
         let claims = self.claim_api();
         let name =
@@ -182,7 +180,7 @@ impl PodWorkload {
         Ok(name)
     }
 
-    /// Waits until so many pods have run.
+    /// Waits until a number of pods has finished.
     pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
         until(&format!("{least} pods have run"), TIMEOUT, async || {
             let finished = self.finished.get();
@@ -251,7 +249,7 @@ impl PodWorkload {
     }
 }
 
-/// The claim of a pod that has a node and stays.
+/// The claim of a pod that is scheduled and not deleted.
 fn claim_of_scheduled(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref().filter(|_| pod.metadata.deletion_timestamp.is_none())?;
     spec.node_name.as_ref()?;
