@@ -19,7 +19,7 @@ type controller struct {
 }
 
 func (c controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
-	abilities := []csi.ControllerServiceCapability_RPC_Type{
+	capabilities := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
@@ -31,38 +31,38 @@ func (c controller) ControllerGetCapabilities(context.Context, *csi.ControllerGe
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	if c.attach {
-		abilities = append(abilities,
+		capabilities = append(capabilities,
 			csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 			csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 			csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 		)
 	}
 	if c.capacity > 0 {
-		abilities = append(abilities, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
+		capabilities = append(capabilities, csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 	}
-	answer := &csi.ControllerGetCapabilitiesResponse{}
-	for _, ability := range abilities {
-		answer.Capabilities = append(answer.Capabilities, &csi.ControllerServiceCapability{
-			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: ability}},
+	response := &csi.ControllerGetCapabilitiesResponse{}
+	for _, capability := range capabilities {
+		response.Capabilities = append(response.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: capability}},
 		})
 	}
-	return answer, nil
+	return response, nil
 }
 
 func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if r.Name == "" {
 		return nil, status.Error(codes.InvalidArgument, "name is empty")
 	}
-	if err := errors.Join(capabilities(r.VolumeCapabilities), mutable(r.MutableParameters)); err != nil {
+	if err := errors.Join(checkCapabilities(r.VolumeCapabilities), checkMutableParameters(r.MutableParameters)); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if have, ok := c.volumeNames[r.Name]; ok {
-		if !fits(have.Size, r.CapacityRange) || !proto.Equal(have.content, r.VolumeContentSource) {
-			return nil, status.Errorf(codes.AlreadyExists, "volume %q has %d bytes and its source: asked for another", r.Name, have.Size)
+	if existing, ok := c.volumeNames[r.Name]; ok {
+		if !inRange(existing.Size, r.CapacityRange) || !proto.Equal(existing.content, r.VolumeContentSource) {
+			return nil, status.Errorf(codes.AlreadyExists, "volume %q exists with %d bytes: expected the requested size and content source", r.Name, existing.Size)
 		}
-		return &csi.CreateVolumeResponse{Volume: have.message()}, nil
+		return &csi.CreateVolumeResponse{Volume: existing.message()}, nil
 	}
 	source, least, err := c.source(r.VolumeContentSource)
 	if err != nil {
@@ -72,16 +72,16 @@ func (c controller) CreateVolume(_ context.Context, r *csi.CreateVolumeRequest) 
 	if err != nil {
 		return nil, err
 	}
-	if err := c.take(size); err != nil {
+	if err := c.reserve(size); err != nil {
 		return nil, err
 	}
-	made := &volume{
+	created := &volume{
 		ID: c.id("v"), Name: r.Name, Size: size, Source: source,
 		Published: map[string]bool{}, Mutable: r.MutableParameters, content: r.VolumeContentSource, targets: map[string]bool{},
 	}
-	c.volumes[made.ID] = made
-	c.volumeNames[made.Name] = made
-	return &csi.CreateVolumeResponse{Volume: made.message()}, nil
+	c.volumes[created.ID] = created
+	c.volumeNames[created.Name] = created
+	return &csi.CreateVolumeResponse{Volume: created.message()}, nil
 }
 
 func (c controller) source(content *csi.VolumeContentSource) (id string, least int64, err error) {
@@ -101,11 +101,11 @@ func (c controller) source(content *csi.VolumeContentSource) (id string, least i
 	return "", 0, nil
 }
 
-func (c controller) take(more int64) error {
-	if c.capacity > 0 && c.used+more > c.capacity {
-		return status.Errorf(codes.ResourceExhausted, "%d bytes wanted, %d left", more, c.capacity-c.used)
+func (c controller) reserve(more int64) error {
+	if c.capacity > 0 && c.usedBytes+more > c.capacity {
+		return status.Errorf(codes.ResourceExhausted, "requested %d bytes: %d available", more, c.capacity-c.usedBytes)
 	}
-	c.used += more
+	c.usedBytes += more
 	return nil
 }
 
@@ -127,7 +127,7 @@ func (c controller) DeleteVolume(_ context.Context, r *csi.DeleteVolumeRequest) 
 	}
 	delete(c.volumes, volume.ID)
 	delete(c.volumeNames, volume.Name)
-	c.used -= volume.Size
+	c.usedBytes -= volume.Size
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
@@ -144,13 +144,13 @@ func (c controller) ControllerPublishVolume(_ context.Context, r *csi.Controller
 	if err != nil {
 		return nil, err
 	}
-	if !c.knows(r.NodeId) {
+	if !c.hasNode(r.NodeId) {
 		return nil, status.Errorf(codes.NotFound, "node %q does not exist: expected %q", r.NodeId, c.node)
 	}
-	if single(r.VolumeCapability) {
+	if isSingleNode(r.VolumeCapability) {
 		for other := range volume.Published {
 			if other != r.NodeId {
-				return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to %q, and for one node only", r.VolumeId, other)
+				return nil, status.Errorf(codes.FailedPrecondition, "volume %q is published to %q: its access mode allows a single node", r.VolumeId, other)
 			}
 		}
 	}
@@ -161,8 +161,8 @@ func (c controller) ControllerPublishVolume(_ context.Context, r *csi.Controller
 	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"node": r.NodeId}}, nil
 }
 
-// Whether a volume that is used so is on one node only.
-func single(capability *csi.VolumeCapability) bool {
+// isSingleNode reports whether the access mode allows one node only.
+func isSingleNode(capability *csi.VolumeCapability) bool {
 	switch capability.GetAccessMode().GetMode() {
 	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
@@ -196,7 +196,7 @@ func (c controller) ValidateVolumeCapabilities(_ context.Context, r *csi.Validat
 	if _, err := c.volume(r.VolumeId); err != nil {
 		return nil, err
 	}
-	if err := capabilities(r.VolumeCapabilities); err != nil {
+	if err := checkCapabilities(r.VolumeCapabilities); err != nil {
 		return nil, err
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -211,15 +211,15 @@ func (c controller) ListVolumes(_ context.Context, r *csi.ListVolumesRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	answer := &csi.ListVolumesResponse{NextToken: next}
+	response := &csi.ListVolumesResponse{NextToken: next}
 	for _, id := range ids {
 		volume := c.volumes[id]
-		answer.Entries = append(answer.Entries, &csi.ListVolumesResponse_Entry{
+		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
 			Volume: volume.message(),
 			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: slices.Sorted(maps.Keys(volume.Published))},
 		})
 	}
-	return answer, nil
+	return response, nil
 }
 
 func (c controller) ControllerGetVolume(_ context.Context, r *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
@@ -238,7 +238,7 @@ func (c controller) ControllerGetVolume(_ context.Context, r *csi.ControllerGetV
 func (c controller) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	return &csi.GetCapacityResponse{AvailableCapacity: max(0, c.capacity-c.used)}, nil
+	return &csi.GetCapacityResponse{AvailableCapacity: max(0, c.capacity-c.usedBytes)}, nil
 }
 
 func (c controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
@@ -255,7 +255,7 @@ func (c controller) ControllerExpandVolume(_ context.Context, r *csi.ControllerE
 	if err != nil {
 		return nil, err
 	}
-	if err := c.take(size - volume.Size); err != nil {
+	if err := c.reserve(size - volume.Size); err != nil {
 		return nil, err
 	}
 	volume.Size = size
@@ -269,7 +269,7 @@ func (c controller) ControllerModifyVolume(_ context.Context, r *csi.ControllerM
 	if err != nil {
 		return nil, err
 	}
-	if err := mutable(r.MutableParameters); err != nil {
+	if err := checkMutableParameters(r.MutableParameters); err != nil {
 		return nil, err
 	}
 	volume.Mutable = r.MutableParameters
@@ -282,20 +282,20 @@ func (c controller) CreateSnapshot(_ context.Context, r *csi.CreateSnapshotReque
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if have, ok := c.snapshotNames[r.Name]; ok {
-		if have.Volume != r.SourceVolumeId {
-			return nil, status.Errorf(codes.AlreadyExists, "snapshot %q is of volume %q", r.Name, have.Volume)
+	if existing, ok := c.snapshotNames[r.Name]; ok {
+		if existing.Volume != r.SourceVolumeId {
+			return nil, status.Errorf(codes.AlreadyExists, "snapshot %q is of volume %q", r.Name, existing.Volume)
 		}
-		return &csi.CreateSnapshotResponse{Snapshot: have.message()}, nil
+		return &csi.CreateSnapshotResponse{Snapshot: existing.message()}, nil
 	}
 	volume, err := c.volume(r.SourceVolumeId)
 	if err != nil {
 		return nil, err
 	}
-	made := &snapshot{ID: c.id("s"), Name: r.Name, Volume: volume.ID, Size: volume.Size, Created: time.Now()}
-	c.snapshots[made.ID] = made
-	c.snapshotNames[made.Name] = made
-	return &csi.CreateSnapshotResponse{Snapshot: made.message()}, nil
+	created := &snapshot{ID: c.id("s"), Name: r.Name, Volume: volume.ID, Size: volume.Size, Created: time.Now()}
+	c.snapshots[created.ID] = created
+	c.snapshotNames[created.Name] = created
+	return &csi.CreateSnapshotResponse{Snapshot: created.message()}, nil
 }
 
 func (c controller) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
@@ -304,9 +304,9 @@ func (c controller) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotReque
 	}
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if have, ok := c.snapshots[r.SnapshotId]; ok {
-		delete(c.snapshots, have.ID)
-		delete(c.snapshotNames, have.Name)
+	if existing, ok := c.snapshots[r.SnapshotId]; ok {
+		delete(c.snapshots, existing.ID)
+		delete(c.snapshotNames, existing.Name)
 	}
 	return &csi.DeleteSnapshotResponse{}, nil
 }
@@ -314,19 +314,19 @@ func (c controller) DeleteSnapshot(_ context.Context, r *csi.DeleteSnapshotReque
 func (c controller) ListSnapshots(_ context.Context, r *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	wanted := map[string]*snapshot{}
+	matching := map[string]*snapshot{}
 	for id, snapshot := range c.snapshots {
 		if (r.SnapshotId == "" || r.SnapshotId == id) && (r.SourceVolumeId == "" || r.SourceVolumeId == snapshot.Volume) {
-			wanted[id] = snapshot
+			matching[id] = snapshot
 		}
 	}
-	ids, next, err := page(wanted, r.StartingToken, r.MaxEntries)
+	ids, next, err := page(matching, r.StartingToken, r.MaxEntries)
 	if err != nil {
 		return nil, err
 	}
-	answer := &csi.ListSnapshotsResponse{NextToken: next}
+	response := &csi.ListSnapshotsResponse{NextToken: next}
 	for _, id := range ids {
-		answer.Entries = append(answer.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: wanted[id].message()})
+		response.Entries = append(response.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: matching[id].message()})
 	}
-	return answer, nil
+	return response, nil
 }

@@ -16,12 +16,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What goes wrong on purpose, and how often each method was called.
+// faults injects latency and failures, and counts the calls of each method.
 type faults struct {
-	mutex   sync.Mutex
-	latency time.Duration
-	next    map[string]failure
-	calls   map[string]int
+	mutex    sync.Mutex
+	latency  time.Duration
+	failures map[string]failure
+	calls    map[string]int
 }
 
 type failure struct {
@@ -29,7 +29,7 @@ type failure struct {
 	times int
 }
 
-// The form of METHOD=CODE:TIMES.
+// parse reads METHOD=CODE:TIMES.
 func (f *faults) parse(text string) error {
 	method, rest, ok := strings.Cut(text, "=")
 	name, count, ok2 := strings.Cut(rest, ":")
@@ -38,60 +38,61 @@ func (f *faults) parse(text string) error {
 	}
 	var code codes.Code
 	if err := code.UnmarshalJSON([]byte(strconv.Quote(name))); err != nil {
-		return fmt.Errorf("%q: expected a code of gRPC such as UNAVAILABLE: %w", name, err)
+		return fmt.Errorf("%q: expected a gRPC code such as UNAVAILABLE: %w", name, err)
 	}
 	times, err := strconv.Atoi(count)
 	if err != nil || times < 0 {
-		return fmt.Errorf("%q: expected how many times", count)
+		return fmt.Errorf("%q: expected the number of failures", count)
 	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	if f.next == nil {
-		f.next = map[string]failure{}
+	if f.failures == nil {
+		f.failures = map[string]failure{}
 	}
-	f.next[method] = failure{code: code, times: times}
+	f.failures[method] = failure{code: code, times: times}
 	return nil
 }
 
 func (f *faults) intercept(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
-	latency, err := f.count(method)
+	latency, err := f.record(method)
 	if err != nil {
 		return nil, err
 	}
-	// What the driver can do is said at once: csi-resizer asks for it before each of its calls.
-	asks := strings.HasSuffix(method, "GetCapabilities")
-	if latency > 0 && !asks && strings.Contains(info.FullMethod, ".Controller/") {
+	// Capabilities have no latency: csi-resizer requests them before each of its calls.
+	isCapabilities := strings.HasSuffix(method, "GetCapabilities")
+	if latency > 0 && !isCapabilities && strings.Contains(info.FullMethod, ".Controller/") {
 		select {
 		case <-time.After(latency):
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 	}
-	answer, err := handler(ctx, request)
+	response, err := handler(ctx, request)
 	if err != nil {
 		log.Printf("%s: %v", method, err)
 	}
-	return answer, err
+	return response, err
 }
 
-func (f *faults) count(method string) (time.Duration, error) {
+// record counts the call. It returns the latency or the injected failure.
+func (f *faults) record(method string) (time.Duration, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	if f.calls == nil {
 		f.calls = map[string]int{}
 	}
 	f.calls[method]++
-	next := f.next[method]
+	next := f.failures[method]
 	if next.times == 0 {
 		return f.latency, nil
 	}
 	next.times--
-	f.next[method] = next
-	return 0, status.Errorf(next.code, "%s fails on purpose, %d times more", method, next.times)
+	f.failures[method] = next
+	return 0, status.Errorf(next.code, "%s injected failure, %d remaining", method, next.times)
 }
 
-// GET /volumes, /snapshots and /calls say what there is; POST /fail and /latency change what goes wrong.
+// adminHandler serves GET /volumes, /snapshots and /calls, and changes the faults by POST /fail and /latency.
 func adminHandler(state *state, faults *faults) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /volumes", func(w http.ResponseWriter, _ *http.Request) {

@@ -1,5 +1,5 @@
-// A CSI driver whose storage is this process's memory, to compare controllers with: whatever talks to it measures and proves
-// itself, not the storage. Everything is idempotent as CSI wants it, and `csi-sanity` is its test.
+// Command csi-driver is a CSI driver that stores everything in memory. Suites and benchmarks use it to compare controllers,
+// because it adds no storage latency. Every call is idempotent as CSI requires; `csi-sanity` tests the driver.
 package main
 
 import (
@@ -29,16 +29,16 @@ func run() error {
 	var options options
 	var faults faults
 	socket := flag.String("socket", "", "unix `socket` to serve CSI on")
-	admin := flag.String("admin", "", "unix `socket` to serve the state and the faults on, by HTTP")
+	admin := flag.String("admin", "", "unix `socket` of the HTTP admin interface: state and fault injection")
 	flag.StringVar(&options.name, "name", "peer.cofferdam.dev", "`name` of the driver")
-	flag.StringVar(&options.node, "node", "node-1", "`name` of the node that the node service is on")
-	flag.Func("other-node", "`NAME=SOCKET`: another node that reaches the volumes, with the socket of its node service (repeatable)", options.another)
-	flag.BoolVar(&options.anyNode, "any-node", false, "publish volumes to nodes that the driver does not know")
-	flag.BoolVar(&options.attach, "attach", true, "volumes are published to nodes before they are used there")
-	flag.StringVar(&options.directory, "directory", "", "`directory` that holds volumes; without one there is no node service")
-	flag.Int64Var(&options.capacity, "capacity", 0, "`bytes` that all volumes have together; 0 is no limit")
-	flag.DurationVar(&faults.latency, "latency", 0, "`time` that every call of the controller takes but those for its capabilities")
-	flag.Func("fail", "`METHOD=CODE:TIMES`, such as CreateVolume=UNAVAILABLE:3: the next calls answer that (repeatable)", faults.parse)
+	flag.StringVar(&options.node, "node", "node-1", "`name` of the node that the node service runs on")
+	flag.Func("other-node", "`NAME=SOCKET`: another node with access to the volumes, and the socket of its node service (repeatable)", options.addNode)
+	flag.BoolVar(&options.anyNode, "any-node", false, "publish volumes to unknown nodes, too")
+	flag.BoolVar(&options.attach, "attach", true, "require ControllerPublishVolume before a node uses a volume")
+	flag.StringVar(&options.directory, "directory", "", "`directory` of the volumes; without it the driver has no node service")
+	flag.Int64Var(&options.capacity, "capacity", 0, "total `bytes` of all volumes; 0 is no limit")
+	flag.DurationVar(&faults.latency, "latency", 0, "`duration` of every controller call except ControllerGetCapabilities")
+	flag.Func("fail", "`METHOD=CODE:TIMES`: the next calls fail with this code, for example CreateVolume=UNAVAILABLE:3 (repeatable)", faults.parse)
 	flag.Parse()
 	if *socket == "" || flag.NArg() != 0 {
 		return fmt.Errorf("expected --socket and no arguments")
@@ -54,7 +54,7 @@ func run() error {
 	csi.RegisterControllerServer(server, controller{state: state})
 	if options.directory != "" {
 		csi.RegisterNodeServer(server, node{state: state, id: options.node})
-		for name, socket := range options.others {
+		for name, socket := range options.otherNodes {
 			if err := serveNode(state, &faults, name, socket); err != nil {
 				return err
 			}
@@ -78,20 +78,20 @@ func run() error {
 	return server.Serve(listener)
 }
 
-// The form of NAME=SOCKET.
-func (o *options) another(text string) error {
+// addNode parses NAME=SOCKET.
+func (o *options) addNode(text string) error {
 	name, socket, ok := strings.Cut(text, "=")
 	if !ok || name == "" || socket == "" {
 		return fmt.Errorf("%q: expected NAME=SOCKET", text)
 	}
-	if o.others == nil {
-		o.others = map[string]string{}
+	if o.otherNodes == nil {
+		o.otherNodes = map[string]string{}
 	}
-	o.others[name] = socket
+	o.otherNodes[name] = socket
 	return nil
 }
 
-// Another machine's part of the driver, in this process: it knows what the controller knows, as if it were told with each call.
+// serveNode serves the node service of another node. It shares the state of the controller.
 func serveNode(state *state, faults *faults, name, socket string) error {
 	listener, err := listen(socket)
 	if err != nil {
@@ -104,7 +104,7 @@ func serveNode(state *state, faults *faults, name, socket string) error {
 	return nil
 }
 
-// A socket that an earlier process left behind is in nobody's use: whoever starts a driver twice on one path wants the second.
+// listen replaces a socket that an earlier process left behind.
 func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Volumes on a node are directories that are bound to where they are wanted. There are no block volumes.
+// node is the CSI node service. A volume is a directory that is bind-mounted at the staging and target paths. Block volumes are not supported.
 type node struct {
 	csi.UnimplementedNodeServer
 	*state
@@ -25,25 +25,25 @@ func (n node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGe
 }
 
 func (n node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	answer := &csi.NodeGetCapabilitiesResponse{}
-	for _, ability := range []csi.NodeServiceCapability_RPC_Type{
+	response := &csi.NodeGetCapabilitiesResponse{}
+	for _, capability := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
-		answer.Capabilities = append(answer.Capabilities, &csi.NodeServiceCapability{
-			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: ability}},
+		response.Capabilities = append(response.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: capability}},
 		})
 	}
-	return answer, nil
+	return response, nil
 }
 
 func (n node) NodeStageVolume(_ context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	if err := n.check(r.VolumeId, r.StagingTargetPath, r.VolumeCapability); err != nil {
 		return nil, err
 	}
-	if err := n.here(r.VolumeId); err != nil {
+	if err := n.checkPublished(r.VolumeId); err != nil {
 		return nil, err
 	}
 	data := filepath.Join(n.directory, r.VolumeId)
@@ -68,9 +68,9 @@ func (n node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeReque
 		return nil, err
 	}
 	if r.StagingTargetPath == "" {
-		return nil, status.Error(codes.FailedPrecondition, "staging target path is empty: expected a volume that is staged")
+		return nil, status.Error(codes.FailedPrecondition, "staging target path is empty: expected a staged volume")
 	}
-	if err := n.alone(r); err != nil {
+	if err := n.claimTarget(r); err != nil {
 		return nil, err
 	}
 	if err := bind(r.StagingTargetPath, r.TargetPath, r.Readonly); err != nil {
@@ -79,8 +79,8 @@ func (n node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeReque
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// A volume for a single writer is in one place only. Notes where this one goes.
-func (n node) alone(r *csi.NodePublishVolumeRequest) error {
+// claimTarget records the target path. It fails when a single-writer volume is already published at another path.
+func (n node) claimTarget(r *csi.NodePublishVolumeRequest) error {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	volume, err := n.volume(r.VolumeId)
@@ -89,7 +89,7 @@ func (n node) alone(r *csi.NodePublishVolumeRequest) error {
 	}
 	single := r.VolumeCapability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 	if others := len(volume.targets); single && others > 0 && !volume.targets[r.TargetPath] {
-		return status.Errorf(codes.FailedPrecondition, "volume %q is for a single writer, and in %d other places", r.VolumeId, others)
+		return status.Errorf(codes.FailedPrecondition, "volume %q has a single writer and is published at %d other paths", r.VolumeId, others)
 	}
 	volume.targets[r.TargetPath] = true
 	return nil
@@ -99,7 +99,7 @@ func (n node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeR
 	if err := unbind(r.VolumeId, r.TargetPath); err != nil {
 		return nil, err
 	}
-	// CSI: the path itself is the driver's to remove, as it was the driver's to make.
+	// CSI: the plugin removes the target path that it created.
 	if err := os.Remove(r.TargetPath); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
@@ -146,7 +146,7 @@ func (n node) check(id, path string, capability *csi.VolumeCapability) error {
 	case capability == nil:
 		return status.Error(codes.InvalidArgument, "volume capability is missing")
 	case capability.GetBlock() != nil:
-		return status.Error(codes.InvalidArgument, "block volumes are not for this driver")
+		return status.Error(codes.InvalidArgument, "block volumes are not supported")
 	}
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -154,8 +154,8 @@ func (n node) check(id, path string, capability *csi.VolumeCapability) error {
 	return err
 }
 
-// A volume that is published to nodes can be reached on those and on no other.
-func (n node) here(id string) error {
+// checkPublished fails when the volume is not published to this node.
+func (n node) checkPublished(id string) error {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	volume, err := n.volume(id)
@@ -200,7 +200,7 @@ func bind(from, to string, readonly bool) error {
 	if !readonly {
 		return nil
 	}
-	// A bind mount takes its flags in a second step. One that failed must not stay behind writable.
+	// The flags of a bind mount are set by a remount. A mount whose remount fails must not stay writable.
 	if err := syscall.Mount("", to, "", syscall.MS_BIND|syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
 		return status.Errorf(codes.Internal, "mount %s read-only: %v", to, errors.Join(err, syscall.Unmount(to, 0)))
 	}
@@ -225,7 +225,7 @@ func unbind(id, path string) error {
 	}
 }
 
-// The kernel's list is the only answer for bind mounts: both sides of one have the same device.
+// isMounted reads mountinfo, because source and target of a bind mount have the same device.
 func isMounted(path string) (bool, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, os.ErrNotExist) {

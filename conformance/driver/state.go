@@ -16,16 +16,16 @@ import (
 
 const defaultSize = 1 << 30
 
-var idForm = regexp.MustCompile(`^[vs]-[0-9]{8}$`)
+var idPattern = regexp.MustCompile(`^[vs]-[0-9]{8}$`)
 
 type options struct {
-	name      string
-	node      string
-	others    map[string]string // further nodes, with the socket of each
-	anyNode   bool
-	attach    bool
-	directory string
-	capacity  int64
+	name       string
+	node       string
+	otherNodes map[string]string // further nodes by name, with the socket of their node service
+	anyNode    bool
+	attach     bool
+	directory  string
+	capacity   int64
 }
 
 type volume struct {
@@ -33,10 +33,10 @@ type volume struct {
 	Name      string            `json:"name"`
 	Size      int64             `json:"size"`
 	Source    string            `json:"source,omitempty"`
-	Published map[string]bool   `json:"published,omitempty"` // by node: whether it is read-only there
+	Published map[string]bool   `json:"published,omitempty"` // node name to read-only
 	Mutable   map[string]string `json:"mutable,omitempty"`
 	content   *csi.VolumeContentSource
-	targets   map[string]bool // where it is on the node
+	targets   map[string]bool // target paths on the node
 }
 
 type snapshot struct {
@@ -47,15 +47,15 @@ type snapshot struct {
 	Created time.Time `json:"created"`
 }
 
-// All that the driver remembers. One lock is enough: nothing is done under it that waits.
+// state is everything that the driver stores, in memory. One lock is enough: no call blocks while holding it.
 type state struct {
 	options
 	mutex     sync.Mutex
-	next      int
-	used      int64
+	lastID    int
+	usedBytes int64
 	volumes   map[string]*volume
 	snapshots map[string]*snapshot
-	// The same by name, because that is how a repeated call finds what the first one made.
+	// Index by name: a repeated create returns the existing object.
 	volumeNames   map[string]*volume
 	snapshotNames map[string]*snapshot
 }
@@ -70,16 +70,16 @@ func newState(options options) *state {
 	}
 }
 
-// Whether volumes can be published to a node of this name.
-func (o options) knows(node string) bool {
-	_, other := o.others[node]
+// hasNode reports whether volumes can be published to the node.
+func (o options) hasNode(node string) bool {
+	_, other := o.otherNodes[node]
 	return o.anyNode || other || node == o.node
 }
 
-// Ids sort in the order in which they were given, so that a page of a listing goes on where the one before ended.
+// id returns a new id. Ids sort in order of creation, so that a listing can continue after any id.
 func (s *state) id(kind string) string {
-	s.next++
-	return fmt.Sprintf("%s-%08d", kind, s.next)
+	s.lastID++
+	return fmt.Sprintf("%s-%08d", kind, s.lastID)
 }
 
 func (s *state) volume(id string) (*volume, error) {
@@ -92,9 +92,9 @@ func (s *state) volume(id string) (*volume, error) {
 	return nil, status.Errorf(codes.NotFound, "volume %q does not exist", id)
 }
 
-// The size to give for a range, and whether there is one.
-func size(asked *csi.CapacityRange, least int64) (int64, error) {
-	required, limit := asked.GetRequiredBytes(), asked.GetLimitBytes()
+// size returns the size of a new volume for a capacity range.
+func size(requested *csi.CapacityRange, least int64) (int64, error) {
+	required, limit := requested.GetRequiredBytes(), requested.GetLimitBytes()
 	if required < 0 || limit < 0 || (limit > 0 && limit < required) {
 		return 0, status.Errorf(codes.InvalidArgument, "capacity from %d to %d bytes: expected a range", required, limit)
 	}
@@ -111,12 +111,12 @@ func size(asked *csi.CapacityRange, least int64) (int64, error) {
 	return size, nil
 }
 
-func fits(size int64, asked *csi.CapacityRange) bool {
-	return size >= asked.GetRequiredBytes() && (asked.GetLimitBytes() == 0 || size <= asked.GetLimitBytes())
+func inRange(size int64, requested *csi.CapacityRange) bool {
+	return size >= requested.GetRequiredBytes() && (requested.GetLimitBytes() == 0 || size <= requested.GetLimitBytes())
 }
 
-// What can be changed while a volume lives is its tier, whatever that is.
-func mutable(parameters map[string]string) error {
+// checkMutableParameters accepts the parameter "tier" only.
+func checkMutableParameters(parameters map[string]string) error {
 	for key := range parameters {
 		if key != "tier" {
 			return status.Errorf(codes.InvalidArgument, "mutable parameter %q: expected tier", key)
@@ -125,11 +125,11 @@ func mutable(parameters map[string]string) error {
 	return nil
 }
 
-func capabilities(wanted []*csi.VolumeCapability) error {
-	if len(wanted) == 0 {
+func checkCapabilities(requested []*csi.VolumeCapability) error {
+	if len(requested) == 0 {
 		return status.Error(codes.InvalidArgument, "volume capabilities are missing")
 	}
-	for _, one := range wanted {
+	for _, one := range requested {
 		if one.GetMount() == nil && one.GetBlock() == nil {
 			return status.Error(codes.InvalidArgument, "a volume capability has no access type")
 		}
@@ -140,16 +140,16 @@ func capabilities(wanted []*csi.VolumeCapability) error {
 	return nil
 }
 
-// A page of the ids after `token`, and the token of the next one.
+// page returns the ids after `token` and the token of the next page.
 func page[T any](all map[string]T, token string, most int32) (ids []string, next string, err error) {
 	if most < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries %d: expected 0 or more", most)
 	}
 	ids = slices.Sorted(maps.Keys(all))
 	if token != "" {
-		// The token is the last id of the page before, which may be gone by now.
-		if !idForm.MatchString(token) {
-			return nil, "", status.Errorf(codes.Aborted, "starting_token %q: expected one of this driver", token)
+		// The token is the last id of the previous page, which may be deleted meanwhile.
+		if !idPattern.MatchString(token) {
+			return nil, "", status.Errorf(codes.Aborted, "starting_token %q: expected a token from this driver", token)
 		}
 		at, found := slices.BinarySearch(ids, token)
 		if found {

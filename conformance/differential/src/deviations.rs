@@ -14,7 +14,7 @@ pub struct Deviation {
 /// All of them. `docs/deviations.md` has the same table.
 pub const DEVIATIONS: [Deviation; 9] = [
     Deviation {
-        id: "collector",
+        id: "garbage-collector",
         difference: "dependents, orphans and the contents of namespaces are gone when a deletion is answered",
         reason: "the work of the garbage collector and of the namespace controller is built in, and done at once",
     },
@@ -24,7 +24,7 @@ pub const DEVIATIONS: [Deviation; 9] = [
         reason: "`kubectl get` shows neither",
     },
     Deviation {
-        id: "documents",
+        id: "discovery",
         difference: "`/version` and the discovery documents name fewer kinds, and no hashes of storage versions",
         reason: "other kinds are not served, and nobody migrates what is in memory",
     },

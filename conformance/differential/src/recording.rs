@@ -35,7 +35,7 @@ pub struct ScriptRun {
 /// Plays the whole set to an API that is empty, and compares its answers with the recorded ones.
 ///
 /// # Errors
-/// When the API does not answer, or a file of the set cannot be read.
+/// If the API does not answer, or a file of the set cannot be read.
 pub async fn compare_with_recording(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,
@@ -55,7 +55,7 @@ pub async fn compare_with_recording(
 /// Plays the whole set to an API that is empty, and writes its answers to a directory.
 ///
 /// # Errors
-/// When the API does not answer, or the answers cannot be written.
+/// If the API does not answer, or the answers cannot be written.
 pub async fn record(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,

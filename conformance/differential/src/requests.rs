@@ -54,10 +54,10 @@ const JSON: &str = "application/json";
 
 /// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's
 /// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or
-/// `accept=…`, `agent=…`, `as NAME=/pointer`, `compacted`, `~deviation`.
+/// `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
 ///
 /// # Errors
-/// When a line is none of these.
+/// If a line is none of these.
 pub fn parse(text: &str) -> Result<RequestScript> {
     let mut script = RequestScript::default();
     let mut current: Option<ScriptRequest> = None;
@@ -134,7 +134,7 @@ fn parse_request_line(line: usize, text: &str) -> Result<ScriptRequest> {
             accept.clone_into(&mut request.accept);
         } else if let Some(shape) = representation(word) {
             request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
-        } else if word == "compacted" {
+        } else if word == "after-compaction" {
             request.after_compaction = true;
         } else if word == "as" {
             let (name, pointer) = words
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn request_lines_and_bodies_are_parsed() {
         let script = parse(
-            "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table compacted\n",
+            "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table after-compaction\n",
         )
         .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };

@@ -28,7 +28,7 @@ pub struct ApiResponse {
 /// history.
 ///
 /// # Errors
-/// When the API cannot be reached or an answer cannot be read.
+/// If the API cannot be reached or an answer cannot be read.
 pub async fn run_script(
     client: &Client,
     script: &RequestScript,

@@ -1,4 +1,4 @@
-//! Accounts of our roles: each holds what `cofferdam render rbac` prints for its roles, and nothing else.
+//! Service accounts of Cofferdam's roles, with exactly the rights that `cofferdam render rbac` prints.
 
 use std::{
     fs,
@@ -17,15 +17,15 @@ use crate::{
     run::SuiteRun,
 };
 
-/// Where accounts and the objects of our own are.
+/// Namespace of the accounts and of Cofferdam's own objects.
 pub const NAMESPACE: &str = "cofferdam-system";
-/// Where they are for what expects them where users' objects are: the table of scenarios.
+/// The same for the scenarios, which use one namespace for everything.
 pub const DEFAULT_NAMESPACE: &str = "default";
-/// Every role that a cluster has once: together they leave Kubernetes' own and the sidecars nothing to do.
+/// Every role that runs once per cluster. Together they replace the sidecars and the upstream volume controllers.
 pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
-/// Roles, and an account that may do what they do.
+/// Roles, and the service account for them.
 #[derive(Clone, Debug)]
 pub struct Account {
     roles: Vec<String>,
@@ -33,10 +33,10 @@ pub struct Account {
 }
 
 impl Account {
-    /// Gives a cluster what our program says that these roles need, as a user would.
+    /// Applies the output of `cofferdam render rbac` for these roles, and creates a token.
     ///
     /// # Errors
-    /// When the program, kubectl or the API refuses it.
+    /// If the program, kubectl or the API fails.
     pub async fn new(run: &SuiteRun, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
         Self::in_namespace(run, plane, roles, NAMESPACE).await
     }
@@ -69,13 +69,13 @@ impl Account {
         Ok(Self { roles: roles.iter().map(|role| (*role).to_owned()).collect(), kubeconfig })
     }
 
-    /// The roles that it is for.
+    /// The roles of the account.
     #[must_use]
     pub fn roles(&self) -> &[String] {
         &self.roles
     }
 
-    /// How a program calls the API as this account.
+    /// The kubeconfig of the account.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
@@ -94,7 +94,7 @@ impl Kubectl {
         Ok(Self {
             program: run.peers().program("kubectl")?,
             kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(ApiUser::Admin)?.display()),
-            // Else it would be the home of who started us.
+            // The default is below the user's home directory.
             cache: format!("--cache-dir={}", run.scratch().join("kubectl").display()),
         })
     }
@@ -105,7 +105,7 @@ impl Kubectl {
     }
 }
 
-/// What the API writes down about a request that it has answered.
+/// An event of the audit log.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct AuditEvent {
@@ -126,8 +126,8 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// What the API is to write down: every answer to our accounts. It does so before the answer goes out, so
-/// that none is missed, whatever becomes of the process that asked or of the API.
+/// The audit policy: log every response to the accounts. The API server logs a response before it sends it, so
+/// that none is missed if the client or the API server is killed.
 #[must_use]
 pub fn audit_policy() -> String {
     let groups =
@@ -145,10 +145,10 @@ pub fn audit_policy() -> String {
     .to_string()
 }
 
-/// The requests of an audit log that were refused with 403, one line for each.
+/// The requests of an audit log that were rejected with 403, one line each.
 ///
 /// # Errors
-/// When the log is not what the API writes.
+/// If the log is malformed.
 pub fn forbidden_requests(log: &str) -> Result<Vec<String>> {
     let mut forbidden = Vec::new();
     for line in log.lines() {

@@ -1,5 +1,5 @@
-//! The way of a volume to a pod, all of it ours: a driver with the roles that run it, and the roles of a node
-//! in a process of their own, which never sees the driver.
+//! Everything between a driver and a pod: a driver with the roles that call it, and the node roles in a process
+//! of their own, without the driver.
 
 use std::{
     fs, io,
@@ -21,33 +21,33 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the driver's section in the configuration.
 const CONFIG_SECTION: &str = "driver";
-/// Largest memory that a node gives a volume or a pod here, in bytes: more than any of ours asks for.
+/// Maximum memory of a volume or a pod on a node, in bytes. More than any test requests.
 const MAX_TMPFS_BYTES: u64 = 16 << 30;
-/// How many volumes of memory a node takes.
+/// Maximum memory volumes per node.
 const MAX_VOLUMES: u32 = 20;
-/// What all volumes of memory have together.
+/// Total capacity of all memory volumes.
 const CAPACITY: &str = "1Ti";
-/// Largest memory of an inline volume, in bytes.
+/// Maximum size of an inline volume, in bytes.
 pub const MAX_INLINE_BYTES: u64 = 16 << 20;
 
-/// A driver: how the roles that run it are configured, and what the node may do for it.
+/// A driver: its configuration section and its node policy.
 #[derive(Clone, Debug)]
 pub struct BackendFixture {
     name: &'static str,
     driver: String,
     component: PathBuf,
     directory: PathBuf,
-    /// TOML of the driver's section.
+    /// TOML of the driver's configuration section.
     section: String,
     /// TOML of the node's policy.
     policy: String,
 }
 
 impl BackendFixture {
-    /// Volumes of a node's memory, published by the driver.
+    /// The driver `memory`: tmpfs volumes that the driver publishes.
     ///
     /// # Errors
-    /// When its files cannot be written.
+    /// If its files cannot be written.
     pub fn memory(run: &SuiteRun, node: &str) -> Result<Self> {
         let settings =
             format!("nodes = {node:?}\nvolumes-per-node = \"{MAX_VOLUMES}\"\ncapacity = \"{CAPACITY}\"\n");
@@ -57,10 +57,10 @@ impl BackendFixture {
         Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
     }
 
-    /// Directories and images in a directory of the node.
+    /// The driver `pool`: directories and images in a directory of the node.
     ///
     /// # Errors
-    /// When its files cannot be written.
+    /// If its files cannot be written.
     pub fn pool(run: &SuiteRun, node: &str) -> Result<Self> {
         let pool = run.scratch().join("pool/volumes");
         fs::create_dir_all(&pool)?;
@@ -100,10 +100,10 @@ impl BackendFixture {
         &self.driver
     }
 
-    /// Starts `csi-server` before the driver, and waits until it is ready. The client asks it for its pages.
+    /// Starts `csi-server` with the driver, and waits until it is ready. Returns a client for its HTTP endpoint.
     ///
     /// # Errors
-    /// When it is not, with the end of its log.
+    /// If it is not, with the end of its log.
     pub async fn start_csi_server(&self, run: &SuiteRun) -> Result<(ManagedProcess, PathBuf, Client)> {
         let socket = self.directory.join("controller.sock");
         let spec = self
@@ -114,10 +114,10 @@ impl BackendFixture {
         Ok((process, socket, client))
     }
 
-    /// Starts the roles of an account, which run the driver, and waits until they are ready.
+    /// Starts the roles of an account with the driver, and waits until they are ready.
     ///
     /// # Errors
-    /// When they are not, with the end of their log.
+    /// If they are not, with the end of their log.
     pub async fn start_roles(
         &self,
         run: &SuiteRun,
@@ -143,11 +143,11 @@ impl BackendFixture {
             .env("RUST_BACKTRACE", "1"))
     }
 
-    /// Starts `node`, `registrar` and `liveness` below a root of kubelet's, and waits until they are healthy.
-    /// What they know of the driver is its manifest.
+    /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They get the
+    /// driver's manifest, not the driver.
     ///
     /// # Errors
-    /// When they are not, with the end of their log.
+    /// If they are not, with the end of their log.
     pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
         let file = |name: &str| self.directory.join(name);
         let (inspected, configuration, manifest) =
@@ -156,7 +156,7 @@ impl BackendFixture {
         let config = inspected.display().to_string();
         fs::write(&inspected, &self.section)?;
         fs::write(&configuration, &self.policy)?;
-        // Its state has one owner, which may run already.
+        // The state file has one owner, which may be running.
         let state = file("inspected.redb").display().to_string();
         #[rustfmt::skip] // flags with their values
         let arguments = [
@@ -189,24 +189,24 @@ impl BackendFixture {
     }
 }
 
-/// The roles of a node for one driver.
+/// The node roles of one driver.
 pub struct NodeRoles {
     /// The driver's name.
     pub driver: String,
-    /// Their process.
+    /// The process.
     pub process: ManagedProcess,
-    /// The socket that kubelet calls.
+    /// The socket of the node service.
     pub socket: PathBuf,
-    /// The socket that tells kubelet of it.
+    /// The registration socket.
     pub registration: PathBuf,
     client: Client,
 }
 
 impl NodeRoles {
-    /// Starts them again, after they were killed, and waits until they are healthy.
+    /// Restarts the roles after a kill, and waits until they are healthy.
     ///
     /// # Errors
-    /// When they are not, with the end of their log.
+    /// If they are not, with the end of their log.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.restart()?;
         let client = &self.client;
@@ -215,15 +215,15 @@ impl NodeRoles {
             .await
     }
 
-    /// Its records: of volumes that are on the node, and of no others.
+    /// Records of the volumes on the node.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn volume_records(&self) -> Result<Vec<String>> {
         let mut records = Vec::new();
         for entry in fs::read_dir(self.socket.with_file_name("volumes"))? {
             match fs::read_to_string(entry?.path()) {
-                // It went while we looked.
+                // Removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 record => records.push(record?),
             }

@@ -1,4 +1,4 @@
-//! The certificates of one cluster.
+//! Certificates of one cluster.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// A certificate authority that lives as long as its cluster.
+/// Certificate authority of one cluster.
 #[derive(Debug)]
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -28,10 +28,10 @@ pub struct CertificateAuthority {
 }
 
 impl CertificateAuthority {
-    /// Makes one that keeps its files in `directory`.
+    /// Creates an authority with its files in `directory`.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn new(directory: PathBuf) -> Result<Self> {
         fs::create_dir_all(&directory)?;
         let mut params = CertificateParams::new(Vec::new())?;
@@ -49,22 +49,22 @@ impl CertificateAuthority {
         self.issuer.pem()
     }
 
-    /// The same, DER.
+    /// The authority's certificate, DER.
     #[must_use]
     pub fn der(&self) -> Vec<u8> {
         self.issuer.der().to_vec()
     }
 
-    /// The same, as a file.
+    /// The file of the authority's certificate.
     #[must_use]
     pub fn file(&self) -> PathBuf {
         self.directory.join("ca.crt")
     }
 
-    /// A certificate for a server on loopback.
+    /// Issues a certificate for a server on loopback.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn server(&self, name: &str) -> Result<CertificateFiles> {
         let names = ["localhost", "127.0.0.1", "kubernetes", "kubernetes.default.svc", "10.0.0.1"];
         let mut params = CertificateParams::new(names.map(str::to_owned).to_vec())?;
@@ -73,10 +73,10 @@ impl CertificateAuthority {
         self.sign(name, params)
     }
 
-    /// A certificate that the API takes for a user and, if any, a group.
+    /// Issues a client certificate for a user and, optionally, a group.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn client(&self, user: &str, group: Option<&str>) -> Result<CertificateFiles> {
         let mut params = CertificateParams::new(Vec::new())?;
         params.distinguished_name.push(DnType::CommonName, user);
@@ -99,10 +99,10 @@ impl CertificateAuthority {
     }
 }
 
-/// A key pair without a certificate, which service accounts' tokens are signed with: private and public part.
+/// Creates the key pair that signs service account tokens: private and public key.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn signing_key(directory: &Path) -> Result<(PathBuf, PathBuf)> {
     let key = KeyPair::generate()?;
     let (private, public) = (directory.join("sa.key"), directory.join("sa.pub"));

@@ -1,12 +1,13 @@
-//! Claims by the hundred: made, counted, deleted, and looked at for what must not be.
+//! Many PersistentVolumeClaims: creation, counting, deletion and consistency checks.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::{
     core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim},
     storage::v1::StorageClass,
@@ -14,28 +15,30 @@ use k8s_openapi::api::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
-use crate::wait::until;
+use crate::{retry, wait::until};
 
-/// How many requests are made at once.
+/// Requests at the same time.
 const CONCURRENT_REQUESTS: usize = 50;
+/// Delay between two claims of a load above its minimum.
+const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How far the growth of a claim is.
+/// Progress of a claim's expansion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimExpansion {
-    /// What it has, such as `1Gi`.
+    /// Current capacity, such as `1Gi`.
     pub capacity: String,
-    /// What was asked of the driver last, as the status says it; empty if nothing was.
+    /// Allocated size of the status; empty if none.
     pub allocated: String,
-    /// The state, such as `NodeResizePending`; empty when nothing is open.
+    /// State, such as `NodeResizePending`; empty if none.
     pub state: String,
 }
 
 impl ClaimExpansion {
-    /// That of a claim.
+    /// The expansion of a claim.
     #[must_use]
     pub fn from_claim(claim: &PersistentVolumeClaim) -> Self {
         let status = claim.status.clone().unwrap_or_default();
@@ -51,15 +54,68 @@ impl ClaimExpansion {
     }
 }
 
-/// How far a claim is on the way to another VolumeAttributesClass.
+/// Progress of a claim's modification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimModification {
-    /// The class that it has; empty where it has none.
+    /// Current class; empty if none.
     pub current: String,
-    /// The class that its status says it is on the way to.
+    /// Target class of the status; empty if none.
     pub target: String,
-    /// The state, such as `InProgress`; empty when nothing is open.
+    /// State, such as `InProgress`; empty if none.
     pub state: String,
+}
+
+/// A load of claims that continues until it is finished. A fault or replacement that happens before is always in
+/// the middle of the load, however late it is.
+#[derive(Debug)]
+pub struct ClaimLoad {
+    /// Number of started claims.
+    started: Cell<usize>,
+    /// Minimum number of claims.
+    minimum: usize,
+    is_finished: Cell<bool>,
+    /// Requests at the same time.
+    pub(crate) concurrency: usize,
+}
+
+impl ClaimLoad {
+    /// A load of at least `minimum` claims.
+    #[must_use]
+    pub const fn new(minimum: usize, concurrency: usize) -> Self {
+        Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
+    }
+
+    /// The same, where the claims before `first` are created already.
+    #[must_use]
+    pub(crate) const fn starting_at(first: usize, minimum: usize, concurrency: usize) -> Self {
+        Self { started: Cell::new(first), ..Self::new(minimum, concurrency) }
+    }
+
+    /// The numbers of the claims, slowly above the minimum.
+    pub(crate) fn numbers(&self) -> impl Stream<Item = usize> {
+        stream::iter(std::iter::from_fn(|| self.next())).then(async |number| {
+            if number >= self.minimum {
+                tokio::time::sleep(EXTRA_CLAIM_INTERVAL).await;
+            }
+            number
+        })
+    }
+
+    /// The number of the next claim; none if the load is finished.
+    fn next(&self) -> Option<usize> {
+        let number = self.started.get();
+        let is_last = self.is_finished.get() && number >= self.minimum;
+        (!is_last).then(|| {
+            self.started.set(number + 1);
+            number
+        })
+    }
+
+    /// Ends the load. Returns its number of claims; not all of them may have been created yet.
+    pub fn finish(&self) -> usize {
+        self.is_finished.set(true);
+        self.started.get().max(self.minimum)
+    }
 }
 
 /// Claims of one class in one namespace.
@@ -71,10 +127,10 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Makes the namespace, and a class of this driver with the same name.
+    /// Creates the namespace, and a StorageClass of the driver with the same name.
     ///
     /// # Errors
-    /// When the API refuses one of them.
+    /// If the API server rejects one.
     pub async fn new(client: &Client, name: &str, driver: &str) -> Result<Self> {
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -97,10 +153,10 @@ impl Claims {
         Api::all(self.client.clone())
     }
 
-    /// Makes the claims of these numbers.
+    /// Creates the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
@@ -113,19 +169,17 @@ impl Claims {
                         "resources": { "requests": { "storage": "1Gi" } },
                     },
                 }))?;
-                api.create(&PostParams::default(), &claim).await?;
-                anyhow::Ok(())
+                retry::create(api, &claim).await
             })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
 
-    /// Looks that there is work left: a claim that is not Bound or that is being deleted, a volume whose
-    /// claim is gone. What is swapped now is swapped in the middle of it.
+    /// Checks that work is pending: a claim that is not Bound or is being deleted, or a volume without claim.
     ///
     /// # Errors
-    /// When all is done.
+    /// If all claims and volumes are in their final state.
     pub async fn ensure_unfinished(&self) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         let is_unfinished = |claim: &&PersistentVolumeClaim| {
@@ -135,16 +189,36 @@ impl Claims {
         let unfinished = claims.iter().filter(is_unfinished).count() + volumes.saturating_sub(claims.len());
         ensure!(
             unfinished > 0,
-            "all {} claims and {volumes} volumes are done: expected a swap in the middle of them",
+            "all {} claims and {volumes} volumes are in their final state: expected pending ones",
             claims.len()
         );
         Ok(())
     }
 
-    /// How many claims there are.
+    /// Waits until work is pending, see [`ensure_unfinished`](Self::ensure_unfinished).
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If none is within `limit`.
+    pub async fn wait_unfinished(&self, limit: Duration) -> Result<()> {
+        until("claims or volumes are pending", limit, async || self.ensure_unfinished().await).await
+    }
+
+    /// Creates claims continuously until `load` is finished.
+    ///
+    /// # Errors
+    /// If the API server rejects one.
+    pub async fn create_continuously(&self, load: &ClaimLoad) -> Result<()> {
+        load.numbers()
+            .map(|number| self.create(number..number + 1))
+            .buffer_unordered(load.concurrency)
+            .try_collect()
+            .await
+    }
+
+    /// Number of claims.
+    ///
+    /// # Errors
+    /// If the request fails.
     pub async fn count(&self) -> Result<usize> {
         Ok(self.api().list(&ListParams::default()).await?.items.len())
     }
@@ -152,25 +226,25 @@ impl Claims {
     /// `metadata.uid` of each claim.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn uids(&self) -> Result<BTreeSet<String>> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         Ok(claims.into_iter().filter_map(|claim| claim.metadata.uid).collect())
     }
 
-    /// How many claims are Bound.
+    /// Number of Bound claims.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn count_bound(&self) -> Result<usize> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         Ok(claims.iter().filter(|claim| phase(claim) == "Bound").count())
     }
 
-    /// Waits until at least so many claims are Bound.
+    /// Waits until at least this number of claims is Bound.
     ///
     /// # Errors
-    /// When they are not within `limit`, with how many are.
+    /// If they are not within `limit`, with the number that is.
     pub async fn wait_bound(&self, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims are Bound"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items;
@@ -181,18 +255,18 @@ impl Claims {
         .await
     }
 
-    /// Lets the claims of these numbers ask for another size.
+    /// Requests another size for the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn expand(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "resources": { "requests": { "storage": size } } } })).await
     }
 
-    /// How far each claim's growth is.
+    /// Progress of each claim's expansion.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn expansions(&self) -> Result<Vec<ClaimExpansion>> {
         Ok(self
             .api()
@@ -204,30 +278,27 @@ impl Claims {
             .collect())
     }
 
-    /// Lets the claims of these numbers name another VolumeAttributesClass.
+    /// Requests another VolumeAttributesClass for the claims of these numbers.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn modify(&self, numbers: std::ops::Range<usize>, class: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "volumeAttributesClassName": class } })).await
     }
 
     async fn patch(&self, numbers: std::ops::Range<usize>, patch: Value) -> Result<()> {
-        let (api, patch) = (&self.api(), &Patch::Merge(patch));
+        let (api, patch) = (&self.api(), &patch);
         stream::iter(numbers)
-            .map(|number| async move {
-                api.patch(&format!("claim-{number}"), &PatchParams::default(), patch).await?;
-                anyhow::Ok(())
-            })
+            .map(|number| async move { retry::merge_patch(api, &format!("claim-{number}"), patch).await })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
 
-    /// How far each claim is on the way to another VolumeAttributesClass.
+    /// Progress of each claim's modification.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn modifications(&self) -> Result<Vec<ClaimModification>> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         let modification_of = |claim: PersistentVolumeClaim| {
@@ -242,20 +313,20 @@ impl Claims {
         Ok(claims.into_iter().map(modification_of).collect())
     }
 
-    /// The VolumeAttributesClass of every volume; empty where it has none.
+    /// The VolumeAttributesClass of every volume; empty if none.
     ///
     /// # Errors
-    /// When the API does not say.
+    /// If the request fails.
     pub async fn volume_attributes_classes(&self) -> Result<Vec<String>> {
         let volumes = self.volumes().list(&ListParams::default()).await?.items;
         let class = |volume: PersistentVolume| volume.spec?.volume_attributes_class_name;
         Ok(volumes.into_iter().map(|volume| class(volume).unwrap_or_default()).collect())
     }
 
-    /// Waits until at least so many claims have this size.
+    /// Waits until at least this number of claims has this capacity.
     ///
     /// # Errors
-    /// When they have not within `limit`, with how many have.
+    /// If they do not within `limit`, with the number that does.
     pub async fn wait_capacity(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims have {size}"), limit, async || {
             let all = self.expansions().await?;
@@ -266,26 +337,23 @@ impl Claims {
         .await
     }
 
-    /// Asks for the deletion of the claims of these numbers.
+    /// Deletes the claims of these numbers, without waiting.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub async fn delete(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
-            .map(|number| async move {
-                api.delete(&format!("claim-{number}"), &DeleteParams::default()).await?;
-                anyhow::Ok(())
-            })
+            .map(|number| async move { retry::delete(api, &format!("claim-{number}")).await })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect()
             .await
     }
 
-    /// Waits until there are at most so many volumes, and as many claims.
+    /// Waits until at most this number of claims, and of volumes, is left.
     ///
     /// # Errors
-    /// When there are more after `limit`, with how many.
+    /// If more are left after `limit`, with the numbers.
     pub async fn wait_remaining(&self, most: usize, limit: Duration) -> Result<()> {
         until(&format!("{most} claims and volumes are left"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items.len();
@@ -296,11 +364,11 @@ impl Claims {
         .await
     }
 
-    /// Looks that every claim is Bound to a volume that is its own, that each volume has an owner, and that
-    /// the storage holds exactly these volumes. `stored` is what it holds: names by handle.
+    /// Checks that every claim is Bound to a volume of its own, that each volume has a claim, and that the storage
+    /// contains exactly these volumes. `stored` is its contents: names by handle.
     ///
     /// # Errors
-    /// With the first that is wrong.
+    /// The first inconsistency.
     pub async fn ensure_consistent(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         ensure!(claims.len() == count, "{} claims: expected {count}", claims.len());
@@ -349,4 +417,24 @@ impl Claims {
 
 fn phase(claim: &PersistentVolumeClaim) -> &str {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_continues_until_it_is_finished_and_has_its_minimum() {
+        let load = ClaimLoad::new(3, 1);
+        assert_eq!(
+            [load.next(), load.finish().into(), load.next(), load.next()],
+            [Some(0), Some(3), Some(1), Some(2)]
+        );
+        assert_eq!(load.next(), None);
+        let load = ClaimLoad::new(1, 1);
+        assert_eq!(
+            [load.next(), load.next(), load.finish().into(), load.next()],
+            [Some(0), Some(1), Some(2), None]
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! The command line: runs suites on a real Kubernetes, each in namespaces of its own.
+//! The command line: runs suites on a real Kubernetes, each in Linux namespaces of its own.
 
 use std::{
     fs,
@@ -13,38 +13,38 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    launcher::{self, SuiteOutcome},
+    launcher::{self, SuiteOutcome, SuiteOutput},
     leftovers, namespace_init,
     peers::PeerPrograms,
     print_status,
     results::SuiteResults,
     run::{self, SuiteRun},
-    suites::{self, Suite},
+    suites::{self, Suite, SuiteLane},
 };
 
-/// Shows on a real Kubernetes what Cofferdam claims. The programs come from `make peers`.
+/// Runs the conformance suites of Cofferdam on a real Kubernetes. `make peers` builds the programs.
 #[derive(Parser)]
 #[command(name = "conformance", args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
     command: Option<InternalCommand>,
-    /// Suites to run; none: all
+    /// Suites to run (default: all)
     suites: Vec<String>,
-    /// List the suites and run none
+    /// List the suites and exit
     #[arg(long)]
     list: bool,
-    /// Document whose table of results is written anew; for a run of all suites
+    /// Replace the results table of this document; requires a run of all suites
     #[arg(long, conflicts_with = "suites")]
     results: Option<PathBuf>,
 }
 
-/// What this program starts itself as.
+/// Subcommands with which the program starts itself.
 #[derive(Subcommand)]
 enum InternalCommand {
-    /// Process 1 of a run's namespaces
+    /// Process 1 of a run's PID namespace
     #[command(hide = true)]
     Init(SuiteArgs),
-    /// The suite in them
+    /// The suite, within the namespaces
     #[command(hide = true)]
     Suite(SuiteArgs),
 }
@@ -58,9 +58,11 @@ struct SuiteArgs {
     directory: PathBuf,
     #[arg(long)]
     peers: PathBuf,
+    #[arg(long)]
+    first_port: u16,
 }
 
-/// Does what the command line says.
+/// Runs the command line.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -97,42 +99,96 @@ fn run_command(cli: &Cli) -> Result<ExitCode> {
 async fn run_suites(selected: &[&Suite], base: &Path, document: Option<&Path>) -> Result<ExitCode> {
     let peers = PeerPrograms::find()?;
     for leftover in leftovers::remove_stale()? {
-        print_status(format_args!("removed {}, which an earlier run has left", leftover.display()));
+        print_status(format_args!("removed {}, left by an earlier run", leftover.display()));
     }
+    let started = Instant::now();
+    let outcomes = run_in_lanes(selected, base, &peers).await?;
     let mut results = SuiteResults::default();
-    for suite in selected {
-        print_status(format_args!("suite {} ... {}", suite.name, suite.description));
-        let started = Instant::now();
-        let directory = base.join(suite.name);
-        let outcome = launcher::run(suite.name, &directory, &peers, suite.limit).await;
-        let seconds = started.elapsed().as_secs_f64();
-        let failed = match outcome {
-            Ok(SuiteOutcome::Passed) => None,
-            Ok(SuiteOutcome::Failed) => Some(format!("FAILED: {}", failure_reason(&directory))),
-            Ok(SuiteOutcome::TimedOut) => Some(format!("FAILED: it did not end within {:?}", suite.limit)),
-            Ok(SuiteOutcome::Interrupted) => {
-                bail!("suite {} was interrupted, logs in {}", suite.name, directory.display())
-            }
-            Err(error) => Some(format!("FAILED: {error:#}")),
-        };
-        let result = failed.as_deref().unwrap_or("ok");
-        print_status(format_args!(
-            "suite {} ... {result} ({seconds:.1} s), logs in {}",
-            suite.name,
-            directory.display()
-        ));
-        results.add(suite.name, failed, seconds, &directory)?;
+    for (suite, FinishedSuite { failure, seconds }) in selected.iter().zip(outcomes) {
+        results.add(suite.name, failure, seconds, &base.join(suite.name))?;
     }
+    let seconds = started.elapsed().as_secs_f64();
     if let Some(document) = document {
-        results.write(document, &jiff::Timestamp::now().strftime("%Y-%m-%d").to_string())?;
+        let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
+        results.write(document, &date, seconds)?;
     }
     let (passed, failed) = results.totals();
-    // Once more: what a suite said when it failed stands an hour further up.
+    // Repeated at the end: the first report may be a thousand lines above.
     for (suite, reason) in results.failures() {
         print_status(format_args!("suite {suite} {reason}, logs in {}", base.join(suite).display()));
     }
-    print_status(format_args!("conformance: {passed} passed, {failed} failed"));
+    print_status(format_args!("conformance: {passed} passed, {failed} failed in {seconds:.0} s"));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Result of a suite that ended.
+struct FinishedSuite {
+    /// The reason of the failure; none if the suite passed.
+    failure: Option<String>,
+    seconds: f64,
+}
+
+/// Runs suites: those that need the machine for themselves first, then the lanes at the same time. Within a
+/// lane suites run one after the other. Returns the results in the order of `selected`.
+async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) -> Result<Vec<FinishedSuite>> {
+    let mut results: Vec<Option<FinishedSuite>> = selected.iter().map(|_| None).collect();
+    let lane = |lane: SuiteLane| selected.iter().enumerate().filter(move |(_, suite)| suite.lane == lane);
+    for (index, suite) in lane(SuiteLane::Exclusive) {
+        let finished = run_one(suite, base, peers, 0, SuiteOutput::Unchanged).await?;
+        if let Some(result) = results.get_mut(index) {
+            *result = Some(finished);
+        }
+    }
+    let is_parallel = SuiteLane::PARALLEL.iter().all(|parallel| lane(*parallel).next().is_some());
+    let output = if is_parallel { SuiteOutput::Prefixed } else { SuiteOutput::Unchanged };
+    let run_lane = async |number: u16, parallel: SuiteLane| {
+        let mut finished = Vec::new();
+        for (index, suite) in lane(parallel) {
+            finished.push((index, run_one(suite, base, peers, number, output).await?));
+        }
+        anyhow::Ok(finished)
+    };
+    let lanes = (0..).zip(SuiteLane::PARALLEL).map(|(number, parallel)| run_lane(number, parallel));
+    // All of them end, also after an interrupt: each removes what it left.
+    for finished in futures::future::join_all(lanes).await {
+        for (index, finished) in finished? {
+            if let Some(result) = results.get_mut(index) {
+                *result = Some(finished);
+            }
+        }
+    }
+    Ok(results.into_iter().flatten().collect())
+}
+
+/// Runs a suite to its end and prints its result.
+async fn run_one(
+    suite: &Suite,
+    base: &Path,
+    peers: &PeerPrograms,
+    lane: u16,
+    output: SuiteOutput,
+) -> Result<FinishedSuite> {
+    print_status(format_args!("suite {} ... {}", suite.name, suite.description));
+    let started = Instant::now();
+    let directory = base.join(suite.name);
+    let outcome = launcher::run(suite.name, &directory, peers, suite.limit, lane, output).await;
+    let seconds = started.elapsed().as_secs_f64();
+    let failure = match outcome {
+        Ok(SuiteOutcome::Passed) => None,
+        Ok(SuiteOutcome::Failed) => Some(format!("FAILED: {}", failure_reason(&directory))),
+        Ok(SuiteOutcome::TimedOut) => Some(format!("FAILED: not finished within {:?}", suite.limit)),
+        Ok(SuiteOutcome::Interrupted) => {
+            bail!("suite {} was interrupted, logs in {}", suite.name, directory.display())
+        }
+        Err(error) => Some(format!("FAILED: {error:#}")),
+    };
+    print_status(format_args!(
+        "suite {} ... {} ({seconds:.1} s), logs in {}",
+        suite.name,
+        failure.as_deref().unwrap_or("ok"),
+        directory.display()
+    ));
+    Ok(FinishedSuite { failure, seconds })
 }
 
 fn init(args: &SuiteArgs) -> Result<u8> {
@@ -144,6 +200,8 @@ fn init(args: &SuiteArgs) -> Result<u8> {
         .arg(&args.directory)
         .arg("--peers")
         .arg(&args.peers)
+        .arg("--first-port")
+        .arg(args.first_port.to_string())
         .stdin(process::Stdio::null());
     namespace_init::init(&args.scratch, &mut worker)
 }
@@ -154,13 +212,14 @@ fn run_suite(args: &SuiteArgs) -> Result<()> {
         args.directory.clone(),
         args.scratch.clone(),
         PeerPrograms::in_directory(args.peers.clone()),
+        args.first_port,
     )?;
     let result = runtime()?.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         tokio::select! {
             result = (suite.run)(&run) => result,
-            _ = terminate.recv() => bail!("told to end"),
+            _ = terminate.recv() => bail!("terminated"),
             _ = interrupt.recv() => bail!("interrupted"),
         }
     });
@@ -170,11 +229,12 @@ fn run_suite(args: &SuiteArgs) -> Result<()> {
     result
 }
 
-/// What the suite that ran here said when it failed.
+/// The reason of a failed suite.
 fn failure_reason(directory: &Path) -> String {
-    fs::read_to_string(run::failure_file(directory)).unwrap_or_else(|_| "it ended without a word".to_owned())
+    fs::read_to_string(run::failure_file(directory))
+        .unwrap_or_else(|_| "it ended without a reason".to_owned())
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no runtime")
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")
 }

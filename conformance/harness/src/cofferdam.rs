@@ -1,4 +1,4 @@
-//! Our program, with the memory driver in it or before a driver's socket.
+//! The program `cofferdam`, with the memory driver or with the socket of a CSI driver.
 
 use std::{
     collections::BTreeMap,
@@ -19,12 +19,11 @@ use crate::{
     sidecar::plain_client,
 };
 
-/// The name of its process and log, where there is one.
+/// Default name of the process and its log.
 const PROCESS_NAME: &str = "cofferdam";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The memory driver as our program has it: under a name that the suite gives, with a state that outlives the
-/// process.
+/// The memory driver as a component, under a name of the suite and with persistent state.
 #[derive(Clone, Debug)]
 pub struct MemoryDriver {
     component: PathBuf,
@@ -36,12 +35,12 @@ impl MemoryDriver {
     /// Writes the component and its configuration.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// If they cannot be written.
     pub fn new(run: &SuiteRun, driver_name: &str) -> Result<Self> {
         Self::with_durability(run, driver_name, true)
     }
 
-    /// The same with a state that ends with the process, as that of the driver in Go does.
+    /// The same with state in memory, like the Go driver.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -73,10 +72,10 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// Its volumes: name by handle. The state has one owner: our program must not run.
+    /// The volumes of the driver: name by handle. The state file has one owner, so `cofferdam` must not run.
     ///
     /// # Errors
-    /// When the driver cannot be asked.
+    /// If the call fails.
     pub async fn volumes(&self, run: &SuiteRun) -> Result<BTreeMap<String, String>> {
         let mut volumes = BTreeMap::new();
         let mut token: Option<String> = None;
@@ -105,7 +104,7 @@ impl MemoryDriver {
                 .context("no volumes in the answer")?;
             for entry in entries {
                 let handle = entry.pointer("/volume/handle").and_then(Value::as_str).context("no handle")?;
-                // The driver makes handles of names.
+                // The driver derives handles from names.
                 let name = handle.strip_prefix("mem-").unwrap_or(handle);
                 volumes.insert(handle.to_owned(), name.to_owned());
             }
@@ -117,16 +116,15 @@ impl MemoryDriver {
     }
 }
 
-/// Starts `cofferdam run` with the roles of an account and nothing but its rights, and waits until it is
-/// ready.
+/// Starts `cofferdam run` with the roles and rights of an account, and waits until it is ready.
 ///
 /// # Errors
-/// When it is not, with the end of its log.
+/// If it is not, with the end of its log.
 pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<ManagedProcess> {
     start_with_flags(run, account, driver, &[]).await
 }
 
-/// The same for roles that call no driver.
+/// The same for roles that do not call a driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -134,7 +132,7 @@ pub(crate) async fn start_without_driver(run: &SuiteRun, account: &Account) -> R
     start_process(run, PROCESS_NAME, account, None, &[]).await
 }
 
-/// The same before an existing CSI driver.
+/// The same with an existing CSI driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -146,11 +144,11 @@ pub async fn start_with_csi_driver(
     start_with_csi_driver_and_flags(run, account, socket, &[]).await
 }
 
-/// Starts the role `registrar` for an existing CSI driver's node service at a socket, below a root of
-/// kubelet's, and waits until it is healthy.
+/// Starts the role `registrar` for the node service of an existing CSI driver, below a kubelet root, and waits
+/// until it is healthy.
 ///
 /// # Errors
-/// When it is not, with the end of its log.
+/// If it is not, with the end of its log.
 pub(crate) async fn start_registrar(
     run: &SuiteRun,
     node: &str,
@@ -184,7 +182,7 @@ pub(crate) async fn start_with_flags(
     start_process(run, PROCESS_NAME, account, Some(&driver.config_flag()), extra_flags).await
 }
 
-/// [`start_before`] with more flags.
+/// [`start_with_csi_driver`] with more flags.
 ///
 /// # Errors
 /// As [`start`].
@@ -197,7 +195,7 @@ pub(crate) async fn start_with_csi_driver_and_flags(
     start_process(run, PROCESS_NAME, account, Some(&csi_address_flag(socket)), extra_flags).await
 }
 
-/// [`start_before`] beside another process of ours: under a name of its own, which its log has too.
+/// [`start_with_csi_driver`] with another name of the process and its log.
 ///
 /// # Errors
 /// As [`start`].
@@ -232,7 +230,7 @@ async fn start_process(
     Ok(process)
 }
 
-/// `cofferdam run` with these roles, which serves its metrics on this port.
+/// The command `cofferdam run` with these roles and this port of its HTTP endpoint.
 pub(crate) fn command_for(
     run: &SuiteRun,
     kubeconfig: &Path,

@@ -1,4 +1,4 @@
-//! etcd, kube-apiserver, and what of kube-controller-manager and kube-scheduler a suite wants.
+//! etcd, kube-apiserver, and optionally kube-controller-manager and kube-scheduler.
 
 use std::{
     fs,
@@ -23,67 +23,65 @@ use crate::{
     run::SuiteRun,
 };
 
-/// How long a component may take until it is ready, on a busy machine.
+/// Time limit for a component to become ready, on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// Client rates that are no limit.
+/// Unlimited client rates.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
-/// kube-controller-manager with all that it has but the loops that are roles of ours.
+/// All controllers of kube-controller-manager except those that Cofferdam's roles replace.
 pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
                             -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
 
-/// What a control plane is made of.
+/// Options of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneOptions {
-    /// The loops of kube-controller-manager, as its flag `--controllers` names them; none: it is not started.
+    /// Value of kube-controller-manager's `--controllers`; none: it is not started.
     pub controllers: Option<String>,
-    /// Whether kube-scheduler is started.
+    /// Start kube-scheduler.
     pub has_scheduler: bool,
-    /// How long nothing may be heard of a kubelet until its node is not ready; none: Kubernetes' own time.
+    /// Node monitor grace period of kube-controller-manager; none: its default.
     pub node_monitor_grace: Option<Duration>,
-    /// Whether the API takes as many requests as come.
+    /// Disable the API server's limits of concurrent requests.
     pub is_unlimited: bool,
-    /// Whether nobody looks for requests of our accounts that are refused, because that takes time of the
-    /// API.
+    /// Disable the audit log, which uses CPU time of the API server. Forbidden requests are not detected then.
     pub is_unaudited: bool,
 }
 
 /// A user of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiUser<'a> {
-    /// May do everything.
+    /// Cluster administrator.
     Admin,
-    /// kube-controller-manager, with the rules that the API has for it.
+    /// kube-controller-manager, with its default RBAC rules.
     ControllerManager,
-    /// kube-scheduler, likewise.
+    /// kube-scheduler, with its default RBAC rules.
     Scheduler,
-    /// The kubelet of this node.
+    /// kubelet of this node.
     Node(&'a str),
 }
 
-/// A Kubernetes without nodes.
+/// A control plane without nodes.
 pub struct ControlPlane {
     credentials: ClusterCredentials,
-    /// The store.
+    /// etcd.
     pub etcd: ManagedProcess,
-    /// The API.
+    /// kube-apiserver.
     pub api: ManagedProcess,
-    /// kube-controller-manager, where it runs.
+    /// kube-controller-manager, if it runs.
     pub controller_manager: Option<ManagedProcess>,
-    /// kube-scheduler, where it runs.
+    /// kube-scheduler, if it runs.
     pub scheduler: Option<ManagedProcess>,
     etcd_port: u16,
     client: Client,
     audit: Option<AuditLog>,
 }
 
-/// What the API writes down about requests of our accounts.
+/// Audit log of requests by Cofferdam's accounts.
 #[derive(Debug)]
 struct AuditLog {
     path: PathBuf,
-    /// How much of it was looked at.
+    /// Number of bytes read.
     read_bytes: usize,
-    /// Whether the API has not been ready since it was started: by then it knows no rules, and refuses
-    /// everybody everything.
+    /// True until the API server is ready after a start: before that it has no RBAC rules and rejects everything.
     is_starting: bool,
     forbidden: Vec<String>,
 }
@@ -102,7 +100,7 @@ impl AuditLog {
     }
 }
 
-/// Who may call the API, and how it is reached.
+/// Credentials and address of the API server.
 #[derive(Debug)]
 struct ClusterCredentials {
     directory: PathBuf,
@@ -154,7 +152,7 @@ impl ClusterCredentials {
         Ok(path)
     }
 
-    /// A client for another server than the API whose certificate is ours, or which has none.
+    /// A client for another server, with a certificate of this authority or without TLS.
     fn client_for_url(&self, url: &str) -> Result<Client> {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
@@ -164,13 +162,13 @@ impl ClusterCredentials {
 }
 
 impl ControlPlane {
-    /// Starts one, and waits until it is ready.
+    /// Starts a control plane, and waits until it is ready.
     ///
     /// # Errors
-    /// When a component does not become ready, with the end of its log.
+    /// If a component does not become ready, with the end of its log.
     pub async fn start(run: &SuiteRun, options: ControlPlaneOptions) -> Result<Self> {
         let (etcd_port, port) = (run.free_port()?, run.free_port()?);
-        // What an earlier one of the same run has stored is its own.
+        // Remove the data of an earlier control plane of the same run.
         match fs::remove_dir_all(etcd_directory(run)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
@@ -182,7 +180,7 @@ impl ControlPlane {
         let api =
             ManagedProcess::start(run, apiserver_command(run, &credentials, etcd_port, port, &options)?)?;
         let client = client(&credentials.kubeconfig(ApiUser::Admin)?).await?;
-        // For people with kubectl, who cannot look into the namespace.
+        // For kubectl outside of the mount namespace.
         fs::copy(credentials.kubeconfig(ApiUser::Admin)?, run.directory().join("kubeconfig"))?;
         let mut plane = Self {
             credentials,
@@ -221,7 +219,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// A client that may do everything. It repeats nothing by itself.
+    /// A client of the administrator. It does not retry.
     #[must_use]
     pub const fn client(&self) -> &Client {
         &self.client
@@ -230,15 +228,15 @@ impl ControlPlane {
     /// A kubeconfig for a user.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn kubeconfig(&self, user: ApiUser<'_>) -> Result<PathBuf> {
         self.credentials.kubeconfig(user)
     }
 
-    /// A kubeconfig for whom the API takes the bearer of a token for.
+    /// A kubeconfig with a bearer token.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub(crate) fn kubeconfig_with_token(&self, name: &str, token: &str) -> Result<PathBuf> {
         let path = self.credentials.directory.join(format!("{name}.kubeconfig"));
         kubeconfig::write(
@@ -250,27 +248,27 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The requests of our accounts that the API has refused with 403 since the last look, but for those
-    /// while it started.
+    /// The requests of Cofferdam's accounts that were rejected with 403 since the last call, except during a start of
+    /// the API server.
     ///
     /// # Errors
-    /// When what the API writes down cannot be read.
+    /// If the audit log cannot be read.
     pub fn take_forbidden(&mut self) -> Result<Vec<String>> {
         let Some(audit) = &mut self.audit else { return Ok(Vec::new()) };
         audit.read_new()?;
         Ok(mem::take(&mut audit.forbidden))
     }
 
-    /// The authority of the cluster's certificates.
+    /// The certificate authority.
     #[must_use]
     pub const fn authority(&self) -> &CertificateAuthority {
         &self.credentials.authority
     }
 
-    /// Waits until the API answers that it is ready.
+    /// Waits until the API server is ready.
     ///
     /// # Errors
-    /// When it does not, with the end of its log.
+    /// If it does not, with the end of its log.
     pub async fn wait_api_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
         self.api.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/readyz").await).await?;
@@ -281,10 +279,10 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Starts the API again after it was stopped or killed.
+    /// Restarts the API server after it was stopped or killed.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn spawn_api(&mut self) -> Result<()> {
         if let Some(audit) = &mut self.audit {
             audit.read_new()?;
@@ -293,30 +291,29 @@ impl ControlPlane {
         self.api.restart()
     }
 
-    /// Starts the API again after it was stopped or killed, and waits until it is ready.
+    /// Restarts the API server after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
-    /// When it is not, with the end of its log.
+    /// If it is not, with the end of its log.
     pub async fn restart_api(&mut self) -> Result<()> {
         self.spawn_api()?;
         self.wait_api_ready().await
     }
 
-    /// Starts etcd again after it was stopped or killed, and waits until it is ready.
+    /// Restarts etcd after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
-    /// When it is not, with the end of its log.
+    /// If it is not, with the end of its log.
     pub async fn restart_etcd(&mut self) -> Result<()> {
         self.etcd.restart()?;
         let client = self.credentials.client_for_url(&format!("http://127.0.0.1:{}", self.etcd_port))?;
         self.etcd.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/health").await).await
     }
 
-    /// Copies what etcd has stored, as it is at this moment. etcd stands still for as long as that takes:
-    /// what it finds in the copy is what it would find after the loss of power.
+    /// Copies etcd's data directory. etcd is paused meanwhile, so the copy is as after a loss of power.
     ///
     /// # Errors
-    /// When it does not run, or the copy fails.
+    /// If it does not run, or the copy fails.
     pub async fn snapshot_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
         self.etcd.pause()?;
         let copied = copy(&etcd_directory(run), &run.scratch().join(name)).await;
@@ -324,21 +321,20 @@ impl ControlPlane {
         copied
     }
 
-    /// Puts a copy in the place of what etcd has stored. Both etcd and the API have to be stopped.
+    /// Replaces etcd's data directory by a copy. etcd and the API server have to be stopped.
     ///
     /// # Errors
-    /// When there is no such copy.
+    /// If there is no such copy.
     pub async fn restore_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
         let store = etcd_directory(run);
         fs::remove_dir_all(&store)?;
         copy(&run.scratch().join(name), &store).await
     }
 
-    /// Lets etcd forget its history and starts the API anew: what was read before is too old to be watched
-    /// from.
+    /// Compacts etcd and restarts the API server: watches from earlier versions fail.
     ///
     /// # Errors
-    /// When etcd refuses, or the API does not become ready again.
+    /// If etcd refuses, or the API does not become ready again.
     pub async fn compact(&mut self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let now = namespaces.list(&ListParams::default()).await?.metadata.resource_version;
@@ -352,10 +348,10 @@ impl ControlPlane {
         self.restart_api().await
     }
 
-    /// Puts a copy of etcd back while nothing else runs, as an operator does who restores a cluster.
+    /// Restores a copy of etcd with etcd and the API server stopped, as an operator restores a cluster.
     ///
     /// # Errors
-    /// When there is no such copy, or etcd or the API does not become ready again.
+    /// If there is no such copy, or etcd or the API does not become ready again.
     pub async fn restore(&mut self, run: &SuiteRun, name: &str) -> Result<()> {
         self.api.kill().await?;
         self.etcd.kill().await?;
@@ -364,18 +360,18 @@ impl ControlPlane {
         self.restart_api().await
     }
 
-    /// Starts kube-controller-manager with these loops, and waits until it is healthy.
+    /// Starts kube-controller-manager with these controllers, and waits until it is healthy.
     ///
     /// # Errors
-    /// When it is not, with the end of its log.
+    /// If it is not, with the end of its log.
     pub async fn start_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
         self.start_controller_manager_with(run, controllers, &[]).await
     }
 
-    /// Kills kube-controller-manager, where it runs, and starts it with these loops.
+    /// Kills kube-controller-manager, if it runs, and starts it with these controllers.
     ///
     /// # Errors
-    /// When it had ended before, or is not healthy, with the end of its log.
+    /// If it had exited before, or is not healthy, with the end of its log.
     pub async fn replace_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
         if let Some(running) = &mut self.controller_manager {
             running.kill().await?;
@@ -393,7 +389,7 @@ impl ControlPlane {
         let spec =
             CommandSpec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
                 .arg(format_args!("--controllers={controllers}"))
-                // Each loop under an account of its own: that is what the API's own roles are bound to.
+                // Default RBAC rules are bound to an account per controller.
                 .arg("--use-service-account-credentials=true")
                 .arg(format_args!("--root-ca-file={}", self.credentials.authority.file().display()))
                 .arg(format_args!(
@@ -409,7 +405,7 @@ impl ControlPlane {
     /// Starts kube-scheduler, and waits until it is healthy.
     ///
     /// # Errors
-    /// When it is not, with the end of its log.
+    /// If it is not, with the end of its log.
     pub async fn start_scheduler(&mut self, run: &SuiteRun) -> Result<()> {
         let kubeconfig = self.credentials.kubeconfig(ApiUser::Scheduler)?;
         let spec = CommandSpec::new("kube-scheduler", run.peers().program("kube-scheduler")?).args(UNLIMITED);
@@ -439,16 +435,15 @@ impl ControlPlane {
         Ok(process)
     }
 
-    /// Ends it, from the top down.
+    /// Stops the components, kube-apiserver and etcd last.
     ///
     /// # Errors
-    /// When a component has ended by itself, or had to be killed; and when one of our accounts was refused
-    /// something.
+    /// If a component exited by itself or had to be killed, or a request of Cofferdam's accounts was forbidden.
     pub async fn stop(mut self) -> Result<()> {
         for component in [&mut self.scheduler, &mut self.controller_manager].into_iter().flatten() {
             component.stop().await?;
         }
-        // It would wait for our own idle connections.
+        // kube-apiserver waits for idle connections: close those of the client.
         self.client = self.credentials.client_for_url(&self.credentials.url)?;
         self.api.stop().await?;
         self.etcd.stop().await?;
@@ -490,7 +485,7 @@ fn apiserver_command(
         .arg(format_args!("--etcd-servers=http://127.0.0.1:{etcd_port}"))
         .arg("--bind-address=127.0.0.1")
         .arg(format_args!("--secure-port={port}"))
-        // Nobody reaches the API by its Service here, and loopback may not be that Service's end.
+        // The API server's Service is not used, and its endpoint must not be a loopback address.
         .arg("--endpoint-reconciler-type=none")
         .arg("--advertise-address=127.0.0.1")
         .arg("--service-cluster-ip-range=10.0.0.0/24")
@@ -506,7 +501,7 @@ fn apiserver_command(
         .arg(format_args!("--kubelet-client-certificate={}", kubelets.certificate.display()))
         .arg(format_args!("--kubelet-client-key={}", kubelets.key.display()))
         .arg("--kubelet-preferred-address-types=InternalIP")
-        // Pods here have no use for a token, and nobody makes the account that it would be of.
+        // Pods do not use tokens, and no controller creates the default account.
         .arg("--disable-admission-plugins=ServiceAccount")
         .arg("--allow-privileged=true");
     if !options.is_unaudited {
@@ -516,7 +511,7 @@ fn apiserver_command(
             .arg(format_args!("--audit-policy-file={}", policy.display()))
             .arg(format_args!("--audit-log-path={}", run.log("audit").display()))
             .arg("--audit-log-mode=blocking")
-            // In one file: a limit that no run reaches.
+            // A limit that no run reaches: the log has to stay in one file.
             .arg("--audit-log-maxsize=100000");
     }
     if options.is_unlimited {
@@ -528,10 +523,10 @@ fn apiserver_command(
     Ok(spec)
 }
 
-/// A client by a kubeconfig file. It repeats nothing by itself.
+/// A client from a kubeconfig file. It does not retry.
 ///
 /// # Errors
-/// When the file cannot be read or used.
+/// If the file cannot be read or used.
 pub async fn client(kubeconfig: &Path) -> Result<Client> {
     let mut config =
         Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &Default::default()).await?;
@@ -539,7 +534,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(connect::client(config)?)
 }
 
-/// A page whose answer is only that it is there.
+/// Requests a path, and ignores the response.
 pub(crate) async fn probe_path(client: &Client, path: &str) -> Result<()> {
     client.request_text(Request::get(path).body(Vec::new())?).await.with_context(|| format!("GET {path}"))?;
     Ok(())

@@ -1,4 +1,4 @@
-//! The CSI driver of `conformance/driver`: storage in memory, which tells what it holds.
+//! The Go driver of `conformance/driver`, and its admin interface.
 
 use std::{
     collections::BTreeMap,
@@ -30,10 +30,10 @@ pub struct CsiDriverProcess {
 }
 
 impl CsiDriverProcess {
-    /// Starts one under this driver name, and waits until it serves.
+    /// Starts a driver with this name, and waits until it serves.
     ///
     /// # Errors
-    /// When it does not, with the end of its log.
+    /// If it does not, with the end of its log.
     pub async fn start(run: &SuiteRun, name: &str, arguments: &[&str]) -> Result<Self> {
         let directory = run.scratch().join("driver").join(name);
         let (socket, admin_socket) = (directory.join("csi.sock"), directory.join("admin.sock"));
@@ -53,16 +53,16 @@ impl CsiDriverProcess {
         Ok(driver)
     }
 
-    /// The socket that serves CSI.
+    /// The CSI socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its volumes: name by id.
+    /// The driver's volumes: name by id.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the driver does not respond.
     pub async fn volumes(&self) -> Result<BTreeMap<String, String>> {
         let volumes: BTreeMap<String, Value> =
             serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
@@ -73,10 +73,10 @@ impl CsiDriverProcess {
             .collect()
     }
 
-    /// Bytes of its volumes, by id.
+    /// Sizes of the volumes in bytes, by id.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the driver does not respond.
     pub async fn sizes(&self) -> Result<BTreeMap<String, u64>> {
         let volumes: BTreeMap<String, Value> =
             serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
@@ -85,10 +85,10 @@ impl CsiDriverProcess {
         volumes.into_iter().map(|(id, volume)| Ok((id, size(volume)?))).collect()
     }
 
-    /// What can be changed of its volumes, the tier, by id; empty where it was never named.
+    /// The mutable parameter `tier` of the volumes, by id; empty if it was never set.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the driver does not respond.
     pub async fn tiers(&self) -> Result<BTreeMap<String, String>> {
         let volumes: BTreeMap<String, Value> =
             serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
@@ -98,10 +98,10 @@ impl CsiDriverProcess {
         Ok(volumes.into_iter().map(|(id, volume)| (id, tier(volume))).collect())
     }
 
-    /// The nodes that its volumes are published to, once for each volume.
+    /// Nodes of all publications.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the driver does not respond.
     pub async fn published_nodes(&self) -> Result<Vec<String>> {
         let volumes: BTreeMap<String, Value> =
             serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/volumes").await?)?;
@@ -109,31 +109,31 @@ impl CsiDriverProcess {
         Ok(nodes.flat_map(|nodes| nodes.keys().cloned()).collect())
     }
 
-    /// How often each method was called.
+    /// Number of calls by method.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the driver does not respond.
     pub async fn call_counts(&self) -> Result<BTreeMap<String, u64>> {
-        // Go writes a map that nothing was put into as null.
+        // Go encodes a nil map as null.
         let calls: Option<_> =
             serde_json::from_str(&admin_request(&self.admin_socket, "GET", "/calls").await?)?;
         Ok(calls.unwrap_or_default())
     }
 
-    /// Lets the next calls of a method fail with a code of gRPC, such as `UNAVAILABLE`.
+    /// Makes the next calls of a method fail with a gRPC code, such as `UNAVAILABLE`.
     ///
     /// # Errors
-    /// When the driver refuses it.
+    /// If the driver rejects it.
     pub async fn inject_failures(&self, method: &str, code: &str, times: u32) -> Result<()> {
         admin_request(&self.admin_socket, "POST", &format!("/fail?next={method}%3D{code}:{times}"))
             .await
             .map(|_| ())
     }
 
-    /// Lets every call of the controller take this long.
+    /// Sets the latency of every controller call.
     ///
     /// # Errors
-    /// When the driver refuses it.
+    /// If the driver rejects it.
     pub async fn set_latency(&self, time: Duration) -> Result<()> {
         admin_request(&self.admin_socket, "POST", &format!("/latency?time={}ms", time.as_millis()))
             .await
@@ -141,7 +141,7 @@ impl CsiDriverProcess {
     }
 }
 
-/// One request. HTTP 1.0 is all it takes: the answer ends where the connection does.
+/// Sends a request with HTTP/1.0: the response ends with the connection.
 async fn admin_request(socket: &Path, method: &str, path: &str) -> Result<String> {
     let mut stream =
         UnixStream::connect(socket).await.with_context(|| format!("cannot reach {}", socket.display()))?;

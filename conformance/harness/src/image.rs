@@ -1,4 +1,4 @@
-//! Images for a real container runtime, made of the machine's static busybox: there is no registry to ask.
+//! Container images from the machine's static busybox, because there is no registry.
 
 use std::{
     fs,
@@ -12,11 +12,11 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{peers::BUSYBOX, process};
 
-/// An image with a shell and busybox' programs.
+/// An image with the shell and the applets of busybox.
 pub const SHELL_IMAGE: &str = "conformance.cofferdam.dev/busybox:1";
-/// The image that holds a pod's namespaces.
+/// The sandbox image of pods.
 pub const PAUSE_IMAGE: &str = "conformance.cofferdam.dev/pause:1";
-/// What busybox is called in the image; the image has no others.
+/// Applets of busybox in the image.
 const APPLETS: [&str; 24] = [
     "sh", "cat", "cp", "date", "dd", "df", "echo", "env", "false", "head", "ls", "mkdir", "mount", "mv",
     "rm", "sleep", "stat", "sync", "test", "touch", "true", "umount", "wc", "md5sum",
@@ -25,7 +25,7 @@ const APPLETS: [&str; 24] = [
 /// Writes both images as one docker-archive, and returns its path.
 ///
 /// # Errors
-/// When busybox is missing, or a file cannot be written.
+/// If busybox is missing, or a file cannot be written.
 pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     let (root, parts) = (directory.join("root"), directory.join("parts"));
     fs::create_dir_all(root.join("bin"))?;
@@ -42,7 +42,7 @@ pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     let layer = hex(&fs::read(parts.join("layer.tar"))?);
     let images = [
         write_image_config(&parts, SHELL_IMAGE, &layer, &["/bin/sh"])?,
-        // Process 1 of a pod has to heed SIGTERM by itself.
+        // Process 1 of a container has no default handler of SIGTERM.
         write_image_config(
             &parts,
             PAUSE_IMAGE,
@@ -80,7 +80,7 @@ async fn create_tar(directory: &Path, archive: &Path) -> Result<()> {
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
     let mut arguments = owner.to_vec();
     arguments.extend(["--create", "--file", &archive, "--directory", &directory, "."]);
-    // Names without "./" in front: that is how a manifest names them.
+    // Without the prefix "./", as in the manifest.
     arguments.extend(["--transform", "s,^\\./,,"]);
     process::run_to_completion("tar", &arguments).await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Kubeconfig files: how a program reaches the API, and as whom.
+//! Kubeconfig files.
 
 use std::{
     fs::{self, OpenOptions},
@@ -13,19 +13,19 @@ use serde_json::{Value, json};
 
 use crate::certificates::{CertificateAuthority, CertificateFiles};
 
-/// Whom the API is to take the bearer for.
+/// Credentials of a kubeconfig.
 #[derive(Clone, Copy, Debug)]
 pub enum KubeconfigCredentials<'a> {
-    /// Who holds this token.
+    /// A bearer token.
     Token(&'a str),
-    /// Whom this certificate names.
+    /// A client certificate.
     Certificate(&'a CertificateFiles),
 }
 
-/// Writes a kubeconfig. It is JSON, which is YAML.
+/// Writes a kubeconfig as JSON, which is valid YAML.
 ///
 /// # Errors
-/// When a file cannot be read or written.
+/// If a file cannot be read or written.
 pub fn write(
     path: &Path,
     url: &str,
@@ -53,7 +53,7 @@ pub fn write(
     write_private_file(path, &text)
 }
 
-/// Writes a file that only its owner reads.
+/// Writes a file with mode 0600.
 fn write_private_file(path: &Path, text: &Value) -> Result<()> {
     let mut file = OpenOptions::new()
         .write(true)

@@ -1,4 +1,4 @@
-//! The outer side of a run: starts the namespaces, tells them to end, and looks that nothing is left.
+//! Starts a suite in namespaces of its own, stops it, and checks that it left nothing behind.
 
 use std::{
     fs,
@@ -9,69 +9,95 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, BufReader},
     process::Command,
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{leftovers, peers::PeerPrograms};
+use crate::{leftovers, peers::PeerPrograms, print_status, run};
 
 /// How a suite ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuiteOutcome {
-    /// As it should.
+    /// The suite passed.
     Passed,
-    /// With a failure, which it has printed.
+    /// The suite failed, and printed the reason.
     Failed,
-    /// It took longer than it may.
+    /// The suite exceeded its time limit.
     TimedOut,
-    /// Somebody wanted it to end.
+    /// The harness received SIGINT or SIGTERM.
     Interrupted,
 }
 
-/// Fails where a run is not possible, and says what it needs.
+/// Output of a suite on the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuiteOutput {
+    /// As the suite prints it.
+    Unchanged,
+    /// Each line starts with the suite's name, because another suite runs at the same time.
+    Prefixed,
+}
+
+/// Checks that suites can run on this machine.
 ///
 /// # Errors
-/// When this is not root, or run directories would lie where a run hides the machine's files.
+/// If the user is not root, or the directory is below one that a run mounts over.
 pub fn check_requirements(directory: &Path) -> Result<()> {
-    ensure!(rustix::process::geteuid().is_root(), "not root: kubelet, mounts and namespaces need it");
+    ensure!(rustix::process::geteuid().is_root(), "not root: kubelet, mounts and namespaces require it");
     for hidden in ["/run", "/var/run", "/var/lib", "/var/log"] {
         ensure!(
             !directory.starts_with(hidden),
-            "{} is below {hidden}, which a run hides: expected TMPDIR elsewhere",
+            "{} is below {hidden}, which a run mounts over: expected another TMPDIR",
             directory.display()
         );
     }
     Ok(())
 }
 
-/// Runs one suite in namespaces of its own, for at most `limit`.
+/// Runs one suite in namespaces of its own, for at most `limit`. `lane` is the number of the lane that runs
+/// it: suites of different lanes may run at the same time.
 ///
 /// # Errors
-/// When it cannot be started, or leaves something behind.
+/// If the suite cannot be started, or leaves something behind.
 pub async fn run(
     suite: &str,
     directory: &Path,
     peers: &PeerPrograms,
     limit: Duration,
+    lane: u16,
+    output: SuiteOutput,
 ) -> Result<SuiteOutcome> {
-    fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    let name = leftovers::run_name();
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let harness = std::process::id();
+    let name = leftovers::run_name(harness, suite);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let stream = || match output {
+        SuiteOutput::Unchanged => Stdio::inherit(),
+        SuiteOutput::Prefixed => Stdio::piped(),
+    };
     let mut child = Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"])
         .arg(std::env::current_exe()?)
-        .args(["inside", suite, "--scratch"])
+        .args(["init", suite, "--scratch"])
         .arg(Path::new("/run").join(&name))
         .arg("--directory")
         .arg(directory)
         .arg("--peers")
         .arg(peers.directory())
-        // Its end is how the other side learns that we want it to end, or that we are no more.
+        .arg("--first-port")
+        .arg(run::first_port(harness, lane).to_string())
+        // Process 1 of the namespace terminates when its standard input is closed, also by our death.
         .stdin(Stdio::piped())
+        .stdout(stream())
+        .stderr(stream())
         .spawn()
         .context("cannot start unshare of util-linux")?;
     let stdin = child.stdin.take();
+    let copies = [
+        child.stdout.take().map(|stdout| tokio::spawn(print_prefixed(suite.to_owned(), stdout))),
+        child.stderr.take().map(|stderr| tokio::spawn(print_prefixed(suite.to_owned(), stderr))),
+    ];
     let outcome = tokio::select! {
         status = child.wait() => suite_outcome(status?),
         () = tokio::time::sleep(limit) => SuiteOutcome::TimedOut,
@@ -80,8 +106,20 @@ pub async fn run(
     };
     drop(stdin);
     child.wait().await?;
+    // The streams end with the last process of the namespace.
+    for copy in copies.into_iter().flatten() {
+        copy.await?;
+    }
     leftovers::check(&name)?;
     Ok(outcome)
+}
+
+/// Prints each line of a suite's output after the suite's name.
+async fn print_prefixed(suite: String, stream: impl AsyncRead + Unpin) {
+    let mut lines = BufReader::new(stream).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        print_status(format_args!("{suite}: {}", line.trim_start()));
+    }
 }
 
 fn suite_outcome(status: ExitStatus) -> SuiteOutcome {

@@ -1,5 +1,6 @@
-//! What belongs to no namespace and so does not go with one: loop devices and cgroups. Both bear the name of
-//! a run.
+//! Loop devices and cgroups that a suite leaves behind.
+//!
+//! They belong to no namespace, so the kernel does not remove them with one. Both carry the name of the run.
 
 use std::{
     fs, io,
@@ -9,29 +10,35 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// How the names of runs begin; the process id of the harness follows.
-pub const RUN_PREFIX: &str = "cofferdam-conformance-";
+/// Prefix of run names. Short, because the paths of unix sockets start with the run's name and are limited
+/// to 107 bytes.
+const RUN_PREFIX: &str = "cofferdam-";
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The name of the run of this process.
+/// The name of a suite's run: the process id of its harness, and the suite.
 #[must_use]
-pub fn run_name() -> String {
-    format!("{RUN_PREFIX}{}", std::process::id())
+pub fn run_name(harness: u32, suite: &str) -> String {
+    format!("{RUN_PREFIX}{harness}-{suite}")
 }
 
-/// What a run has left, or has not yet removed.
+/// The process id of the harness of a run; none for any other name.
+fn harness_of(name: &str) -> Option<u32> {
+    name.strip_prefix(RUN_PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+/// Loop devices and cgroups of a run.
 ///
 /// # Errors
-/// When the machine cannot be looked at.
+/// If they cannot be listed.
 pub fn list(run: &str) -> Result<Vec<PathBuf>> {
     let devices = loop_devices()?.into_iter().filter(|(_, owner)| owner == run).map(|(device, _)| device);
     Ok(devices.chain(cgroups()?.into_iter().filter(|group| group.ends_with(run))).collect())
 }
 
-/// Removes what a run has left, and tells what that was.
+/// Removes the leftovers of a run, and returns them.
 ///
 /// # Errors
-/// When something cannot be removed.
+/// If one cannot be removed.
 pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
     let leftovers = list(run)?;
     for leftover in &leftovers {
@@ -47,10 +54,13 @@ pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
     Ok(leftovers)
 }
 
-/// Removes what runs have left whose harness is no more, not even to clean up.
+/// Removes the leftovers of runs whose harness does not exist any more.
+///
+/// The harness is looked up in this process's PID namespace: do not call it in a namespace while other suites
+/// run outside of it.
 ///
 /// # Errors
-/// When something cannot be removed.
+/// If one cannot be removed.
 pub fn remove_stale() -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     let devices = loop_devices()?.into_iter().map(|(_, owner)| owner);
@@ -61,26 +71,26 @@ pub fn remove_stale() -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Fails when a run has left something, after it has been removed.
+/// Checks that a run left nothing behind; removes what it did.
 ///
 /// # Errors
-/// With what it was.
+/// The leftovers.
 pub fn check(run: &str) -> Result<()> {
     let removed = remove(run)?;
-    ensure!(removed.is_empty(), "left over, and removed now: {removed:?}");
+    ensure!(removed.is_empty(), "leftovers, removed now: {removed:?}");
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     if let Some(line) = mounts.lines().find(|line| line.contains(run)) {
-        bail!("a mount is left over: {line}");
+        bail!("leftover mount: {line}");
     }
     Ok(())
 }
 
 fn is_stale(run: &str) -> bool {
-    run.strip_prefix(RUN_PREFIX).is_some_and(|id| !Path::new("/proc").join(id).exists())
+    harness_of(run).is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists())
 }
 
-/// Loop devices of runs, with the run's name. A file system that nobody has mounted any more has no place, so
-/// that the beginning of a file's path is not the same for everybody.
+/// Loop devices of runs, with the run's name. The name is searched in the whole path of the backing file,
+/// because the kernel shows that path relative to a file system that may be unmounted.
 fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
     let mut devices = Vec::new();
     let Ok(entries) = fs::read_dir("/sys/block") else { return Ok(devices) };
@@ -89,21 +99,21 @@ fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
         let file = Path::new("/sys/block").join(&name).join("loop/backing_file");
         let Ok(backing) = fs::read_to_string(file) else { continue };
         let mut parts = Path::new(backing.trim()).components().filter_map(|part| part.as_os_str().to_str());
-        if let Some(run) = parts.find(|part| part.starts_with(RUN_PREFIX)) {
+        if let Some(run) = parts.find(|part| harness_of(part).is_some()) {
             devices.push((Path::new("/dev").join(&name), run.to_owned()));
         }
     }
     Ok(devices)
 }
 
-/// Cgroups of runs: at the top of the one hierarchy, or of each of the older ones.
+/// Cgroups of runs: at the root of the unified hierarchy, or of each legacy hierarchy.
 fn cgroups() -> Result<Vec<PathBuf>> {
     let mut groups = Vec::new();
     let top = Path::new(CGROUP_ROOT);
     let hierarchies = directories(top).unwrap_or_default();
     for parent in std::iter::once(top.to_owned()).chain(hierarchies) {
         groups.extend(directories(&parent).unwrap_or_default().into_iter().filter(|group| {
-            group.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(RUN_PREFIX))
+            group.file_name().and_then(|name| name.to_str()).is_some_and(|name| harness_of(name).is_some())
         }));
     }
     Ok(groups)
@@ -120,7 +130,7 @@ fn directories(parent: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// A cgroup's files go with it; only other cgroups have to go first.
+/// Removes a cgroup after its children. Its files are removed with it.
 fn remove_cgroup(group: &Path) -> io::Result<()> {
     for child in directories(group)? {
         remove_cgroup(&child)?;
@@ -134,9 +144,11 @@ mod tests {
 
     #[test]
     fn only_runs_of_dead_harnesses_are_stale() {
-        let running = format!("{RUN_PREFIX}{}", std::process::id());
-        // Linux gives out no such id.
-        let dead = format!("{RUN_PREFIX}4194305");
-        assert_eq!([running.as_str(), &dead, "someone-1"].map(is_stale), [false, true, false]);
+        let running = run_name(std::process::id(), "node-shutdown");
+        // Above the kernel's limit of process ids.
+        let dead = run_name(4_194_305, "pods");
+        let others = ["someone-1", "cofferdam-test-4194305", "cofferdam-4194305"];
+        assert_eq!([running.as_str(), &dead].map(is_stale), [false, true]);
+        assert_eq!(others.map(is_stale), [false; 3]);
     }
 }

@@ -1,8 +1,7 @@
-//! A real Kubernetes on this machine, the Go sidecars and our program beside it, and what is shown on them.
+//! The conformance suites: a real Kubernetes on this machine, the CSI sidecars, and Cofferdam.
 //!
-//! Nothing else of the workspace depends on this crate. The programs come from `make peers`; everything that
-//! runs is inside of namespaces of its own, so that processes and mounts go with them however a run ends (see
-//! [`inside`]).
+//! No other crate of the workspace depends on this one. `make peers` builds the programs. Everything runs in
+//! namespaces of its own, which clean up processes and mounts however a run ends (see [`namespace_init`]).
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 
@@ -26,13 +25,14 @@ pub(crate) mod pod;
 pub mod process;
 pub mod proxy;
 pub mod results;
+pub(crate) mod retry;
 pub mod run;
 pub mod seeded_rng;
 pub mod sidecar;
 pub mod suites;
 pub mod wait;
 
-/// Tells whoever looks at the terminal. A closed stderr is no reason to end.
+/// Prints a line to stderr. A closed stderr is ignored.
 fn print_status(line: std::fmt::Arguments<'_>) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{line}");

@@ -1,4 +1,4 @@
-//! `make conformance`: what Cofferdam claims, on a real Kubernetes.
+//! `make conformance`: the conformance suites on a real Kubernetes.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,13 +1,11 @@
-//! The inner side of a run: process 1 of namespaces of its own.
+//! Process 1 of a run's namespaces.
 //!
-//! The kernel is what cleans up. When process 1 of a PID namespace ends, for whatever reason, everything in
-//! it is killed; and when the last process of a mount namespace has gone, its mounts go too: overlays of
-//! containers, network namespaces, what kubelet and drivers have mounted. Loop devices and cgroups belong to
-//! no namespace: [`leftovers`] knows them. What a run writes outside of its own directory, it writes into
-//! memory that only its namespace sees.
+//! The kernel cleans up. When process 1 of a PID namespace exits, it kills every other process of the namespace.
+//! When the last process of a mount namespace exits, it removes the mounts: overlays of containers, network
+//! namespaces, mounts of kubelet and drivers. Loop devices and cgroups belong to no namespace; see [`leftovers`].
+//! Outside of its directory a run only writes to memory that its namespace sees.
 //!
-//! Process 1 ends when the suite has ended, or when its standard input is closed: that is how a harness that
-//! is interrupted, or killed with -9, takes everything with it.
+//! Process 1 exits when the suite has ended or its standard input is closed, also by the death of the harness.
 
 use std::{
     ffi::CString,
@@ -28,15 +26,15 @@ use rustix::{
 
 use crate::leftovers;
 
-/// How long a suite has to end after it was told to, before it is killed.
+/// Time between SIGTERM and SIGKILL.
 const TERMINATION_GRACE: Duration = Duration::from_secs(20);
-/// Directories that kubelet, containerd and CNI write to without asking anybody.
+/// Directories to which kubelet, containerd and CNI write regardless of their configuration.
 const OVERLAY_DIRECTORIES: [&str; 2] = ["/var/lib", "/var/log"];
 
-/// Runs `worker` as process 2, and ends with its exit code.
+/// Runs `worker` as process 2, and returns its exit code.
 ///
 /// # Errors
-/// When this is not process 1, or the namespaces cannot be furnished.
+/// If this is not process 1, or the mounts cannot be set up.
 pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     ensure!(
         std::process::id() == 1,
@@ -46,7 +44,7 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     let child = worker.spawn().context("cannot start the suite")?;
     let id = Pid::from_raw(child.id().cast_signed()).context("a process without an id")?;
     thread::spawn(move || {
-        // Nobody writes: the end of it, or an error, is the word.
+        // Nothing is written to it: only its end matters.
         let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
         let _ = kill_process(id, Signal::TERM);
         thread::sleep(TERMINATION_GRACE);
@@ -59,8 +57,8 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// A namespace that looks like a machine: what is mounted below is seen by containers, and no write reaches
-/// the real one.
+/// Sets up a mount namespace like that of a machine: mounts propagate to containers, and no write reaches the
+/// real file system.
 fn set_up_mounts(scratch: &Path) -> Result<()> {
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .context("cannot share mounts within the namespace")?;
@@ -79,7 +77,7 @@ fn set_up_mounts(scratch: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reaps whatever ends until the suite has.
+/// Reaps processes until the suite exits.
 fn reap(suite: Pid) -> Result<ExitStatus> {
     loop {
         match wait(WaitOptions::empty()) {
@@ -90,11 +88,11 @@ fn reap(suite: Pid) -> Result<ExitStatus> {
     }
 }
 
-/// Kills what the suite has left, so that nothing holds its files any more.
+/// Kills the remaining processes of the suite.
 fn kill_all() -> Result<()> {
     loop {
         for id in process_ids()? {
-            // One that has ended meanwhile is what we want.
+            // It may have exited meanwhile.
             let _ = kill_process(id, Signal::KILL);
         }
         match wait(WaitOptions::empty()) {

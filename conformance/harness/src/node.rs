@@ -1,5 +1,4 @@
-//! A real node: containerd, runc, CNI and kubelet. A run may have several, each with a container runtime of
-//! its own.
+//! A node: kubelet, containerd, runc and CNI. Each node of a run has a container runtime of its own.
 
 use std::{
     collections::BTreeSet,
@@ -24,23 +23,23 @@ use crate::{
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// containerd puts the sockets of its shims here whatever it is told; the directory is the run's own.
+/// containerd always creates the sockets of its shims here. The directory belongs to the run's namespace.
 const CONTAINERD_STATE: &str = "/run/containerd";
-/// Bytes of a disk of its root.
+/// Size of the disk of kubelet's root in bytes.
 const DISK_BYTES: u64 = 1 << 30;
 
-/// Where a node of the machine has its things.
+/// Directories and addresses of a node.
 #[derive(Clone, Debug)]
 struct NodePaths {
-    /// What names of directories and logs end with: nothing for the first node.
+    /// Suffix of directories and logs; empty for the first node.
     suffix: String,
     /// containerd, CNI and kubelet's configuration.
     directory: PathBuf,
-    /// kubelet's plugins and pods.
+    /// kubelet's root: plugins and pods.
     root: PathBuf,
-    /// What of containerd does not outlive the machine.
+    /// State of containerd that a reboot removes.
     state: PathBuf,
-    /// Addresses of its pods.
+    /// Subnet of the pods.
     subnet: String,
 }
 
@@ -68,7 +67,7 @@ impl NodePaths {
     }
 }
 
-/// A node of a control plane.
+/// A running node.
 #[derive(Debug)]
 pub struct KubeletNode {
     name: String,
@@ -84,12 +83,12 @@ impl KubeletNode {
     /// Starts a node of this name, and waits until it is Ready.
     ///
     /// # Errors
-    /// When it does not become Ready, with the end of a log.
+    /// If it does not become Ready, with the end of a log.
     pub async fn start(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
         Self::start_with(run, plane, name, 0, false).await
     }
 
-    /// The same for a further node, with a number above 0 that no other has.
+    /// The same for another node, with a unique number above 0.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -102,8 +101,8 @@ impl KubeletNode {
         Self::start_with(run, plane, name, number, false).await
     }
 
-    /// The same with kubelet's root on a disk. Of memory kubelet has no statistics, and then of no pod and no
-    /// volume either.
+    /// The same with kubelet's root on a disk. kubelet has no statistics of a tmpfs root, and then none of pods and
+    /// volumes.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -132,7 +131,7 @@ impl KubeletNode {
         Ok(node)
     }
 
-    /// The directory that kubelet keeps plugins' sockets and pods' volumes in.
+    /// kubelet's root directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.paths.root
@@ -147,7 +146,7 @@ impl KubeletNode {
     /// Waits until the node is Ready.
     ///
     /// # Errors
-    /// When it is not, with the end of kubelet's log.
+    /// If it is not, with the end of kubelet's log.
     pub async fn wait_ready(&mut self, plane: &ControlPlane) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(plane.client().clone());
         let name = &self.name;
@@ -163,11 +162,10 @@ impl KubeletNode {
             .await
     }
 
-    /// Waits until nothing of a pod is mounted or runs any more, of this node or, where it is only a network,
-    /// of any.
+    /// Waits until no mount or container of a pod is left on this node, and no pod network on any node of the run.
     ///
     /// # Errors
-    /// When something is after `limit`, with what it is.
+    /// If something is left after `limit`.
     pub async fn wait_idle(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         self.wait_without_pods(run, limit).await?;
         until("no network of a pod is left", limit, async || {
@@ -179,10 +177,10 @@ impl KubeletNode {
         .await
     }
 
-    /// The same without a look at networks, which do not say whose they are.
+    /// The same without pod networks, which cannot be assigned to a node.
     ///
     /// # Errors
-    /// As [`idle`](Self::idle).
+    /// As [`wait_idle`](Self::wait_idle).
     pub async fn wait_without_pods(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         until("nothing of a pod is left on the node", limit, async || {
             let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -199,10 +197,10 @@ impl KubeletNode {
         .await
     }
 
-    /// Ends kubelet and containerd. What pods have left goes with the run.
+    /// Stops kubelet and containerd. Remaining containers end with the run.
     ///
     /// # Errors
-    /// When one has ended by itself, or had to be killed.
+    /// If one has ended by itself, or had to be killed.
     pub async fn stop(mut self) -> Result<()> {
         self.kubelet.stop().await?;
         self.containerd.stop().await?;
@@ -212,11 +210,10 @@ impl KubeletNode {
         Ok(())
     }
 
-    /// Takes its power away: kubelet, the container runtime and every container end at once, nobody says
-    /// good-bye to the API, and what was mounted is not any more.
+    /// Simulates a loss of power: kills kubelet, the container runtime and every container, and removes the mounts.
     ///
     /// # Errors
-    /// When one of them had ended before, or something stays.
+    /// If one of them had exited before, or something remains.
     pub async fn lose_power(&mut self) -> Result<()> {
         self.kubelet.kill().await?;
         self.containerd.kill().await?;
@@ -228,7 +225,7 @@ impl KubeletNode {
             if started.is_empty() {
                 break;
             }
-            // Who stands still starts nobody: when no look finds more, all are known.
+            // Stopped processes start no others: when none is new, all are known.
             signal_all(&started, Signal::STOP);
             containers.extend(started);
         }
@@ -243,12 +240,12 @@ impl KubeletNode {
         self.unmount(&networks).await
     }
 
-    /// Gives it its power back after [`lose_power`](Self::lose_power), and waits until it is Ready.
+    /// Restarts the node after [`lose_power`](Self::lose_power), and waits until it is Ready.
     ///
     /// # Errors
-    /// When it is not, with the end of a log.
+    /// If it is not, with the end of a log.
     pub async fn power_on(&mut self, run: &SuiteRun, plane: &ControlPlane) -> Result<()> {
-        // What a machine that starts does not have: what containerd knew of its containers.
+        // A reboot removes containerd's state of containers.
         for entry in fs::read_dir(&self.paths.state)? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("io.containerd.")) {
@@ -264,10 +261,10 @@ impl KubeletNode {
         self.wait_ready(plane).await
     }
 
-    /// Unmounts what is mounted below the node's directories, and the networks of its pods.
+    /// Unmounts everything below the node's directories, and the networks of its pods.
     async fn unmount(&self, networks: &BTreeSet<String>) -> Result<()> {
         let table = fs::read_to_string("/proc/self/mountinfo")?;
-        // What was mounted last goes first.
+        // In reverse order of mounting.
         for line in table.lines().rev() {
             let words: Vec<&str> = line.split(' ').collect();
             let [_, _, _, root, at, ..] = words.as_slice() else { continue };
@@ -289,7 +286,7 @@ struct ProcessInfo {
     arguments: String,
 }
 
-/// The shims that serve this containerd, and whoever descends from them.
+/// The shims of this containerd, and their descendants.
 fn containerd_descendants(all: &[ProcessInfo], socket: &str) -> BTreeSet<u32> {
     let is_shim =
         |one: &ProcessInfo| one.arguments.contains("containerd-shim") && one.arguments.contains(socket);
@@ -307,7 +304,7 @@ fn containerd_descendants(all: &[ProcessInfo], socket: &str) -> BTreeSet<u32> {
     }
 }
 
-/// Signals processes; one that has ended meanwhile needs none.
+/// Signals processes, and ignores those that have exited.
 fn signal_all<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
     for id in ids {
         if let Some(id) = Pid::from_raw(id.cast_signed()) {
@@ -322,7 +319,7 @@ fn list_processes() -> Result<Vec<ProcessInfo>> {
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Who ends while we look is not there.
+        // Exited meanwhile.
         let Ok(status) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Ok(arguments) = fs::read(entry.path().join("cmdline")) else { continue };
         let parent = status.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
@@ -336,12 +333,12 @@ fn list_processes() -> Result<Vec<ProcessInfo>> {
     Ok(all)
 }
 
-/// The network of a process, as the table of mounts calls it.
+/// The network namespace of a process, as in mountinfo.
 fn network_namespace(id: u32) -> Option<String> {
     Some(fs::read_link(format!("/proc/{id}/ns/net")).ok()?.to_str()?.to_owned())
 }
 
-/// A disk of a file, mounted as kubelet's root. Its loop device goes when it is unmounted.
+/// Mounts an ext4 image as kubelet's root. The loop device is detached on unmount.
 async fn mount_disk(run: &SuiteRun, root: &Path) -> Result<()> {
     let disk = run.scratch().join("disk");
     fs::File::create(&disk)?.set_len(DISK_BYTES)?;
@@ -438,8 +435,7 @@ fn kubelet_command(
         "port": run.free_port()?,
         "healthzPort": run.free_port()?,
         "containerRuntimeEndpoint": format!("unix://{}", paths.socket()),
-        // The API reaches kubelet by the node's address, so it listens on all; who may ask, a certificate
-        // says.
+        // kube-apiserver connects to the node's address, so kubelet listens on all. Clients need a certificate.
         "authentication": {
             "anonymous": { "enabled": false },
             "webhook": { "enabled": false },
@@ -447,13 +443,12 @@ fn kubelet_command(
         },
         "authorization": { "mode": "AlwaysAllow" },
         "cgroupDriver": "cgroupfs",
-        // A name by which what a killed run leaves is found.
+        // The run's name, so that leftovers of a killed run are found.
         "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
-        // A volume is mounted once the API has heard that it is in use, and detached once it has heard that
-        // it is not.
+        // Mounts and detaches wait for `volumesInUse` of the Node status.
         "nodeStatusUpdateFrequency": "1s",
-        // A quarter of it is how often a node says that it lives.
+        // The lease is renewed four times as often.
         "nodeLeaseDurationSeconds": 8,
         "volumeStatsAggPeriod": "1s",
         "cgroupsPerQOS": false,

@@ -1,4 +1,4 @@
-//! The programs that `make peers` has built, and those of the distribution.
+//! Programs built by `make peers`, and programs of the distribution.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Where Debian has the CNI plugins.
+/// Debian's directory of CNI plugins.
 pub const CNI_PLUGINS: &str = "/usr/lib/cni";
-/// Where Debian has runc.
+/// Debian's runc.
 pub const RUNC: &str = "/usr/sbin/runc";
-/// Where Debian has the static busybox.
+/// Debian's static busybox.
 pub const BUSYBOX: &str = "/bin/busybox";
 
 /// The directory of the programs.
@@ -21,10 +21,10 @@ pub struct PeerPrograms {
 }
 
 impl PeerPrograms {
-    /// Asks the build script where its programs are.
+    /// Gets the directory from the build script.
     ///
     /// # Errors
-    /// When it does not know.
+    /// If the script fails.
     pub fn find() -> Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers/build.sh");
         let output = Command::new(&script)
@@ -41,13 +41,13 @@ impl PeerPrograms {
         Ok(Self { directory })
     }
 
-    /// Those in a directory that [`Peers::find`] has found before.
+    /// The programs of a directory that [`find`](Self::find) returned.
     #[must_use]
     pub const fn in_directory(directory: PathBuf) -> Self {
         Self { directory }
     }
 
-    /// The directory itself.
+    /// The directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -56,7 +56,7 @@ impl PeerPrograms {
     /// The program of this name.
     ///
     /// # Errors
-    /// When it has not been built.
+    /// If it has not been built.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         let path = self.directory.join(name);
         if !path.exists() {

@@ -1,13 +1,13 @@
-//! A pod with one claim, for those who want many.
+//! Pods with one claim.
 
 use serde_json::{Value, json};
 
 use crate::image;
 
-/// Where the claim is mounted.
+/// Mount path of the claim.
 pub(crate) const MOUNT_PATH: &str = "/volume";
 
-/// A pod that runs a script with a claim at [`AT`], and does not start again.
+/// A pod with a claim at [`MOUNT_PATH`] that runs a script once.
 pub(crate) fn with_claim(name: &str, claim: &str, script: &str) -> Value {
     json!({
         "metadata": { "name": name },
@@ -26,7 +26,7 @@ pub(crate) fn with_claim(name: &str, claim: &str, script: &str) -> Value {
     })
 }
 
-/// The object that tells Kubernetes that a driver's volumes are attached before they are mounted.
+/// The CSIDriver of a driver with `attachRequired`.
 pub(crate) fn csi_driver_object(name: &str) -> Value {
     json!({
         "metadata": { "name": name },

@@ -1,4 +1,4 @@
-//! One program that runs: started, paused, killed, started again, with its log in the run's directory.
+//! Child processes that can be paused, killed and restarted, with their logs in the run's directory.
 
 use std::{
     fmt,
@@ -14,12 +14,12 @@ use tokio::process::{Child, Command};
 
 use crate::{run::SuiteRun, wait::until};
 
-/// How long a program has to end after SIGTERM. kube-apiserver drains for up to a minute.
+/// Time between SIGTERM and SIGKILL. kube-apiserver drains for up to a minute.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
-/// Lines of a log that stand in an error.
+/// Lines of a log in an error.
 const LOG_TAIL_LINES: usize = 12;
 
-/// A program that can be started.
+/// A command line, its environment and the name of its log.
 #[derive(Clone, Debug)]
 pub struct CommandSpec {
     name: String,
@@ -29,7 +29,7 @@ pub struct CommandSpec {
 }
 
 impl CommandSpec {
-    /// A program and the name of its log.
+    /// A command of a program, with the name of its log.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self { name: name.into(), program: program.into(), arguments: Vec::new(), environment: Vec::new() }
     }
@@ -48,7 +48,7 @@ impl CommandSpec {
         self
     }
 
-    /// Sets a variable; nothing of the caller's environment is there but `PATH`.
+    /// Sets an environment variable. Only `PATH` is inherited.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
@@ -56,13 +56,13 @@ impl CommandSpec {
     }
 }
 
-/// A program, started at least once.
+/// A process that was started at least once.
 #[derive(Debug)]
 pub struct ManagedProcess {
     spec: CommandSpec,
     home: PathBuf,
     log: PathBuf,
-    /// None once it is known to have ended.
+    /// None if it is known to have exited.
     child: Option<Child>,
 }
 
@@ -70,7 +70,7 @@ impl ManagedProcess {
     /// Starts a program.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start(run: &SuiteRun, spec: CommandSpec) -> Result<Self> {
         let log = run.log(&spec.name);
         let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
@@ -78,10 +78,10 @@ impl ManagedProcess {
         Ok(process)
     }
 
-    /// Starts it again, after it was stopped or killed.
+    /// Restarts the program after it was stopped or killed.
     ///
     /// # Errors
-    /// When it still runs, or cannot be started.
+    /// If it still runs, or cannot be started.
     pub fn restart(&mut self) -> Result<()> {
         if self.child.is_some() {
             bail!("{} runs: expected that it was stopped first", self.spec.name);
@@ -96,7 +96,7 @@ impl ManagedProcess {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A group of its own: Ctrl-C is for us, and what the program starts is signalled with it.
+            // A process group of its own: Ctrl-C only reaches the harness, and signals reach the program's children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -111,22 +111,22 @@ impl ManagedProcess {
         &self.spec.name
     }
 
-    /// The log of all its runs.
+    /// The log file of all its runs.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// The process' id, while it runs.
+    /// The process id while it runs.
     #[must_use]
     pub fn id(&self) -> Option<u32> {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// Waits for a condition, and fails at once when the program ends.
+    /// Waits for a condition, and fails early if the program exits.
     ///
     /// # Errors
-    /// When it ends, or the condition does not come within `limit`; with the end of the log.
+    /// If the program exits, or the condition is not met within `limit`, with the end of the log.
     pub async fn wait_ready<T>(
         &mut self,
         limit: Duration,
@@ -156,7 +156,7 @@ impl ManagedProcess {
         }
     }
 
-    /// Fails when the program has ended by itself.
+    /// Fails if the program has exited by itself.
     ///
     /// # Errors
     /// With its status and the end of its log.
@@ -171,10 +171,10 @@ impl ManagedProcess {
         }
     }
 
-    /// Ends it in order. One that has been stopped already stays so.
+    /// Stops the program with SIGTERM, unless it is stopped.
     ///
     /// # Errors
-    /// When it ended by itself before, or had to be killed.
+    /// If it had exited by itself, or had to be killed.
     pub async fn stop(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -192,10 +192,10 @@ impl ManagedProcess {
         }
     }
 
-    /// Ends it at once, with all that it started in its group, and waits until it is gone.
+    /// Kills the program and its process group with SIGKILL, and waits for it.
     ///
     /// # Errors
-    /// When it ended by itself before.
+    /// If it had exited by itself.
     pub async fn kill(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -204,26 +204,26 @@ impl ManagedProcess {
         Ok(())
     }
 
-    /// Lets it stand still: its connections stay, and nobody answers.
+    /// Pauses the program: its connections stay open without responses.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Continues a paused program.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until it exits by itself.
     ///
     /// # Errors
-    /// When it does not run, or does not end within `limit`.
+    /// If it does not run, or does not end within `limit`.
     pub async fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = &self.spec.name;
         let Some(child) = &mut self.child else { bail!("{name} does not run") };
@@ -239,7 +239,7 @@ impl ManagedProcess {
         signal(child, which)
     }
 
-    /// An error with the end of the log, which mostly says why.
+    /// Adds the end of the log to an error.
     fn with_log_tail(&self, error: anyhow::Error) -> anyhow::Error {
         let text = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
@@ -251,14 +251,14 @@ impl ManagedProcess {
 
 fn signal(child: &Child, which: Signal) -> Result<()> {
     let id = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    // No id: it has ended, and there is nobody to signal.
+    // No id: it has exited.
     id.map_or(Ok(()), |id| kill_process_group(id, which)).map_err(Into::into)
 }
 
 /// Runs a program to its end.
 ///
 /// # Errors
-/// When it cannot be started or does not succeed, with what it said.
+/// If it cannot be started or does not succeed, with what it said.
 pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
     let program = program.as_ref();
     let output = Command::new(program)

@@ -1,6 +1,5 @@
-//! A proxy between our program and the API, to let go wrong what goes wrong on the way: connections that are
-//! cut, and answers that are no answers. It ends TLS with a certificate of the cluster's authority, and
-//! begins it anew.
+//! A fault-injecting proxy between `cofferdam` and kube-apiserver: it closes connections and replaces responses.
+//! It terminates TLS with a certificate of the cluster's authority.
 
 use std::{
     fs, io,
@@ -35,15 +34,15 @@ use crate::control_plane::ControlPlane;
 
 type ProxyBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What becomes of requests.
+/// Treatment of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// The API answers them.
+    /// Requests are forwarded.
     #[default]
     Forward,
-    /// The proxy answers them with this status; the API never sees them.
+    /// Requests are rejected with this status, and not forwarded.
     Reject(StatusCode),
-    /// The API carries them out, and the answer to every write is 500.
+    /// Requests are forwarded, and the response to every write is replaced by 500.
     DropResponse,
 }
 
@@ -54,14 +53,14 @@ pub struct Proxy {
     kubeconfig: PathBuf,
 }
 
-/// What its connections share.
+/// State shared by its connections.
 struct ProxyState {
     api: Client,
     mode: Mutex<ProxyMode>,
-    /// Answers that were no answers.
+    /// Number of replaced responses.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
-    /// Connections that were cut.
+    /// Number of closed connections.
     closed_connections: AtomicUsize,
 }
 
@@ -73,10 +72,10 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts one before a control plane, for the user of this kubeconfig, who has a token.
+    /// Starts a proxy of a control plane for the user of a kubeconfig with a token.
     ///
     /// # Errors
-    /// When the kubeconfig is not one of ours, or it cannot listen.
+    /// If the kubeconfig has no token, or the proxy cannot listen.
     pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
         let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let server =
@@ -86,7 +85,7 @@ impl Proxy {
         let path = kubeconfig.with_extension("proxied");
         fs::write(&path, text.to_string())?;
 
-        // No credentials of its own: what the program sends is what the API sees.
+        // Without credentials: those of the program are forwarded.
         let mut config = Config::new(upstream.as_str().context("a server that is no text")?.parse()?);
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
@@ -102,30 +101,30 @@ impl Proxy {
         Ok(Self { state, listener, kubeconfig: path })
     }
 
-    /// How a program calls the API through it.
+    /// The kubeconfig of the proxy.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// What becomes of requests from now on.
+    /// Sets the treatment of further requests.
     pub fn set_mode(&self, mode: ProxyMode) {
         *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    /// How many answers were none.
+    /// Number of replaced responses.
     #[must_use]
     pub fn failed_responses(&self) -> usize {
         self.state.failed_responses.load(Ordering::SeqCst)
     }
 
-    /// How many connections were cut.
+    /// Number of closed connections.
     #[must_use]
     pub fn closed_connections(&self) -> usize {
         self.state.closed_connections.load(Ordering::SeqCst)
     }
 
-    /// Cuts every connection, in the middle of whatever is on it.
+    /// Closes every connection, also during requests.
     pub fn close_connections(&self) {
         self.state.disconnect.send_replace(());
     }
@@ -158,9 +157,9 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<ProxyState>)
     }
 }
 
-/// Serves one connection. How it ends is seen by the program, and by nobody else.
+/// Serves one connection. Its errors only concern the client.
 async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyState>) {
-    // Small answers go out at once.
+    // Do not delay small responses.
     let _ = stream.set_nodelay(true);
     let Ok(stream) = tls.accept(stream).await else { return };
     let service = service_fn(move |request| {
@@ -178,13 +177,13 @@ impl ProxyState {
         }
         let is_write = !request.method().is_safe();
         let (mut parts, body) = request.into_parts();
-        // They are about this connection, not the next one.
+        // Hop-by-hop headers.
         for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
             parts.headers.remove(hop);
         }
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
-        // Without an answer of the API there is none of ours: the connection breaks.
+        // Without a response of the API server the connection is closed.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
         if mode == ProxyMode::DropResponse && is_write {
             return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));
@@ -196,7 +195,7 @@ impl ProxyState {
         Ok(Response::from_parts(parts, body.map_err(io::Error::other).boxed_unsync()))
     }
 
-    /// An answer as the API gives it that has too much to do, or that is broken.
+    /// A Status response of an overloaded or failing API server.
     fn error_response(&self, status: StatusCode) -> Response<ProxyBody> {
         self.failed_responses.fetch_add(1, Ordering::SeqCst);
         let reason = match status {

@@ -1,4 +1,4 @@
-//! What suites have shown, as a table for a document.
+//! Results of suites, as a table in a document.
 
 use std::{fmt::Write as _, fs, path::Path, thread};
 
@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run;
 
-/// The table stands between these two lines of a document.
+/// The lines of a document between which the table is.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
 
-/// What became of the suites so far, in the order in which they ran.
+/// Results of suites, in the order of [`add`](Self::add).
 #[derive(Debug, Default)]
 pub struct SuiteResults {
     rows: Vec<SuiteResult>,
@@ -19,18 +19,18 @@ pub struct SuiteResults {
 #[derive(Debug)]
 struct SuiteResult {
     suite: String,
-    /// Why it failed.
+    /// The reason of the failure.
     failure: Option<String>,
     seconds: f64,
-    /// What the suite has told of what it saw.
+    /// Lines that the suite added.
     notes: String,
 }
 
 impl SuiteResults {
-    /// One more, which ran in this directory.
+    /// Adds the result of a suite that ran in `directory`.
     ///
     /// # Errors
-    /// When what it told cannot be read.
+    /// If the suite's notes cannot be read.
     pub fn add(
         &mut self,
         suite: &str,
@@ -44,34 +44,34 @@ impl SuiteResults {
         Ok(())
     }
 
-    /// How many passed, and how many did not.
+    /// Numbers of suites that passed and failed.
     #[must_use]
     pub fn totals(&self) -> (usize, usize) {
         let failed = self.failures().count();
         (self.rows.len() - failed, failed)
     }
 
-    /// The suites that did not pass, and why.
+    /// The suites that failed, with the reasons.
     pub fn failures(&self) -> impl Iterator<Item = (&str, &str)> {
         self.rows.iter().filter_map(|row| Some((row.suite.as_str(), row.failure.as_deref()?)))
     }
 
-    /// Puts them into a document, in the place of those that it has.
+    /// Replaces the results in a document. `seconds` is the time of the whole run.
     ///
     /// # Errors
-    /// When the document cannot be read or written, or has no place for them.
-    pub fn write(&self, document: &Path, date: &str) -> Result<()> {
+    /// If the document cannot be read or written, or has no results section.
+    pub fn write(&self, document: &Path, date: &str, seconds: f64) -> Result<()> {
         let context = || format!("results for {}", document.display());
         let old = fs::read_to_string(document).with_context(context)?;
-        let new = replace_section(&old, &self.markdown(date)).with_context(context)?;
+        let new = replace_section(&old, &self.markdown(date, seconds)).with_context(context)?;
         fs::write(document, new).with_context(context)
     }
 
-    fn markdown(&self, date: &str) -> String {
+    fn markdown(&self, date: &str, seconds: f64) -> String {
         let cores = thread::available_parallelism().map_or(0, usize::from);
         let mut text = format!(
-            "`make conformance` on {date}, {cores} cores, an unoptimised build; do not edit.\n\n\
-             | suite | | seconds | seen |\n|---|---|---:|---|\n"
+            "`make conformance` on {date}: {seconds:.0} s on {cores} cores, unoptimised build; do not edit.\n\n\
+             | suite | result | seconds | notes |\n|---|---|---:|---|\n"
         );
         for SuiteResult { suite, failure: failed, seconds, notes } in &self.rows {
             let passed = failed.as_deref().unwrap_or("ok");
@@ -82,7 +82,7 @@ impl SuiteResults {
     }
 }
 
-/// Text that ends no cell of a table.
+/// Escapes text for a table cell.
 fn escape_cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
@@ -113,23 +113,23 @@ mod tests {
 
         let document = directory.path().join("page.md");
         fs::write(&document, format!("head\n{RESULTS_BEGIN}\nold\n{RESULTS_END}\ntail\n")).unwrap();
-        results.write(&document, "2026-01-02").unwrap();
+        results.write(&document, "2026-01-02", 3.4).unwrap();
         let text = fs::read_to_string(&document).unwrap();
         assert!(
-            text.starts_with(&format!("head\n{RESULTS_BEGIN}\n`make conformance` on 2026-01-02, ")),
+            text.starts_with(&format!("head\n{RESULTS_BEGIN}\n`make conformance` on 2026-01-02: 3 s on ")),
             "{text}"
         );
         let rows = "| `a` | ok | 1 |  |\n| `b` | FAILED | 2 | one \\| two<br>three |\n";
         assert!(text.ends_with(&format!("{rows}{RESULTS_END}\ntail\n")), "{text}");
 
-        fs::write(&document, "no place").unwrap();
-        let error = format!("{:#}", results.write(&document, "2026-01-02").unwrap_err());
+        fs::write(&document, "no section").unwrap();
+        let error = format!("{:#}", results.write(&document, "2026-01-02", 3.4).unwrap_err());
         assert!(
             error.ends_with(
                 "page.md: expected the lines \"<!-- results -->\" and \"<!-- end of results -->\""
             ),
             "{error}"
         );
-        assert_eq!(fs::read_to_string(&document).unwrap(), "no place");
+        assert_eq!(fs::read_to_string(&document).unwrap(), "no section");
     }
 }

@@ -1,121 +1,158 @@
-//! One run of one suite: its directory, its room for what does not outlive it, its ports.
+//! One run of one suite: its directories and its ports.
 
 use std::{
-    collections::BTreeSet,
     fs,
     io::Write as _,
     net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::{peers::PeerPrograms, print_status};
 
-/// How often a port that was given before may come again before we give up.
-const PORT_ATTEMPTS: usize = 100;
+/// The first port of any run. All ports of runs are below 30000, and so outside of the range from which Linux
+/// takes the local ports of outgoing connections (32768 to 60999 by default). A port of that range may be
+/// taken by a connection between the choice of the port and the start, or restart, of its server.
+const FIRST_PORT: u16 = 10_000;
+/// Ports of one suite.
+const PORTS_PER_SUITE: u16 = 2_000;
+/// Suites that one harness runs at the same time at most.
+pub(crate) const MAX_PARALLEL_SUITES: u16 = 2;
+/// Harnesses on one machine that have ports of their own; further ones rely on the check that a port is free.
+const HARNESSES: u32 = 5;
 
-/// Where a run keeps what its suite tells.
-pub(crate) fn notes_file(directory: &Path) -> PathBuf {
-    directory.join("told.txt")
+/// The first port of a suite that runs in this lane of this harness.
+pub(crate) fn first_port(harness: u32, lane: u16) -> u16 {
+    let harness = u16::try_from(harness % HARNESSES).unwrap_or_default();
+    FIRST_PORT + (harness * MAX_PARALLEL_SUITES + lane % MAX_PARALLEL_SUITES) * PORTS_PER_SUITE
 }
 
-/// Where a run keeps why its suite failed.
+/// The notes of a run's suite.
+pub(crate) fn notes_file(directory: &Path) -> PathBuf {
+    directory.join("notes.txt")
+}
+
+/// The reason why a run's suite failed.
 pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }
 
-/// What every part of a suite is started with.
+/// Environment of a running suite: directories, programs and ports.
 #[derive(Debug)]
 pub struct SuiteRun {
     directory: PathBuf,
     scratch: PathBuf,
     peers: PeerPrograms,
     program: PathBuf,
-    ports: Arc<Mutex<BTreeSet<u16>>>,
+    /// The first port, and the number of ports used.
+    ports: (u16, Arc<AtomicU16>),
 }
 
 impl SuiteRun {
-    /// A run that keeps its logs in `directory`, and in `scratch` what only [`crate::inside`]'s namespaces
-    /// see.
+    /// A run with its logs in `directory` and its temporary files in `scratch`, which only processes of the
+    /// run's namespaces see. Its ports start at `first_port`.
     ///
     /// # Errors
-    /// When the program `cofferdam` has not been built beside this one.
-    pub fn new(directory: PathBuf, scratch: PathBuf, peers: PeerPrograms) -> Result<Self> {
+    /// If the program `cofferdam` has not been built next to this one.
+    pub fn new(directory: PathBuf, scratch: PathBuf, peers: PeerPrograms, first_port: u16) -> Result<Self> {
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;
         let program = std::env::current_exe()?.with_file_name("cofferdam");
         if !program.exists() {
             bail!("cofferdam has not been built: expected {}; run `cargo build`", program.display());
         }
-        Ok(Self { directory, scratch, peers, program, ports: Arc::default() })
+        Ok(Self { directory, scratch, peers, program, ports: (first_port, Arc::default()) })
     }
 
-    /// A part of it, with logs and files of its own: for a suite that has the same program more than once.
+    /// The same run with subdirectories for logs and files, for a suite that starts a program more than once.
     ///
     /// # Errors
-    /// When its directories cannot be made.
+    /// If the directories cannot be created.
     pub fn subdirectory(&self, name: &str) -> Result<Self> {
         let (directory, scratch) = (self.directory.join(name), self.scratch.join(name));
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;
         let (peers, program) = (self.peers.clone(), self.program.clone());
-        Ok(Self { directory, scratch, peers, program, ports: Arc::clone(&self.ports) })
+        Ok(Self { directory, scratch, peers, program, ports: (self.ports.0, Arc::clone(&self.ports.1)) })
     }
 
-    /// Where what is kept goes: logs, kubeconfigs.
+    /// The directory of logs and kubeconfigs. It is kept after the run.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Where what is not kept goes: in memory, and gone with the run.
+    /// The directory of temporary files, in memory. It is removed with the run.
     #[must_use]
     pub fn scratch(&self) -> &Path {
         &self.scratch
     }
 
-    /// The log of a program.
+    /// The log file of a program.
     #[must_use]
     pub fn log(&self, name: &str) -> PathBuf {
         self.directory.join("logs").join(format!("{name}.log"))
     }
 
-    /// Says what was seen or measured: it becomes a part of the results.
+    /// Prints a measurement or observation and adds it to the results.
     ///
     /// # Errors
-    /// When it cannot be kept.
+    /// If it cannot be written.
     pub fn add_note(&self, line: &str) -> Result<()> {
         print_status(format_args!("  {line}"));
         let mut notes = fs::OpenOptions::new().append(true).create(true).open(notes_file(&self.directory))?;
         Ok(writeln!(notes, "{line}")?)
     }
 
-    /// The programs of others.
+    /// The upstream programs.
     #[must_use]
     pub const fn peers(&self) -> &PeerPrograms {
         &self.peers
     }
 
-    /// Our program.
+    /// The program `cofferdam`.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// A port of loopback that nobody has, and that this run has not given before.
+    /// A free port that this run has not used before.
     ///
     /// # Errors
-    /// When there is none.
+    /// If the run has none left.
     pub fn free_port(&self) -> Result<u16> {
-        for _ in 0..PORT_ATTEMPTS {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
-            let port = listener.local_addr()?.port();
-            if self.ports.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+        let (first, used) = &self.ports;
+        loop {
+            let number = used.fetch_add(1, Ordering::Relaxed);
+            if number >= PORTS_PER_SUITE {
+                bail!("no free port from {first} to {}", first + PORTS_PER_SUITE - 1);
+            }
+            let port = first + number;
+            // kubelet listens on every address.
+            if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
                 return Ok(port);
             }
         }
-        bail!("no port of loopback that was not given before")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suites_that_run_at_the_same_time_have_different_ports() {
+        let mut first_ports: Vec<u16> = (0..HARNESSES)
+            .flat_map(|harness| (0..MAX_PARALLEL_SUITES).map(move |lane| first_port(harness, lane)))
+            .collect();
+        first_ports.sort_unstable();
+        assert!(first_ports.windows(2).all(|pair| pair[1] - pair[0] >= PORTS_PER_SUITE), "{first_ports:?}");
+        assert_eq!(first_ports.first(), Some(&FIRST_PORT));
+        assert!(first_ports.last().is_some_and(|last| last + PORTS_PER_SUITE <= 30_000), "{first_ports:?}");
     }
 }

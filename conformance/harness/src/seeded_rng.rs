@@ -1,16 +1,16 @@
-//! Chance that can be had again: a seed, printed, that the next run may be given.
+//! Random numbers from a seed that is printed and can be set.
 
 use anyhow::{Context as _, Result};
 
 use crate::print_status;
 
-/// Variable that holds the seed of a run that is to be repeated.
+/// Environment variable with the seed.
 const SEED_VARIABLE: &str = "CONFORMANCE_SEED";
 
-/// Random numbers from the seed that the environment names, or from a new one; it is printed.
+/// A generator with the seed of the environment, or a new one. Prints the seed.
 ///
 /// # Errors
-/// When the variable is no number, or there is no randomness.
+/// If the variable is not a number, or there is no random source.
 pub fn seeded_rng() -> Result<fastrand::Rng> {
     let seed = match std::env::var(SEED_VARIABLE) {
         Ok(text) => {

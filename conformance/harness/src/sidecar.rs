@@ -1,4 +1,4 @@
-//! The Go sidecars, each with a driver's socket.
+//! The upstream CSI sidecars.
 
 use std::{path::Path, time::Duration};
 
@@ -19,7 +19,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// metrics.
 ///
 /// # Errors
-/// When it does not, with the end of its log.
+/// If it does not, with the end of its log.
 pub async fn start(
     run: &SuiteRun,
     name: &str,
@@ -41,7 +41,7 @@ pub async fn start(
     Ok(process)
 }
 
-/// A client for a server of loopback without TLS.
+/// A client for a server on loopback without TLS.
 pub(crate) fn plain_client(port: u16) -> Result<Client> {
     let mut config = Config::new(Uri::try_from(format!("http://127.0.0.1:{port}"))?);
     config.default_retry = false;

@@ -1,21 +1,21 @@
-//! Waiting for a condition, with the reason when it does not come.
+//! Polling for a condition.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-/// Pause between two looks.
+/// Poll interval.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Looks until `probe` has an answer; the error of the last look is the reason of the failure.
+/// Polls until `probe` succeeds. A failure contains the last error.
 ///
 /// # Errors
-/// When there is none within `limit`.
+/// If it does not succeed within `limit`.
 pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let mut reason = anyhow!("nobody looked");
     loop {
-        // A look that hangs is one that has no answer: the limit is for it too.
+        // A probe that hangs is stopped at the limit.
         let left = limit.saturating_sub(started.elapsed());
         match tokio::time::timeout(left, probe()).await {
             Ok(Ok(answer)) => return Ok(answer),

@@ -454,7 +454,7 @@ fn backend_test_passes_a_conformant_driver() {
     assert_eq!(code, Some(0), "{report}");
     for expected in [
         "memory.cofferdam.dev",
-        "  seed      5\n",
+        "  seed        5\n",
         "  passed  all-or-nothing\n",
         "\n7 passed, 0 failed, 0 skipped\n",
     ] {
@@ -466,14 +466,22 @@ fn backend_test_passes_a_conformant_driver() {
 fn backend_test_reports_a_failed_case_in_every_format() {
     let scratch = TestDirectory::new("fails");
     let file = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
-    let flags =
-        ["--grant", "http", "--setting", "break=volumes/no-size", "--only", "volumes/no-*", "--seed", "9"];
+    let flags = [
+        "--grant",
+        "http",
+        "--setting",
+        "broken-rule=volumes/no-size",
+        "--only",
+        "volumes/no-*",
+        "--seed",
+        "9",
+    ];
     let with = |output| run_backend_test(&scratch, &[&[file.as_str()], &flags[..], &["-o", output]].concat());
 
     let (code, report_text) = with("text");
     assert_eq!(code, Some(1), "{report_text}");
     let repeat_line = format!(
-        "again     cofferdam backend test {file} --grant http --setting break=volumes/no-size --only volumes/no-size --seed 9\n"
+        "rerun     cofferdam backend test {file} --grant http --setting broken-rule=volumes/no-size --only volumes/no-size --seed 9\n"
     );
     for expected in ["  FAILED  no-size\n", "  passed  no-capability\n", repeat_line.as_str()] {
         assert!(report_text.contains(expected), "{expected:?} is not in\n{report_text}");

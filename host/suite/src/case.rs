@@ -1,4 +1,4 @@
-//! A case: one rule, and the calls that show whether a driver keeps it.
+//! A case: a rule, and the calls that test it.
 
 use std::fmt;
 
@@ -7,28 +7,28 @@ use futures::future::BoxFuture;
 
 use crate::{check::CaseResult, context::SuiteContext};
 
-/// What a driver, or a run, must have for a case to make sense.
+/// Requirement of a case on the driver or the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaseRequirement {
     /// The driver exports an interface.
     Exports(Ability),
-    /// The driver names a feature.
+    /// The driver has a feature.
     HasFeature(Feature),
-    /// The driver does not name a feature.
+    /// The driver does not have a feature.
     LacksFeature(Feature),
-    /// The driver lists volumes, or describes one.
+    /// The driver exports `listing` or `inspection`.
     ListingOrInspection,
-    /// The driver imports `state`, `pool` or `http`, so that its calls can be ended between two host calls.
+    /// The driver imports `state`, `pool` or `http`, so that its calls can be killed between two host calls.
     HostCalls,
-    /// The driver names topology keys, and the run was given a place.
+    /// The driver has topology keys, and the run has a topology segment.
     Topology,
-    /// The driver names no topology keys.
+    /// The driver has no topology keys.
     NoTopology,
-    /// The driver imports `http`, so that an answer can be lost.
+    /// The driver imports `http`, so that a response can be lost.
     Http,
-    /// The run was given secrets.
+    /// The run has secrets.
     Secrets,
-    /// The run was given parameters that `modification` accepts.
+    /// The run has parameters that `modification` accepts.
     MutableParameters,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for CaseRequirement {
             Self::LacksFeature(feature) => write!(f, "no feature `{feature}`"),
             Self::ListingOrInspection => f.write_str("`listing` or `inspection`"),
             Self::HostCalls => f.write_str("import of `state`, `pool` or `http`"),
-            Self::Topology => f.write_str("topology keys and a place"),
+            Self::Topology => f.write_str("topology keys and a topology segment"),
             Self::NoTopology => f.write_str("no topology keys"),
             Self::Http => f.write_str("import of `http`"),
             Self::Secrets => f.write_str("secrets"),
@@ -56,15 +56,15 @@ pub struct ConformanceCase {
     pub id: &'static str,
     /// The rule in one sentence.
     pub rule: &'static str,
-    /// Where the rule stands: an interface of the contract, or a call of CSI 1.12.
+    /// Source of the rule: an interface of the contract, or a call of CSI 1.12.
     pub source: &'static str,
-    /// Without these the case is skipped.
+    /// Requirements; the case is skipped without them.
     pub requirements: &'static [CaseRequirement],
     pub(crate) run: for<'a> fn(&'a SuiteContext) -> BoxFuture<'a, CaseResult>,
 }
 
 impl ConformanceCase {
-    /// The interface that the case is about.
+    /// The interface that the case tests.
     pub fn interface(&self) -> &'static str {
         self.id.split_once('/').map_or(self.id, |(interface, _)| interface)
     }

@@ -1,4 +1,4 @@
-//! How a case says what it expected and what came back.
+//! Expectations of cases, and their failures.
 
 use std::{
     fmt::Debug,
@@ -7,24 +7,24 @@ use std::{
 
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 
-/// Why a case did not pass.
+/// Reason why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CaseError {
     /// The driver breaks the rule.
     Failed {
-        /// What the rule wants.
+        /// Expectation of the rule.
         expected: String,
-        /// What came back.
+        /// Observed result.
         found: String,
     },
-    /// The rule cannot be tried on this driver.
+    /// The rule cannot be tested on this driver.
     Skipped(String),
 }
 
-/// What a case, or a step of it, comes to.
+/// Result of a case or of a step.
 pub(crate) type CaseResult<T = ()> = Result<T, CaseError>;
 
-/// Longest text of an answer that a report shows, in characters.
+/// Maximum length of a result in a report, in characters.
 const MAX_ANSWER_CHARS: usize = 400;
 
 /// A failed case.
@@ -32,7 +32,7 @@ pub(crate) fn fail<T>(expected: impl Into<String>, found: impl Into<String>) -> 
     Err(CaseError::Failed { expected: expected.into(), found: truncate(found.into(), MAX_ANSWER_CHARS) })
 }
 
-/// A text of at most so many characters.
+/// Shortens a text to a number of characters.
 pub(crate) fn truncate(mut text: String, characters: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(characters) {
         text.truncate(end);
@@ -41,7 +41,7 @@ pub(crate) fn truncate(mut text: String, characters: usize) -> String {
     text
 }
 
-/// A case that cannot be tried.
+/// A case that cannot be tested.
 pub(crate) fn skip<T>(reason: impl Into<String>) -> CaseResult<T> {
     Err(CaseError::Skipped(reason.into()))
 }
@@ -56,7 +56,7 @@ pub(crate) fn error_line(error: &StorageError) -> String {
     format!("{} ({finality}): {}", error.kind, error.message)
 }
 
-/// An answer in one line.
+/// A result in one line.
 pub(crate) fn answer_line<T: Debug>(answer: &Result<T, StorageError>) -> String {
     match answer {
         Ok(value) => format!("success: {value:?}"),
@@ -64,12 +64,12 @@ pub(crate) fn answer_line<T: Debug>(answer: &Result<T, StorageError>) -> String 
     }
 }
 
-/// A call that must succeed.
+/// Expects success.
 pub(crate) fn expect_success<T>(what: &str, answer: Result<T, StorageError>) -> CaseResult<T> {
     answer.or_else(|error| fail(format!("{what}: success"), error_line(&error)))
 }
 
-/// A call that must fail finally in one of these ways.
+/// Expects a final error of one of these kinds.
 pub(crate) fn expect_final_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
@@ -84,7 +84,7 @@ pub(crate) fn expect_final_error<T: Debug>(
     }
 }
 
-/// A call that must fail in this way, be it final or not.
+/// Expects an error of this kind, final or not.
 pub(crate) fn expect_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
@@ -96,7 +96,7 @@ pub(crate) fn expect_error<T: Debug>(
     }
 }
 
-/// A call that may succeed or fail finally in one of these ways; tells whether it succeeded.
+/// Expects success or a final error of one of these kinds. Returns true after success.
 pub(crate) fn expect_success_or_final_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,
@@ -111,12 +111,12 @@ pub(crate) fn expect_success_or_final_error<T: Debug>(
     }
 }
 
-/// Two answers that must be equal.
+/// Expects two results to be equal.
 pub(crate) fn expect_equal<T: PartialEq + Debug>(what: &str, first: &T, second: &T) -> CaseResult {
     expect_that(first == second, || format!("{what}: {first:?}"), || format!("{second:?}"))
 }
 
-/// Something that must be so.
+/// Expects a condition to be true.
 pub(crate) fn expect_that(
     condition: bool,
     expected: impl FnOnce() -> String,
@@ -125,7 +125,7 @@ pub(crate) fn expect_that(
     if condition { Ok(()) } else { fail(expected(), found()) }
 }
 
-/// A time in milliseconds since 1970 that must be now; clocks may differ by a day.
+/// Expects a Unix time in milliseconds to be the current time, within a day.
 pub(crate) fn expect_recent(time: u64) -> CaseResult {
     const DAY_MS: u128 = 24 * 60 * 60 * 1_000;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());

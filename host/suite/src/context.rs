@@ -1,5 +1,5 @@
-//! What a case works at: a loaded driver, fresh names, calls that are repeated while their outcome is open,
-//! and a list of everything that was made.
+//! Environment of a case: the loaded driver, unique names, calls that are repeated while their outcome is
+//! unknown, and a record of everything created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,17 +28,17 @@ use crate::{
     process::{CallRecorder, RecordingBackend},
 };
 
-/// First pause before an open call is repeated, when the driver does not say how long.
+/// Initial delay before a call with an unknown outcome is repeated, unless the driver requests one.
 const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Longest pause.
+/// Maximum delay.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// Most errors that are remembered for the cases about errors.
+/// Maximum errors that are recorded for the cases about errors.
 const MAX_ERRORS: usize = 10_000;
 
-/// After so many calls that did not come to an end, no other is waited for.
+/// After this many calls without a final result, the remaining cases are skipped.
 pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
 
-/// Whether a failed call is worth repeating: it says that it goes on, or may do so and will be clearer later.
+/// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown.
 fn is_retryable(error: &StorageError) -> bool {
     match error.finality {
         Finality::Final => false,
@@ -49,15 +49,15 @@ fn is_retryable(error: &StorageError) -> bool {
     }
 }
 
-/// How long to wait before an open call is repeated for the nth time.
+/// Delay before the nth repetition of a call.
 pub(crate) fn retry_pause(attempt: u32) -> Duration {
     INITIAL_RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(attempt)).min(MAX_RETRY_PAUSE)
 }
 
-/// What the content of a volume comes from.
+/// Content source of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeOrigin {
-    /// Nothing.
+    /// No source: an empty volume.
     Empty,
     /// A volume.
     Volume(VolumeHandle),
@@ -65,20 +65,20 @@ pub(crate) enum VolumeOrigin {
     Snapshot(SnapshotHandle),
 }
 
-/// Everything that was made and is not known to be gone.
+/// Objects that were created and are not known to be deleted.
 #[derive(Debug, Default)]
 pub(crate) struct CreatedResources {
     volumes: BTreeSet<VolumeHandle>,
     snapshots: BTreeSet<SnapshotHandle>,
     groups: BTreeMap<GroupSnapshotHandle, BTreeSet<SnapshotHandle>>,
     published_volumes: BTreeSet<VolumeHandle>,
-    /// Creations with an open outcome: only they themselves can tell what they made.
+    /// Creates with an unknown outcome: only a repetition returns the handle.
     open_volumes: Vec<(CreateVolume, VolumeOrigin)>,
     open_snapshots: Vec<CreateSnapshot>,
     open_groups: Vec<CreateGroupSnapshot>,
 }
 
-/// What a case works at.
+/// Environment of a case.
 pub(crate) struct SuiteContext {
     pub(crate) engine: Engine,
     pub(crate) source: ComponentSource,
@@ -86,14 +86,14 @@ pub(crate) struct SuiteContext {
     pub(crate) backend: Arc<RecordingBackend>,
     pub(crate) call_recorder: CallRecorder,
     pub(crate) faults: FaultPlan,
-    /// What the storage held before the first case, as far as the host sees it.
+    /// Contents of state and pool before the first case.
     pub(crate) initial_storage: BTreeSet<String>,
     name_prefix: String,
     name_counter: AtomicU32,
-    /// Calls that were repeated until patience was at its end.
+    /// Number of calls without a final result within the time for repetitions.
     unfinished_calls: AtomicU32,
     created: Mutex<CreatedResources>,
-    /// Every volume and snapshot of the run, also those that are gone.
+    /// Every volume and snapshot of the run, deleted ones included.
     all_created: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
     errors: Mutex<Vec<(&'static str, StorageError)>>,
     keeps_owners: Mutex<Option<bool>>,
@@ -127,32 +127,32 @@ impl SuiteContext {
         }
     }
 
-    /// What the storage holds, as far as the host sees it.
+    /// Contents of state and pool.
     pub(crate) fn stored_entries(&self) -> BTreeSet<String> {
         stored_entries(&self.backend, &self.options)
     }
 
-    /// Whether the driver returned the owner of a volume, when a case has looked.
+    /// True if the driver returns the owner of a volume; none if no case has checked.
     pub(crate) fn keeps_owners(&self) -> Option<bool> {
         *lock(&self.keeps_owners)
     }
 
-    /// Remembers whether the driver returned the owner of a volume.
+    /// Records that the driver returns, or does not return, the owner of a volume.
     pub(crate) fn set_keeps_owners(&self, keeps_owner: bool) {
         *lock(&self.keeps_owners) = Some(keeps_owner);
     }
 
-    /// A call with the run's deadline and secrets.
+    /// Options of a call: the run's deadline and secrets.
     pub(crate) fn call(&self) -> Call {
         Call { deadline: self.options.deadline, secrets: self.options.secrets.clone() }
     }
 
-    /// A name that nothing has had before; the label tells people what left it.
+    /// A unique name; the label shows which case created the object.
     pub(crate) fn unique_name(&self, label: &str) -> String {
         format!("{}-{label}-{}", self.name_prefix, self.name_counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Who owns the volumes of this run.
+    /// Owner of the volumes of this run.
     pub(crate) fn owner(&self, name: &str) -> VolumeOwner {
         VolumeOwner {
             cluster_id: ClusterId::new(self.name_prefix.as_str()),
@@ -183,7 +183,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a call as long as it may still have an effect, and notices how it failed.
+    /// Repeats a call while its outcome is unknown, and records its error.
     pub(crate) async fn retry_until_final<'a, T>(
         &self,
         method: &'static str,
@@ -208,7 +208,7 @@ impl SuiteContext {
         }
     }
 
-    /// Whether so many calls did not come to an end that no other is waited for.
+    /// Returns true if too many calls had no final result, see [`MAX_UNFINISHED_CALLS`].
     pub(crate) fn has_given_up(&self) -> bool {
         self.unfinished_calls.load(Ordering::Relaxed) >= MAX_UNFINISHED_CALLS
     }
@@ -220,13 +220,12 @@ impl SuiteContext {
         }
     }
 
-    /// Every error that a call of the run ended with, and which call that was.
+    /// Errors of the run, with the calls that returned them.
     pub(crate) fn errors(&self) -> Vec<(&'static str, StorageError)> {
         lock(&self.errors).clone()
     }
 
-    /// Begins to create a volume, at one of several processes; what comes of it is the caller's to
-    /// [`keep`](Self::keep).
+    /// Starts to create a volume from a process. The caller passes the result to [`keep`](Self::keep).
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,
@@ -242,12 +241,12 @@ impl SuiteContext {
         }
     }
 
-    /// Notes a volume of the run that no call has returned.
+    /// Records a volume of the run that no call returned.
     pub(crate) fn record_volume(&self, handle: &VolumeHandle) {
         lock(&self.created).volumes.insert(handle.clone());
     }
 
-    /// Remembers what a creation came to.
+    /// Records the result of a create.
     pub(crate) fn record_create(
         &self,
         request: &CreateVolume,
@@ -274,7 +273,7 @@ impl SuiteContext {
         self.create_from(&self.backend, request, &VolumeOrigin::Empty).await
     }
 
-    /// Creates a volume from something, at one of several processes.
+    /// Creates a volume with a content source, from a process.
     pub(crate) async fn create_from(
         &self,
         backend: &RecordingBackend,
@@ -287,7 +286,7 @@ impl SuiteContext {
         result
     }
 
-    /// A new volume, for cases that are about something else.
+    /// Creates a volume for a case that tests something else.
     pub(crate) async fn new_volume(&self, label: &str) -> CaseResult<(CreateVolume, CreatedVolume)> {
         let request = self.volume_request(label);
         let volume = expect_success("a new volume", self.create(&request).await)?;
@@ -299,7 +298,7 @@ impl SuiteContext {
         self.delete_with(&self.backend, handle).await
     }
 
-    /// Deletes a volume, at one of several processes.
+    /// Deletes a volume, from a process.
     pub(crate) async fn delete_with(
         &self,
         backend: &RecordingBackend,
@@ -313,12 +312,12 @@ impl SuiteContext {
         answer
     }
 
-    /// Notes that a volume is, or may be, published.
+    /// Records that a volume is, or may be, published.
     pub(crate) fn record_published(&self, handle: &VolumeHandle) {
         lock(&self.created).published_volumes.insert(handle.clone());
     }
 
-    /// Cuts a snapshot, at one of several processes.
+    /// Creates a snapshot, from a process.
     pub(crate) async fn create_snapshot(
         &self,
         backend: &RecordingBackend,
@@ -349,7 +348,7 @@ impl SuiteContext {
         answer
     }
 
-    /// Cuts a group of snapshots.
+    /// Creates a group snapshot.
     pub(crate) async fn create_group_snapshot(
         &self,
         request: &CreateGroupSnapshot,
@@ -371,7 +370,7 @@ impl SuiteContext {
         answer
     }
 
-    /// Deletes a group of snapshots.
+    /// Deletes a group snapshot.
     pub(crate) async fn delete_group_snapshot(
         &self,
         handle: &GroupSnapshotHandle,
@@ -385,24 +384,24 @@ impl SuiteContext {
         answer
     }
 
-    /// Whether the run has made this volume.
+    /// Returns true if the run created this volume.
     pub(crate) fn is_own_volume(&self, status: &VolumeStatus) -> bool {
         let is_of_run = |owner: &VolumeOwner| owner.cluster_id.as_str() == self.name_prefix;
         lock(&self.all_created).0.contains(&status.volume.handle)
             || status.owner.as_ref().is_some_and(is_of_run)
     }
 
-    /// Whether a call of the run has returned this volume as its own.
+    /// Returns true if a call of the run returned this volume.
     pub(crate) fn has_created(&self, handle: &VolumeHandle) -> bool {
         lock(&self.all_created).0.contains(handle)
     }
 
-    /// Whether the run has made this snapshot.
+    /// Returns true if the run created this snapshot.
     pub(crate) fn is_own_snapshot(&self, handle: &SnapshotHandle) -> bool {
         lock(&self.all_created).1.contains(handle)
     }
 
-    /// What is not known to be gone, for people.
+    /// Descriptions of the objects that are not known to be deleted.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let created = lock(&self.created);
         let describe = |what: &str, handles: &mut dyn Iterator<Item = String>| -> Vec<String> {
@@ -428,7 +427,7 @@ impl SuiteContext {
         .concat()
     }
 
-    /// Deletes everything that cases have made; what cannot be deleted stays noted.
+    /// Deletes everything that the cases created. Objects that cannot be deleted stay recorded.
     pub(crate) async fn delete_all(&self) {
         self.retry_open_creates().await;
         let published = std::mem::take(&mut lock(&self.created).published_volumes);
@@ -452,7 +451,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats what has an open outcome, to learn what is there.
+    /// Repeats creates with an unknown outcome, to get their handles.
     async fn retry_open_creates(&self) {
         let (volumes, snapshots, groups) = {
             let mut created = lock(&self.created);

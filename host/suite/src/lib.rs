@@ -1,12 +1,12 @@
-//! The conformance suite: what a vendor runs before anybody trusts a driver with data.
+//! The driver conformance suite.
 //!
-//! [`run()`] loads a component, calls it as a cluster would, and as a bad day would, and returns a
-//! [`Report`]. Each case is one rule of the contract ([`cases()`] lists them): create is idempotent, a
-//! listing is complete, a call that died in the middle is healed by the same call. A case asks for nothing
-//! that a driver does not export; it is skipped then, and the report says why.
+//! [`run()`] loads a component, calls it as a cluster does, also with timeouts, crashes and lost responses, and
+//! returns a report. Each case tests one rule of the contract ([`cases()`] lists them): create is idempotent, a
+//! listing is complete, a killed call is completed by repeating it. Cases for interfaces that the driver does
+//! not export are skipped, with a reason.
 //!
-//! The driver may be real storage. Names carry a prefix of the run, sizes are small, few volumes exist at a
-//! time, and everything that was made is deleted; what is left all the same is named in the report.
+//! The driver may use real storage. Names have a prefix of the run, volumes are small and few, and everything
+//! created is deleted; the report lists objects that could not be deleted.
 #![forbid(unsafe_code)]
 
 mod case;

@@ -1,4 +1,4 @@
-//! What a run is told.
+//! Options of a run.
 
 use std::time::Duration;
 
@@ -8,39 +8,39 @@ use cofferdam_domain::{
 };
 use cofferdam_wasm::BackendConfig;
 
-/// What a run is told. The default fits a driver that needs no parameters, secrets or topology.
+/// Options of a run. The default fits a driver that needs no parameters, secrets or topology.
 #[derive(Clone, Debug)]
 pub struct SuiteOptions {
-    /// Settings, grants and limits of the driver. The breaker is set aside: the suite makes calls die on
-    /// purpose.
+    /// Settings, grants and limits of the driver. The circuit breaker is disabled, because the suite kills calls
+    /// on purpose.
     pub config: BackendConfig,
-    /// Secrets that every call carries.
+    /// Secrets of every call.
     pub secrets: Secrets,
-    /// The parameters of the class.
+    /// Parameters of the StorageClass.
     pub parameters: Parameters,
-    /// Parameters that `modification` accepts; without them, cases that change something are skipped.
+    /// Parameters that `modification` accepts. Without them, cases that modify volumes are skipped.
     pub mutable_parameters: Parameters,
-    /// The parameters of the class of snapshots.
+    /// Parameters of the VolumeSnapshotClass.
     pub snapshot_parameters: Parameters,
-    /// How a volume is used.
+    /// Capability of the volumes.
     pub capability: VolumeCapability,
-    /// Where volumes must be reachable, for drivers with topology.
+    /// Topology segment of the volumes, for drivers with topology.
     pub topology: Option<Segments>,
-    /// Two nodes that the driver can publish to.
+    /// Two nodes to which the driver can publish.
     pub nodes: [NodeId; 2],
-    /// Size of a volume, in bytes. A case may ask for up to four times this.
+    /// Size of a volume in bytes. A case requests up to four times as much.
     pub size: u64,
-    /// Makes the names of the run; the same seed makes the same names.
+    /// Seed of the names: the same seed generates the same names.
     pub seed: u64,
-    /// The command that repeats the run, without the seed and without a choice of cases; reports show it.
+    /// The command that repeats the run, without seed and case selection. Reports show it.
     pub command: String,
-    /// Only cases whose id begins with one of these, or matches one that has a `*`; all when empty.
+    /// Selected cases: prefixes of their ids, or patterns with `*`. Empty: all.
     pub only: Vec<String>,
-    /// How long one call may take.
+    /// Timeout of a call.
     pub deadline: Duration,
-    /// How long a call is repeated whose outcome is open, and how long a snapshot may take to become ready.
+    /// Time for which a call with an unknown outcome is repeated, and a snapshot may take to become ready.
     pub retry_timeout: Duration,
-    /// How many calls run at once in the cases about concurrency, and so how many volumes exist at least.
+    /// Concurrent calls in cases about concurrency. At least as many volumes exist at the same time.
     pub concurrency: usize,
 }
 
@@ -74,13 +74,13 @@ impl Default for SuiteOptions {
 }
 
 impl SuiteOptions {
-    /// Whether a case is to be run.
+    /// Returns true if a case is selected.
     pub fn is_selected(&self, id: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|pattern| matches(pattern, id))
     }
 }
 
-/// Whether an id is what a pattern means: `*` is any text, and a pattern without it is how the id begins.
+/// Returns true if an id matches a pattern: `*` is any text, and a pattern without `*` is a prefix.
 fn matches(pattern: &str, id: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(rest) = parts.next().and_then(|first| id.strip_prefix(first)) else { return false };

@@ -1,4 +1,4 @@
-//! A process that calls the driver, and what it has called: a report shows the calls of a case that failed.
+//! A process that calls the driver, and a record of its calls for the report of a failed case.
 
 mod summary;
 
@@ -27,12 +27,12 @@ use summary::ArgumentSummary as _;
 
 use crate::check::{answer_line, truncate};
 
-/// Most calls of one case that are kept.
+/// Maximum recorded calls of a case.
 const MAX_CALLS: usize = 1_000;
-/// Longest text of an argument or an answer that is kept, in characters.
+/// Maximum length of a recorded argument or result, in characters.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// The calls of one case, in the order in which they began.
+/// Calls of a case, in order of their start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallRecorder {
     calls: Arc<Mutex<Vec<RecordedCall>>>,
@@ -47,13 +47,13 @@ struct RecordedCall {
 }
 
 impl CallRecorder {
-    /// Forgets the calls of the last case, and its processes but the first.
+    /// Clears the calls of the previous case, and its processes except the first.
     pub(crate) fn clear(&self) {
         self.lock().clear();
         self.process_count.store(1, Ordering::Relaxed);
     }
 
-    /// The last calls, each with its answer; the process is named when it is not the first.
+    /// The last calls, each with its result; processes other than the first are named.
     pub(crate) fn last_calls(&self, limit: usize) -> Vec<String> {
         let calls = self.lock();
         let start = calls.len().saturating_sub(limit);
@@ -91,7 +91,7 @@ impl CallRecorder {
     }
 }
 
-/// A process with the driver, whose calls are written down.
+/// A process with the driver. Its calls are recorded.
 #[derive(Debug)]
 pub(crate) struct RecordingBackend {
     backend: Arc<WasmBackend>,
@@ -118,7 +118,7 @@ impl RecordingBackend {
         Arc::new(Self::new(self.backend.second_process(), self.recorder.clone()))
     }
 
-    /// Writes a call down when it begins, and its answer when it comes.
+    /// Records a call when it starts, and its result.
     fn record<'a, T: Debug + Send + 'a>(
         &'a self,
         function: &'static str,

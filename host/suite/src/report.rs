@@ -1,4 +1,4 @@
-//! The report card: for people, for programs, for build servers.
+//! The report: as text, JSON and JUnit XML.
 
 mod junit;
 mod text;
@@ -9,66 +9,66 @@ use serde_json::{Value, json};
 
 use crate::ConformanceCase;
 
-/// What a run found.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub struct SuiteReport {
-    /// The component, as it was given.
+    /// The component as given on the command line.
     pub source: String,
-    /// What the names of the run were made from.
+    /// Seed of the names of the run.
     pub seed: u64,
-    /// The command that repeats the run, without the seed and without a choice of cases.
+    /// The command that repeats the run, without seed and case selection.
     pub command: String,
-    /// Who the driver says it is; absent when it was not loaded.
+    /// Description of the driver; none if it was not loaded.
     pub driver: Option<DriverIdentity>,
     /// Every case of the run, in the order of the table.
     pub entries: Vec<CaseReport>,
-    /// What could not be deleted.
+    /// Objects that could not be deleted.
     pub leftovers: Vec<String>,
-    /// Whether listing or inspection returns who owns a volume; absent when the run has not seen it.
+    /// True if listing or inspection returns the owner of a volume; none if the run did not check.
     pub keeps_owners: Option<bool>,
 }
 
-/// Who a driver says it is, and what it can do.
+/// Name, version and abilities of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverIdentity {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version.
+    /// Version.
     pub version: String,
     /// SHA-256 of the component.
     pub digest: String,
-    /// The optional interfaces that it exports.
+    /// Optional interfaces that the driver exports.
     pub abilities: Vec<String>,
-    /// The features that it names.
+    /// Features of the driver's description.
     pub features: Vec<String>,
 }
 
-/// One case with what came of it.
+/// A case and its outcome.
 #[derive(Clone, Debug)]
 pub struct CaseReport {
     /// The case.
     pub case: &'static ConformanceCase,
-    /// What came of it.
+    /// The outcome.
     pub outcome: CaseOutcome,
-    /// How long it took.
+    /// Duration.
     pub elapsed: Duration,
 }
 
-/// What came of a case.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CaseOutcome {
-    /// The driver keeps the rule.
+    /// The driver follows the rule.
     Passed,
     /// The driver breaks the rule.
     Failed {
-        /// What the rule wants, in one line.
+        /// Expectation of the rule, in one line.
         expected: String,
-        /// What came back, in one line.
+        /// Observed result, in one line.
         found: String,
-        /// The last calls before that, each with its answer.
+        /// The last calls before the failure, each with its result.
         calls: Vec<String>,
     },
-    /// The rule was not tried; the text says why.
+    /// The rule was not tested, for this reason.
     Skipped(String),
 }
 
@@ -91,13 +91,13 @@ impl SuiteReport {
         }
     }
 
-    /// Whether no rule is broken. A run that tried nothing has not passed.
+    /// Returns true if no rule is broken and at least one was tested.
     pub fn is_passed(&self) -> bool {
         let (passed, failed, _) = self.totals();
         failed == 0 && passed > 0
     }
 
-    /// How many cases passed, failed and were skipped.
+    /// Numbers of passed, failed and skipped cases.
     pub fn totals(&self) -> (usize, usize, usize) {
         let count = |is_counted: fn(&CaseOutcome) -> bool| {
             self.entries.iter().filter(|entry| is_counted(&entry.outcome)).count()
@@ -121,23 +121,23 @@ impl SuiteReport {
         format!("{}{only} --seed {}", self.command, self.seed)
     }
 
-    /// For people, with colours when the terminal has them.
+    /// The report as text, with colours if the terminal supports them.
     pub fn to_text(&self, colour: bool) -> String {
         text::write(self, colour)
     }
 
-    /// For build servers: JUnit's XML, one suite for each interface.
+    /// The report as JUnit XML, with one test suite per interface.
     pub fn to_junit(&self) -> String {
         junit::write(self)
     }
 
-    /// For programs.
+    /// The report as JSON.
     pub fn to_json(&self) -> Value {
         let (passed, failed, skipped) = self.totals();
         json!({
             "component": self.source,
             "seed": self.seed,
-            "rerun": self.rerun_command(None),
+            "rerunCommand": self.rerun_command(None),
             "driver": self.driver.as_ref().map(|driver| json!({
                 "name": driver.name,
                 "version": driver.version,
@@ -149,7 +149,7 @@ impl SuiteReport {
             "failed": failed,
             "skipped": skipped,
             "leakDetection": self.keeps_owners,
-            "left": self.leftovers,
+            "leftovers": self.leftovers,
             "cases": self.entries.iter().map(case_json).collect::<Vec<_>>(),
         })
     }
@@ -163,16 +163,16 @@ fn case_json(entry: &CaseReport) -> Value {
         let mut set = |key: &str, text: &str| fields.insert(key.to_owned(), Value::from(text));
         match &entry.outcome {
             CaseOutcome::Passed => {
-                set("verdict", "passed");
+                set("outcome", "passed");
             }
             CaseOutcome::Failed { expected, found, calls } => {
-                set("verdict", "failed");
+                set("outcome", "failed");
                 set("expected", expected);
                 set("found", found);
                 fields.insert("calls".to_owned(), Value::from(calls.clone()));
             }
             CaseOutcome::Skipped(reason) => {
-                set("verdict", "skipped");
+                set("outcome", "skipped");
                 set("reason", reason);
             }
         }

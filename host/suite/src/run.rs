@@ -1,4 +1,4 @@
-//! Runs the table over a driver.
+//! Runs the cases on a driver.
 
 use std::{sync::Arc, time::Instant};
 
@@ -15,17 +15,17 @@ use crate::{
     report::{CaseOutcome, CaseReport, DriverIdentity, SuiteReport},
 };
 
-/// Most calls that a report shows of a case that failed.
+/// Maximum calls that a report shows for a failed case.
 const MAX_CALLS_SHOWN: usize = 8;
 
-/// Loads a component and tries every case of the table on it, one after the other.
+/// Loads a component and runs every selected case on it, one after the other.
 ///
-/// What a driver does wrong stands in the report, also when it cannot be loaded for its own fault.
+/// Faults of the driver are part of the report, also if they prevent it from being loaded.
 ///
 /// # Errors
 ///
-/// When the component was not tried for another reason: its file cannot be read, it lacks a grant or a
-/// directory, or the options make no sense.
+/// If the component cannot be tested for another reason: an unreadable file, a missing grant or directory,
+/// or invalid options.
 pub async fn run(
     engine: &Engine,
     source: ComponentSource,
@@ -63,7 +63,7 @@ pub async fn run(
     Ok(report)
 }
 
-/// Whether a component cannot be loaded for its own fault.
+/// Returns true if a component cannot be loaded because of a fault of its own.
 fn is_driver_fault(error: &LoadError) -> bool {
     matches!(
         error,
@@ -155,12 +155,12 @@ fn skip_reason(unmet: CaseRequirement) -> String {
         }
         CaseRequirement::HostCalls => "the driver imports neither `state`, `pool` nor `http`".to_owned(),
         CaseRequirement::Topology => {
-            "the driver names no topology keys, or the run was given no place".to_owned()
+            "the driver has no topology keys, or the run no topology segment".to_owned()
         }
         CaseRequirement::NoTopology => "the driver names topology keys".to_owned(),
         CaseRequirement::Http => "the driver does not import `http`".to_owned(),
-        CaseRequirement::Secrets => "the run was given no secrets".to_owned(),
-        CaseRequirement::MutableParameters => "the run was given no mutable parameters".to_owned(),
+        CaseRequirement::Secrets => "the run has no secrets".to_owned(),
+        CaseRequirement::MutableParameters => "the run has no mutable parameters".to_owned(),
     }
 }
 

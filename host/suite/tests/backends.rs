@@ -1,4 +1,4 @@
-//! The drivers of this repository pass.
+//! Runs the suite on the drivers of this repository.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -27,7 +27,7 @@ fn options_with_settings<const N: usize>(pairs: [(&str, &str); N]) -> SuiteOptio
     }
 }
 
-/// Runs everything, and expects that nothing is broken, nothing is left, and these interfaces were tried.
+/// Runs every case. Expects no failure, no leftover, and a passed case of each of these interfaces.
 async fn assert_passes(
     name: &str,
     bytes: &'static [u8],
@@ -99,18 +99,18 @@ async fn memory_driver_passes_with_topology_and_known_nodes() {
         .await;
 }
 
-/// A driver that has bad days of its own breaks no rule by that.
+/// Errors with an unknown outcome break no rule.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_driver_passes_when_calls_end_with_unknown_outcome() {
     let errors = "create:unavailable:2,create:deadline-exceeded:2:after,delete:aborted:2:in-progress,publish:unavailable:1:after";
     let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, options_with_settings([("errors", errors)])).await.unwrap();
-    // It counts its failures in its state.
+    // The driver counts its failures in its state.
     assert_eq!(report.failures(), ["cleanup/nothing-is-left"], "{}", report.to_text(false));
     assert_eq!(report.leftovers, [""; 0]);
 }
 
-/// The options of a run over the pool driver.
+/// Options of a run on the pool driver.
 fn pool_options(directory: &std::path::Path) -> SuiteOptions {
     let mut options = options_with_settings([("node", "n1")]);
     let pool = PoolConfig { directory: directory.to_owned(), capacity: Some(1 << 30), image_bytes_max: None };
@@ -119,7 +119,7 @@ fn pool_options(directory: &std::path::Path) -> SuiteOptions {
     options
 }
 
-/// What is in a pool, without the host's lock.
+/// Contents of a pool, without the host's lock.
 fn pool_entries(directory: &std::path::Path) -> Vec<String> {
     let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).filter(|name| name != ".lock").collect()
@@ -140,7 +140,7 @@ async fn pool_driver_passes_with_images() {
     let directory = tempfile::tempdir().unwrap();
     let mut options = pool_options(directory.path());
     options.capability.access_type = AccessType::Block;
-    // The disk of whoever runs this may not share what is equal, and then images are copied as they are read.
+    // Without reflinks on this file system images are copied.
     for parameters in [&mut options.parameters, &mut options.snapshot_parameters] {
         parameters.insert("consistency".to_owned(), "none".to_owned());
     }

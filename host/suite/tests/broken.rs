@@ -1,5 +1,4 @@
-//! The suite is proved by drivers that break one rule each: no case that cannot fail, and none that fails for
-//! another's sake.
+//! Runs the suite on a driver that breaks one rule at a time: its case fails, and few others.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -12,14 +11,13 @@ use cofferdam_suite::{ConformanceCase, cases};
 use cofferdam_wasm::Engine;
 use futures::{StreamExt as _, future, stream};
 
-/// Runs at once: a run mostly waits for its driver's turns.
+/// Concurrent runs. A run mostly waits for its driver.
 const CONCURRENT_RUNS: usize = 4;
 
-/// Most cases of one interface that a breakage may fail: one that fails everything proves nothing of one
-/// rule.
+/// Maximum failed cases per broken rule: a driver that fails everything does not test a single rule.
 const MAX_FAILURES: usize = 5;
 
-/// What a driver must be told beside its breakage for a case to be tried: features that it lacks, a place.
+/// Additional settings that a case requires: missing features, or a topology segment.
 const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("expansion/offline-only", ("features", "publish-readonly published-nodes volume-condition")),
     ("features/published-nodes-unannounced", ("features", "volume-condition")),
@@ -28,22 +26,21 @@ const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("publishing/node-full", VOLUMES_PER_NODE),
     ("topology/is-met", TOPOLOGY),
     ("topology/known-keys", TOPOLOGY),
-    ("topology/nowhere", TOPOLOGY),
+    ("topology/unknown-segment", TOPOLOGY),
 ];
 
 const SECRET: (&str, &str) = ("secret", "token");
-const VOLUMES_PER_NODE: (&str, &str) = ("per-node", "3");
+const VOLUMES_PER_NODE: (&str, &str) = ("volumes-per-node", "3");
 const TOPOLOGY: (&str, &str) = ("topology", "broken.example/zone=a");
 
-/// A server for drivers that ask one. What it answers does not matter to them.
+/// An HTTP server for drivers that call one. They ignore its response.
 async fn start_server() -> (String, FakeArray) {
     FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
-/// Breaks the rule of a case, and runs the cases of its interface. Tells what is wrong with what the suite
-/// saw.
+/// Breaks the rule of a case, and runs the cases of its interface. Returns the problems found.
 async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
-    let mut settings = vec![("break", case.id), ("url", url)];
+    let mut settings = vec![("broken-rule", case.id), ("url", url)];
     settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));
     let all = format!("{}/*", case.interface());
     let report = common::run_broken(engine, &settings, &[&all]).await;

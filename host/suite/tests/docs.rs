@@ -1,4 +1,4 @@
-//! The document lists the cases that there are.
+//! The documentation lists every case.
 
 use std::path::Path;
 
@@ -31,6 +31,6 @@ fn docs_list_every_case() {
     let first_difference = found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
     assert!(
         found == expected,
-        "run with UPDATE_DOCS=1 to write docs/backend-test.md anew; it begins to differ at {first_difference:?}"
+        "run with UPDATE_DOCS=1 to update docs/backend-test.md; first difference {first_difference:?}"
     );
 }

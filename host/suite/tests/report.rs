@@ -1,4 +1,4 @@
-//! What a report card says, in its three forms.
+//! The report in its three formats.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use cofferdam_suite::{CaseOutcome, SuiteOptions, SuiteReport, run};
 use cofferdam_wasm::ComponentSource;
 
 async fn broken_driver_report() -> SuiteReport {
-    let settings = [("break", "volumes/size-in-range"), ("features", "")];
+    let settings = [("broken-rule", "volumes/size-in-range"), ("features", "")];
     common::run_broken(&common::engine(), &settings, &["identity", "volumes/size", "features/volume"]).await
 }
 
@@ -26,17 +26,17 @@ async fn text_report_shows_rule_expected_and_found() {
     let text = report.to_text(false);
     for expected in [
         "broken.example 1  (broken.wasm)",
-        "  can       cloning, restoring, publishing, ",
-        "  features  none",
-        "  seed      0",
+        "  interfaces  cloning, restoring, publishing, ",
+        "  features    none",
+        "  seed        0",
         "\nidentity\n  passed  loads\n",
         "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
         "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, for single-node-writer filesystem) → success: CreatedVolume {",
         "            expected  at least 1048576 bytes, at most 4194304 bytes\n",
-        "            found     8388608 bytes\n            again     cofferdam backend test --only volumes/size-in-range --seed 0\n",
+        "            found     8388608 bytes\n            rerun     cofferdam backend test --only volumes/size-in-range --seed 0\n",
         "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
         "\n4 passed, 1 failed, 2 skipped\n",
-        "leak detection: not seen",
+        "leak detection: unknown",
     ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
@@ -51,7 +51,7 @@ async fn json_and_junit_reports_agree() {
     assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&4.into(), &1.into(), &2.into()));
     assert_eq!(json["driver"]["name"], "broken.example");
     let cases = json["cases"].as_array().unwrap();
-    let failed = cases.iter().find(|case| case["verdict"] == "failed").unwrap();
+    let failed = cases.iter().find(|case| case["outcome"] == "failed").unwrap();
     assert_eq!((&failed["id"], &failed["found"]), (&"volumes/size-in-range".into(), &"8388608 bytes".into()));
     let xml = report.to_junit();
     for expected in [
@@ -67,18 +67,18 @@ async fn json_and_junit_reports_agree() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_component_that_fails_to_load_is_one_failure() {
-    let report = common::run_broken(&common::engine(), &[("break", "identity/loads")], &[]).await;
+    let report = common::run_broken(&common::engine(), &[("broken-rule", "identity/loads")], &[]).await;
     assert_eq!(report.failures(), ["identity/loads"]);
     let text = report.to_text(false);
     assert!(text.contains("the driver name is \"Not A Name\""), "{text}");
     assert_eq!(report.totals().0, 0, "nothing else was tried");
 }
 
-/// The calls of the one case that fails.
+/// Calls of the failed case.
 async fn calls_of_seed(seed: u64) -> serde_json::Value {
     let options = SuiteOptions {
         seed,
-        ..common::options(&[("break", "volumes/size-in-range")], &["volumes/size-in-range"])
+        ..common::options(&[("broken-rule", "volumes/size-in-range")], &["volumes/size-in-range"])
     };
     let source =
         ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };

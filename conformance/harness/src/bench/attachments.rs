@@ -1,5 +1,5 @@
-//! The load of attachments: volumes that are there are attached to nodes, and detached again. No node runs:
-//! an attachment is what its object says.
+//! The attach load: existing volumes are attached to nodes and detached. No kubelet runs; a volume is attached
+//! when its VolumeAttachment says so.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::load::{LoadTiming, ObjectObserver, ObjectState, for_each_user, send};
 
 pub(super) const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// How many nodes the volumes are spread over.
+/// Number of nodes.
 const NODES: usize = 5;
 
-/// One attachment for each of some volumes.
+/// One VolumeAttachment per volume.
 pub(super) struct AttachmentLoad {
     client: Client,
     driver: String,
@@ -22,16 +22,16 @@ pub(super) struct AttachmentLoad {
 }
 
 impl AttachmentLoad {
-    /// Makes the nodes.
+    /// Creates the nodes.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub(super) async fn new(client: &Client, driver: &str, volumes: Vec<String>) -> Result<Self> {
         create_nodes(client, &[driver.to_owned()], NODES).await?;
         Ok(Self::on_existing_nodes(client, driver, NODES, volumes))
     }
 
-    /// On so many nodes, which are there.
+    /// The load on existing nodes.
     pub(super) fn on_existing_nodes(
         client: &Client,
         driver: &str,
@@ -41,23 +41,23 @@ impl AttachmentLoad {
         Self { client: client.clone(), driver: driver.to_owned(), nodes, volumes }
     }
 
-    /// How many there are.
+    /// Number of VolumeAttachments.
     pub(super) const fn count(&self) -> usize {
         self.volumes.len()
     }
 
-    /// All of them by all users at once, until the last volume is attached.
+    /// Creates all of them concurrently, and waits until the last volume is attached.
     ///
     /// # Errors
-    /// When the API refuses one, or they are not attached.
+    /// If the API server rejects one, or they are not attached.
     pub(super) async fn attach_all(&self) -> Result<LoadTiming> {
         self.run(ObjectState::Attached).await
     }
 
-    /// They are deleted by all users at once, until the last one is gone.
+    /// Deletes all of them concurrently, and waits until the last one is removed.
     ///
     /// # Errors
-    /// When the API refuses it, or they do not go.
+    /// If the API server rejects it, or they do not go.
     pub(super) async fn detach_all(&self) -> Result<LoadTiming> {
         self.run(ObjectState::Deleted).await
     }
@@ -81,10 +81,10 @@ impl AttachmentLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// The four writes that it takes to attach a volume, by the users themselves.
+    /// Makes the four writes of an attach as a client.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub(super) async fn write_attach(&self, number: usize) -> Result<()> {
         let volume = format!("/api/v1/persistentvolumes/{}", self.volume(number)?);
         let attachment = attachment_path(number);
@@ -105,10 +105,10 @@ impl AttachmentLoad {
         Ok(())
     }
 
-    /// The two writes that it takes to let a volume go again.
+    /// Makes the two writes of a detach as a client.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub(super) async fn write_detach(&self, number: usize) -> Result<()> {
         let attachment = attachment_path(number);
         send(&self.client, "DELETE", &attachment, &Value::Null).await?;
@@ -139,15 +139,15 @@ fn attachment_name(number: usize) -> String {
     format!("attachment-{number}")
 }
 
-/// The node of an object of the load, of so many.
+/// Name of the node of an object.
 pub(super) fn node_name(number: usize, node_count: usize) -> String {
     format!("node-{}", number % node_count)
 }
 
-/// Makes nodes on which the drivers are, and whose volumes a controller attaches.
+/// Creates nodes on which the drivers are registered and a controller attaches volumes.
 ///
 /// # Errors
-/// When the API refuses one.
+/// If the API server rejects one.
 pub(super) async fn create_nodes(client: &Client, drivers: &[String], count: usize) -> Result<()> {
     for name in (0..count).map(|number| node_name(number, count)) {
         let annotations = json!({ "volumes.kubernetes.io/controller-managed-attach-detach": "true" });

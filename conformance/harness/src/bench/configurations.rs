@@ -1,4 +1,4 @@
-//! Who answers the load.
+//! The measured configurations.
 
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
@@ -13,37 +13,37 @@ use crate::{
     sidecar,
 };
 
-/// The driver that all stacks have.
+/// Driver name of all configurations.
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
-/// The loops of kube-controller-manager that do what our roles do.
+/// The controllers of kube-controller-manager that Cofferdam's roles replace.
 const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                      persistentvolumeclaim-protection-controller";
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 
-/// Whose stack it is.
+/// Implementation of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Implementation {
-    /// That of Kubernetes and its sidecars: what ours are compared with.
+    /// kube-controller-manager and the CSI sidecars: the reference.
     Upstream,
-    /// One of ours.
+    /// Cofferdam.
     Cofferdam,
 }
 
-/// A stack of controllers.
+/// A configuration of controllers.
 pub(super) struct BenchmarkConfiguration {
-    /// Its name in the tables.
+    /// Name in the tables.
     pub(super) name: &'static str,
-    /// What it is made of.
+    /// Description in the tables.
     pub(super) description: &'static str,
-    /// Whose it is.
+    /// Implementation.
     pub(super) implementation: Implementation,
     start: for<'a> fn(&'a SuiteRun, &'a mut ControlPlane) -> LocalBoxFuture<'a, Result<RunningConfiguration>>,
 }
 
-/// The stacks in the order in which they are measured, each on a control plane of its own.
+/// The configurations in the order of measurement. Each has a control plane of its own.
 pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     BenchmarkConfiguration {
-        name: "Go",
+        name: "Upstream",
         description: "kube-controller-manager (binder and protection) and csi-provisioner, client rates unlimited, 100 workers, \
                 the Go driver on a unix socket",
         implementation: Implementation::Upstream,
@@ -57,27 +57,27 @@ pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     },
     BenchmarkConfiguration {
         name: "Cofferdam, component",
-        description: "the same with the memory driver as a WebAssembly component in its process",
+        description: "the same with the memory driver as a WebAssembly component in the same process",
         implementation: Implementation::Cofferdam,
         start: |run, plane| Box::pin(start_with_component(run, plane)),
     },
 ];
 
-/// A stack that runs.
+/// A running configuration.
 pub(super) struct RunningConfiguration {
-    /// The driver that classes name.
+    /// Driver name in StorageClasses.
     pub(super) driver_name: &'static str,
-    /// What controls: it is measured and compared.
+    /// Controllers: measured and compared.
     pub(super) controllers: Vec<ManagedProcess>,
-    /// What stores: it is measured.
+    /// Drivers: measured.
     pub(super) drivers: Vec<ManagedProcess>,
 }
 
 impl BenchmarkConfiguration {
-    /// Starts it on a control plane.
+    /// Starts the configuration on a control plane.
     ///
     /// # Errors
-    /// When a part of it is not ready.
+    /// If a part of it is not ready.
     pub(super) async fn start(
         &self,
         run: &SuiteRun,
@@ -88,20 +88,20 @@ impl BenchmarkConfiguration {
 }
 
 impl RunningConfiguration {
-    /// All its processes.
+    /// All processes.
     pub(super) fn processes(&self) -> impl Iterator<Item = &ManagedProcess> {
         self.controllers.iter().chain(&self.drivers)
     }
 
-    /// The names of those whose work is compared.
+    /// Names of the compared processes.
     pub(super) fn names(&self) -> Vec<String> {
         self.controllers.iter().map(|process| process.name().to_owned()).collect()
     }
 
-    /// Ends them.
+    /// Stops all processes.
     ///
     /// # Errors
-    /// When one has ended by itself.
+    /// If one has ended by itself.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in self.controllers.iter_mut().chain(&mut self.drivers) {
             process.stop().await?;

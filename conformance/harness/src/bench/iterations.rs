@@ -1,11 +1,10 @@
-//! Several rounds of the same loads: a machine that is slower for a minute is slower for whoever runs in that
-//! minute. Each figure is the median of its rounds.
+//! Medians of several iterations. A machine may be slower for some minutes, which affects a single iteration.
 
 use std::collections::BTreeMap;
 
 use super::{BenchmarkResults, ConfigurationResults, LoadMeasurement, measure::Cost, pods::NodeRoleUsage};
 
-/// The middle one; of an even number the mean of the middle two. 0 of none.
+/// The median; 0 of an empty list.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -17,7 +16,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Medians by name; what a round does not have is 0 there.
+/// Medians by name; a missing value counts as 0.
 fn medians_by_name(maps: &[&BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
     let names = maps.iter().flat_map(|map| map.keys());
     let median_of =
@@ -94,7 +93,7 @@ fn median_node(iterations: &[&NodeRoleUsage]) -> Option<NodeRoleUsage> {
     })
 }
 
-/// Each figure's median.
+/// The median of every value.
 pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
     let median_of = |field: fn(&BenchmarkResults) -> &[ConfigurationResults]| {
         median_configurations(&iterations.iter().map(field).collect::<Vec<_>>())

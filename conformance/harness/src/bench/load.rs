@@ -1,4 +1,4 @@
-//! The load: the same for whoever answers it, and what its users see of the answers.
+//! The load, which is the same for every configuration, and the latencies that clients observe.
 
 use std::{
     collections::HashMap,
@@ -19,21 +19,21 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// How many users there are.
+/// Concurrent clients.
 pub(super) const CONCURRENT_USERS: usize = 50;
-/// How long a load may take to be answered, on a busy machine.
+/// Time limit of a load, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) const VOLUMES_PATH: &str = "/api/v1/persistentvolumes";
-/// What claims grow to.
+/// Size of expanded claims.
 pub(super) const EXPANDED_SIZE: &str = "2Gi";
 
-/// When each object of a load was asked for, and when it was there.
+/// Latencies of a load.
 #[derive(Clone, Debug)]
 pub(super) struct LoadTiming {
-    /// From the first request to the last answer.
+    /// From the first request to the last observed result.
     pub(super) elapsed: Duration,
-    /// From each request to its answer, the shortest first.
+    /// From each request to its observed result, in ascending order.
     pub(super) latencies: Vec<Duration>,
 }
 
@@ -43,10 +43,10 @@ impl LoadTiming {
         Self { elapsed, latencies }
     }
 
-    /// From when each was sent to when it was seen.
+    /// Timing from the times of requests and observations.
     ///
     /// # Errors
-    /// When one was not seen.
+    /// If one was not seen.
     pub(super) fn from_observations(
         started: Instant,
         sent: &HashMap<String, Instant>,
@@ -62,7 +62,7 @@ impl LoadTiming {
         Ok(Self::new(last.saturating_duration_since(started), latencies))
     }
 
-    /// The time within which this share of all was answered.
+    /// The latency at a percentile.
     pub(super) fn quantile(&self, percent: usize) -> Duration {
         let index = (self.latencies.len() * percent).div_ceil(100).saturating_sub(1);
         self.latencies.get(index).copied().unwrap_or_default()
@@ -77,7 +77,7 @@ pub(super) struct ClaimLoad {
     volume_mode: &'static str,
 }
 
-/// A claim, a volume, an attachment or a node, as far as it matters.
+/// The observed fields of a claim, volume, VolumeAttachment or node.
 #[derive(Clone, Debug, Deserialize)]
 struct WatchedObject {
     metadata: Metadata,
@@ -132,26 +132,26 @@ struct ListMeta {
     resource_version: String,
 }
 
-/// When an object was seen, and the volume that it named then.
+/// Time of an observation, and the volume that the object named.
 #[derive(Clone, Debug)]
 pub(super) struct ObservedObject {
     at: Instant,
     volume: String,
 }
 
-/// Which state of an object a watch waits for.
+/// State of an object that an observer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
     Phase(&'static str),
     Attached,
-    /// A claim that has this capacity.
+    /// A claim with this capacity.
     Capacity(&'static str),
-    /// A node that has volumes attached: what is noted are these, by the names that they have there.
+    /// A node with attached volumes. The observer records the volumes, by their unique names.
     InVolumesAttached,
     Deleted,
 }
 
-/// A watch that notes when each object first was in a state.
+/// A watch that records when each object first reaches a state.
 pub(super) struct ObjectObserver {
     task: JoinHandle<Result<Infallible>>,
     observed: Arc<Mutex<HashMap<String, ObservedObject>>>,
@@ -159,10 +159,10 @@ pub(super) struct ObjectObserver {
 }
 
 impl ObjectObserver {
-    /// Looks from now on.
+    /// Starts the watch.
     ///
     /// # Errors
-    /// When the API does not show them.
+    /// If the API does not show them.
     pub(super) async fn start(client: &Client, path: &str, state: ObjectState) -> Result<Self> {
         let list: List = client.request(Request::get(path).body(Vec::new())?).await?;
         let observed = Arc::new(Mutex::new(HashMap::new()));
@@ -176,12 +176,12 @@ impl ObjectObserver {
         let (opened, open) = oneshot::channel();
         let task = tokio::spawn(async move {
             let (mut version, mut opened) = (version, Some(opened));
-            // The API may end a watch at any time: the next one goes on where it ended.
+            // The API server may end a watch at any time: the next one continues from its version.
             loop {
                 let watch = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
                 let events =
                     client.request_events::<WatchedObject>(Request::get(watch).body(Vec::new())?).await?;
-                // Nobody waits for the second time.
+                // Only the first time counts.
                 let _ = opened.take().map(|opened| opened.send(()));
                 let mut events = std::pin::pin!(events);
                 while let Some(event) = events.next().await {
@@ -204,24 +204,24 @@ impl ObjectObserver {
         Ok(Self { task, observed, changed })
     }
 
-    /// When an object first was in the state.
+    /// The time at which an object reached the state.
     pub(super) fn observed_at(&self, name: &str) -> Option<Instant> {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|observed| observed.at)
     }
 
-    /// Waits until so many objects were in the state, and takes them.
+    /// Waits until a number of objects reached the state, and takes the observations.
     ///
     /// # Errors
-    /// When they are not within the limit.
+    /// If they are not within the limit.
     pub(super) async fn wait_for_count(mut self, count: usize) -> Result<HashMap<String, ObservedObject>> {
         self.wait_until_count(count).await?;
         Ok(self.take_observed())
     }
 
-    /// Waits until each of these was in the state, whatever else was, and takes all.
+    /// Waits until each of these objects reached the state, and takes all observations.
     ///
     /// # Errors
-    /// When they are not within the limit.
+    /// If they are not within the limit.
     pub(super) async fn wait_for_each(
         mut self,
         expected: &HashMap<String, Instant>,
@@ -237,12 +237,12 @@ impl ObjectObserver {
         mem::take(&mut *self.observed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until so many objects were in the state.
+    /// Waits until a number of objects reached the state.
     async fn wait_until_count(&mut self, count: usize) -> Result<()> {
         self.wait_until_matching(count, HashMap::len).await
     }
 
-    /// Waits until so many were seen of those that count.
+    /// Waits for a number of matching observations.
     async fn wait_until_matching(
         &mut self,
         count: usize,
@@ -269,7 +269,7 @@ impl Drop for ObjectObserver {
     }
 }
 
-/// Whether this is the first time that the object is in the state.
+/// Returns true if the object reaches the state for the first time.
 fn record(
     observed: &Mutex<HashMap<String, ObservedObject>>,
     object: WatchedObject,
@@ -302,10 +302,10 @@ fn record(
 }
 
 impl ClaimLoad {
-    /// Makes the namespace, and where there is a driver the class.
+    /// Creates the namespace, and a StorageClass if there is a driver.
     ///
     /// # Errors
-    /// When the API refuses it.
+    /// If the API server rejects it.
     pub(super) async fn new(client: &Client, name: &str, driver: Option<&str>) -> Result<Self> {
         send(client, "POST", "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await?;
         if let Some(driver) = driver {
@@ -322,7 +322,7 @@ impl ClaimLoad {
         Ok(Self { client, namespace, class, volume_mode: "Filesystem" })
     }
 
-    /// The same for volumes without a filesystem, which no node has to do anything for when they grow.
+    /// The same for block volumes: their expansion does not involve a node.
     pub(super) fn with_block_mode(self) -> Self {
         Self { volume_mode: "Block", ..self }
     }
@@ -339,7 +339,7 @@ impl ClaimLoad {
         &self.namespace
     }
 
-    /// The claims of the namespace.
+    /// Path of the claims.
     pub(super) fn claims_path(&self) -> String {
         format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace)
     }
@@ -356,15 +356,15 @@ impl ClaimLoad {
         })
     }
 
-    /// What a user writes into a claim that shall grow.
+    /// The patch that requests an expansion.
     pub(super) fn expansion_patch() -> Value {
         json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } })
     }
 
-    /// One claim, and the next when it is Bound.
+    /// Creates claims one after the other, each when the previous one is Bound.
     ///
     /// # Errors
-    /// When the API refuses one, or it does not become Bound.
+    /// If the API server rejects one, or it does not become Bound.
     pub(super) async fn bind_sequentially(&self, count: usize) -> Result<LoadTiming> {
         let started = Instant::now();
         let mut latencies = Vec::new();
@@ -381,10 +381,10 @@ impl ClaimLoad {
         Ok(LoadTiming::new(started.elapsed(), latencies))
     }
 
-    /// Claims by all users at once, until the last one is Bound. Also the names of their volumes.
+    /// Creates all claims concurrently, and waits until the last one is Bound. Also returns the names of the volumes.
     ///
     /// # Errors
-    /// When the API refuses one, or they do not become Bound.
+    /// If the API server rejects one, or they do not become Bound.
     pub(super) async fn bind_all(&self, count: usize) -> Result<(LoadTiming, Vec<String>)> {
         let observer =
             ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
@@ -408,10 +408,10 @@ impl ClaimLoad {
         Ok((LoadTiming::from_observations(started, &sent, &observed)?, volumes))
     }
 
-    /// Deletes the claims by all users at once, until the last of their volumes is gone.
+    /// Deletes all claims concurrently, and waits until the last volume is removed.
     ///
     /// # Errors
-    /// When the API refuses one, or they do not go.
+    /// If the API server rejects one, or they do not go.
     pub(super) async fn delete_all(&self, volumes: &[String]) -> Result<LoadTiming> {
         let observer = ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Deleted).await?;
         let started = Instant::now();
@@ -428,10 +428,10 @@ impl ClaimLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// Bound claims are grown by all users at once, until the last one says so.
+    /// Expands all claims concurrently, and waits until the last one reports its new capacity.
     ///
     /// # Errors
-    /// When the API refuses it, or they do not grow.
+    /// If the API server rejects it, or they do not grow.
     pub(super) async fn expand_all(&self, count: usize) -> Result<LoadTiming> {
         let observer =
             ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Capacity(EXPANDED_SIZE))
@@ -449,10 +449,10 @@ impl ClaimLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// Makes volumes that fit the claims.
+    /// Creates static volumes for the claims.
     ///
     /// # Errors
-    /// When the API refuses one.
+    /// If the API server rejects one.
     pub(super) async fn create_volumes(&self, count: usize) -> Result<()> {
         for_each_user(count, async |number| {
             let volume = json!({
@@ -472,10 +472,10 @@ impl ClaimLoad {
         .map(drop)
     }
 
-    /// Waits until so many volumes can be had.
+    /// Waits until a number of volumes is Available.
     ///
     /// # Errors
-    /// When they cannot.
+    /// If they cannot.
     pub(super) async fn wait_for_available(&self, count: usize) -> Result<()> {
         ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Phase("Available"))
             .await?
@@ -485,10 +485,10 @@ impl ClaimLoad {
     }
 }
 
-/// Does something for each number, by all users at once.
+/// Runs a task for each number, with the concurrency of the clients.
 ///
 /// # Errors
-/// The first that comes.
+/// The first error.
 pub(super) async fn for_each_user<T>(count: usize, work: impl AsyncFn(usize) -> Result<T>) -> Result<Vec<T>> {
     let work = &work;
     stream::iter(0..count)
@@ -498,10 +498,10 @@ pub(super) async fn for_each_user<T>(count: usize, work: impl AsyncFn(usize) -> 
         .await
 }
 
-/// One write. Its answer is read, and not looked at.
+/// Sends a write. The response body is read and ignored.
 ///
 /// # Errors
-/// When the API refuses it.
+/// If the API server rejects it.
 pub(super) async fn send(client: &Client, method: &str, path: &str, body: &Value) -> Result<()> {
     let content = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
     let bytes = if body.is_null() { Vec::new() } else { serde_json::to_vec(body)? };

@@ -1,4 +1,4 @@
-//! What a load costs: time of the CPU and memory by process, requests and watches at the API.
+//! Cost of a load: CPU time and memory by process, requests and watches at the API server.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use crate::process::ManagedProcess;
 
-/// The verbs of apiserver_request_total that change something.
+/// Verbs of writes in apiserver_request_total.
 const WRITE_VERBS: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
-/// Pause between two looks whether the API has come to rest. Each look takes time of the API.
+/// Poll interval of the API server's counters. Each poll uses CPU time of the API server.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A reading of all counters.
@@ -22,44 +22,43 @@ pub(super) struct UsageReading {
     api: ApiCounters,
 }
 
-/// Counters of the API.
+/// Counters of the API server.
 #[derive(Clone, Debug, Default)]
 struct ApiCounters {
-    /// Answers by verb and resource.
+    /// Responses by verb and resource.
     requests: BTreeMap<String, f64>,
-    /// Requests that changed something, or tried to.
+    /// Writes, failed ones included.
     writes: f64,
-    /// Answers 403.
+    /// Responses 403.
     forbidden: f64,
-    /// Watch events that were sent.
+    /// Watch events sent.
     events: f64,
-    /// Watches that are open.
+    /// Open watches.
     watches: f64,
 }
 
-/// What happened between two readings, for each object of a load.
+/// Differences between two readings, per object of a load.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cost {
-    /// Milliseconds of CPU for one object, by process.
+    /// CPU milliseconds per object, by process.
     pub(super) cpu: BTreeMap<String, f64>,
-    /// Resident memory afterwards, in bytes, by process.
+    /// Resident memory after the load in bytes, by process.
     pub(super) memory: BTreeMap<String, u64>,
-    /// Writes of the API for one object, those of the load among them.
+    /// Writes per object, those of the load included.
     pub(super) writes: f64,
-    /// Requests for one object by verb and resource.
+    /// Requests per object, by verb and resource.
     pub(super) requests: BTreeMap<String, f64>,
-    /// Watch events that the API sent for one object.
+    /// Watch events per object.
     pub(super) events: f64,
-    /// Watches that are open.
+    /// Open watches.
     pub(super) watches: f64,
 }
 
 impl UsageReading {
-    /// Reads once the API has nothing to write any more: what a load leaves to be done afterwards belongs to
-    /// it.
+    /// Reads the counters once the API server has no more writes, so that delayed work counts for its load.
     ///
     /// # Errors
-    /// When a process has ended, or the API does not answer.
+    /// If a process has ended, or the API does not answer.
     pub(super) async fn when_idle(client: &Client, processes: &[&ManagedProcess]) -> Result<Self> {
         let mut api = ApiCounters::read(client).await?;
         loop {
@@ -78,10 +77,10 @@ impl UsageReading {
         Ok(Self { cpu, api })
     }
 
-    /// The cost of one object since an earlier reading.
+    /// Cost per object since an earlier reading.
     ///
     /// # Errors
-    /// When a process has ended, or the API has refused somebody.
+    /// If a process has ended, or the API has refused somebody.
     pub(super) fn cost_since(
         &self,
         earlier: &Self,
@@ -104,7 +103,7 @@ impl UsageReading {
             memory.insert(process.name().to_owned(), resident_bytes(process)?);
         }
         let mut requests = differences(&self.api.requests, &earlier.api.requests, 1.0);
-        // Less is a lease, a look at this very page, or a list at the start of a watch.
+        // Fewer are lease renewals, scrapes of the metrics, and lists at the start of watches.
         requests.retain(|_, each| *each >= 0.005);
         Ok(Cost {
             cpu: differences(&self.cpu, &earlier.cpu, 1000.0),
@@ -116,7 +115,7 @@ impl UsageReading {
         })
     }
 
-    /// Watches that are open.
+    /// Open watches.
     pub(super) const fn watches(&self) -> f64 {
         self.api.watches
     }
@@ -162,10 +161,10 @@ impl ApiCounters {
     }
 }
 
-/// Seconds of CPU that a process has taken, its ended children not among them.
+/// CPU seconds of a process, without its children.
 fn cpu_seconds(process: &ManagedProcess) -> Result<f64> {
     let stat = read_proc_file(process, "stat")?;
-    // The name, in parentheses, may hold anything.
+    // The name in parentheses may contain any characters.
     let fields = stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ')).context("no name in stat")?;
     let ticks: Vec<f64> = fields.skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
     ensure!(ticks.len() == 2, "/proc: no times in {stat:?}");
@@ -174,10 +173,10 @@ fn cpu_seconds(process: &ManagedProcess) -> Result<f64> {
     Ok(ticks.iter().sum::<f64>() / second)
 }
 
-/// Resident bytes of a process.
+/// Resident memory of a process in bytes.
 ///
 /// # Errors
-/// When it has ended.
+/// If it has ended.
 pub(super) fn resident_bytes(process: &ManagedProcess) -> Result<u64> {
     let status = read_proc_file(process, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

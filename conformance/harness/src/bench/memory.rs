@@ -1,5 +1,5 @@
-//! What a controller keeps of a cluster that is full: volumes of several drivers, claimed, attached, and in
-//! use by pods, and nobody who wants anything. No kubelet runs.
+//! Memory of idle controllers in a full cluster: volumes of several drivers, bound, attached, and used by pods.
+//! No kubelet runs.
 
 use std::collections::BTreeMap;
 
@@ -25,10 +25,10 @@ use crate::{
 
 const DRIVERS: usize = 5;
 const NODES: usize = 100;
-/// The loops of kube-controller-manager that do what our roles do.
+/// The controllers of kube-controller-manager that Cofferdam's roles replace.
 const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                      persistentvolumeclaim-protection-controller,persistentvolume-attach-detach-controller";
-/// What each driver has one of.
+/// Sidecars of each driver, with a flag.
 const SIDECARS: [(&str, &str); 3] = [
     ("csi-provisioner", "--worker-threads=100"),
     ("csi-attacher", "--worker-threads=100"),
@@ -37,23 +37,23 @@ const SIDECARS: [(&str, &str); 3] = [
 const ROLES: [&str; 6] =
     ["provisioner", "attacher", "resizer", "pv-controller", "protection", "attach-detach"];
 
-/// What is resident when nothing happens any more.
+/// Resident memory of idle processes.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ResidentMemory {
-    /// Volumes, and as many claims, attachments and pods.
+    /// Number of volumes, and of claims, VolumeAttachments and pods.
     pub(super) objects: usize,
     pub(super) drivers: usize,
     pub(super) nodes: usize,
-    /// Bytes of our one process.
+    /// Bytes of the Cofferdam process.
     pub(super) cofferdam_bytes: u64,
-    /// Bytes of theirs by program, all processes of it together.
+    /// Bytes of the upstream processes, summed by program.
     pub(super) upstream_bytes: BTreeMap<String, u64>,
 }
 
-/// Fills a cluster, and lets theirs and ours look at it one after the other.
+/// Fills a cluster, then runs the upstream controllers and Cofferdam on it one after the other.
 ///
 /// # Errors
-/// When something does not run, or the cluster does not fill.
+/// If something does not run, or the cluster does not fill.
 pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMemory> {
     let mut plane = start_control_plane(run).await?;
     let client = plane.client().clone();
@@ -65,7 +65,7 @@ pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMe
     let mut setup = start_cofferdam(run, &account, &drivers).await?;
     attachments::create_nodes(&client, &(0..DRIVERS).map(driver_name).collect::<Vec<_>>(), NODES).await?;
     for number in 0..DRIVERS {
-        let (namespace, driver) = (format!("held-{number}"), driver_name(number));
+        let (namespace, driver) = (format!("memory-{number}"), driver_name(number));
         let load = ClaimLoad::new(&client, &namespace, Some(&driver)).await?;
         let (_, volumes) = load.bind_all(objects / DRIVERS).await?;
         ScheduledPods::new(&client, &namespace, &driver, NODES, volumes).await?.schedule_all().await?;
@@ -87,10 +87,10 @@ pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMe
 }
 
 fn driver_name(number: usize) -> String {
-    format!("held-{number}.conformance.cofferdam.dev")
+    format!("memory-{number}.conformance.cofferdam.dev")
 }
 
-/// All roles before all drivers.
+/// Starts all roles for all drivers.
 async fn start_cofferdam(
     run: &SuiteRun,
     account: &Account,
@@ -98,14 +98,14 @@ async fn start_cofferdam(
 ) -> Result<ManagedProcess> {
     let (first, others) = drivers.split_first().context("no driver")?;
     let flag = |(number, driver): (usize, &CsiDriverProcess)| {
-        format!("--backend=held-{}=unix:{}", number + 1, driver.socket().display())
+        format!("--backend=memory-{}=unix:{}", number + 1, driver.socket().display())
     };
     let flags: Vec<String> = others.iter().enumerate().map(flag).collect();
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     cofferdam::start_with_csi_driver_and_flags(run, account, first.socket(), &flags).await
 }
 
-/// kube-controller-manager and each driver's sidecars: what is resident of them together, by program.
+/// Resident memory of kube-controller-manager and of each driver's sidecars, by program.
 async fn measure_upstream(
     run: &SuiteRun,
     plane: &mut ControlPlane,

@@ -1,7 +1,7 @@
-//! `make bench-peers`: one load, answered by Kubernetes' own controllers, by ours, and by nobody.
+//! `make bench-peers`: one load on the upstream controllers, on Cofferdam, and on the API server only.
 //!
-//! Each stack has a control plane of its own, as fresh as the others'. Everything is on one machine, so
-//! figures are of that machine; what counts are the ratios of one run.
+//! Each configuration has a fresh control plane. Everything runs on one machine, so only the ratios within a run
+//! are meaningful.
 
 mod attachments;
 mod configurations;
@@ -40,64 +40,64 @@ use crate::{
     run::SuiteRun,
 };
 
-/// How many claims a load has, if `CLAIMS` does not say.
+/// Default of `CLAIMS`, the claims of a load.
 const DEFAULT_CLAIMS: usize = 2000;
-/// How many rounds there are, if `ROUNDS` does not say.
+/// Default of `ITERATIONS`.
 const DEFAULT_ITERATIONS: usize = 3;
-/// How many claims come alone.
+/// Claims of the sequential load.
 const SEQUENTIAL_CLAIMS: usize = 50;
-/// What the API without anybody is called.
-const API_ONLY: &str = "API alone";
+/// Configuration name of the upper bound: the API server without controllers.
+const API_ONLY: &str = "API only";
 
-/// What a load asks for.
+/// Kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum LoadKind {
-    /// A claim alone becomes Bound to a new volume.
+    /// Create claims one after the other; each is Bound to a new volume.
     BindSequentially,
-    /// Claims become Bound to new volumes.
+    /// Create claims concurrently; each is Bound to a new volume.
     BindDynamic,
-    /// Claims are deleted, and their volumes go.
+    /// Delete claims and their volumes.
     DeleteClaims,
-    /// Claims become Bound to volumes that were made before.
+    /// Bind claims to static volumes.
     BindStatic,
-    /// Volumes are attached to nodes.
+    /// Attach volumes to nodes.
     Attach,
-    /// Volumes are detached again.
+    /// Detach volumes.
     Detach,
-    /// Claims are grown.
+    /// Expand claims.
     Expand,
-    /// Pods are placed on nodes, and their volumes are there.
+    /// Schedule pods to nodes and attach their volumes.
     SchedulePods,
-    /// Pods have gone from nodes, and their volumes too.
+    /// Delete pods and detach their volumes.
     DeletePods,
-    /// Pods run that have a new volume.
+    /// Run pods with new volumes.
     RunPods,
 }
 
-/// One load and how it was answered.
+/// Measurement of one load.
 #[derive(Clone, Debug, Serialize)]
 struct LoadMeasurement {
     kind: LoadKind,
     objects: usize,
-    /// Seconds from the first request to the last answer.
+    /// Seconds from the first request to the last result.
     seconds: f64,
     per_second: f64,
-    /// Milliseconds from a request to its answer.
+    /// Milliseconds from a request to its result.
     p50: f64,
     p99: f64,
     cost: Cost,
 }
 
-/// All loads on one stack.
+/// All loads on one configuration.
 #[derive(Clone, Debug, Serialize)]
 struct ConfigurationResults {
     name: String,
     description: String,
-    /// Whose controllers they are; nobody's for the API alone.
+    /// Implementation; none for the API server only.
     #[serde(skip)]
     implementation: Option<Implementation>,
-    /// The processes whose work is compared.
+    /// The compared processes.
     controllers: Vec<String>,
     loads: Vec<LoadMeasurement>,
 }
@@ -108,7 +108,7 @@ impl ConfigurationResults {
     }
 }
 
-/// What was measured of each stack, side by side.
+/// Measurements of all configurations.
 #[derive(Clone, Debug, Default, Serialize)]
 struct BenchmarkResults {
     claims: Vec<ConfigurationResults>,
@@ -120,7 +120,7 @@ struct BenchmarkResults {
     memory: Option<ResidentMemory>,
 }
 
-/// What a variable says; make hands on an empty one where it was given none.
+/// Value of an environment variable. make passes an empty one if it is not set.
 fn env_number(variable: &str, default: usize) -> Result<usize> {
     let number = match env::var(variable) {
         Ok(text) if !text.is_empty() => {
@@ -143,17 +143,17 @@ enum LoadGroup {
     Memory,
 }
 
-/// All groups and what `LOADS` calls them.
+/// Groups by their names in `LOADS`.
 const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
-    ("growth", LoadGroup::Expansion),
-    ("placed", LoadGroup::Scheduling),
+    ("expansion", LoadGroup::Expansion),
+    ("scheduling", LoadGroup::Scheduling),
     ("pods", LoadGroup::Pods),
-    ("held", LoadGroup::Memory),
+    ("memory", LoadGroup::Memory),
 ];
 
-/// The groups that `LOADS` names, separated by commas; absent where it names none.
+/// The groups of `LOADS`, separated by commas; none if it is empty.
 fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     let text = env::var("LOADS").unwrap_or_default();
     if text.is_empty() {
@@ -168,11 +168,11 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
-/// Measures everything, or what `LOADS` names, and writes it down. What is a part only is left in the run's
+/// Measures everything, or the groups of `LOADS`, and writes the results. Partial results are written to the run's
 /// directory.
 ///
 /// # Errors
-/// When something does not run, or a claim is not answered.
+/// If something does not run, or a claim is not answered.
 pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     ensure!(!cfg!(debug_assertions), "this build is not optimised: expected `make bench-peers`");
     let claims = env_number("CLAIMS", DEFAULT_CLAIMS)?;
@@ -180,8 +180,8 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let output = env::var_os("OUTPUT").filter(|_| selected.is_none());
     let output = output.map_or_else(|| run.directory().to_owned(), PathBuf::from);
     let is_selected = |part: LoadGroup| selected.as_ref().is_none_or(|selected| selected.contains(&part));
-    let iteration_count = env_number("ROUNDS", DEFAULT_ITERATIONS)?;
-    // Memory at rest does not drift as speed does: once is enough.
+    let iteration_count = env_number("ITERATIONS", DEFAULT_ITERATIONS)?;
+    // Idle memory does not vary as speed does: one measurement is enough.
     let memory = match is_selected(LoadGroup::Memory) {
         true => Some(memory::measure(run, claims * 5).await?),
         false => None,
@@ -189,11 +189,11 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     let mut iterations = Vec::new();
     let mut report = String::new();
     for number in 1..=iteration_count {
-        // For who waits: a round takes minutes.
-        let _ = writeln!(io::stderr(), "round {number} of {iteration_count}");
+        // Progress: an iteration takes minutes.
+        let _ = writeln!(io::stderr(), "iteration {number} of {iteration_count}");
         iterations.push(run_iteration(run, claims, is_selected).await?);
         let medians = BenchmarkResults { memory: memory.clone(), ..iterations::medians(&iterations) };
-        let json = serde_json::json!({ "medians": &medians, "rounds": &iterations });
+        let json = serde_json::json!({ "medians": &medians, "iterations": &iterations });
         // Who ends it early has the rounds that were.
         fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&json)? + "\n")?;
         report = report::markdown(&medians, claims, number);
@@ -202,7 +202,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     report::print(&report)
 }
 
-/// Every load that is chosen on every stack, once.
+/// Runs every selected load on every configuration once.
 async fn run_iteration(
     run: &SuiteRun,
     claims: usize,
@@ -237,14 +237,14 @@ async fn run_iteration(
     Ok(results)
 }
 
-/// One control plane, and the counters of what runs on it.
+/// Records the loads of one control plane.
 struct LoadRecorder<'a> {
     name: &'static str,
     client: Client,
     processes: Vec<&'a ManagedProcess>,
     loads: Vec<LoadMeasurement>,
     last_reading: UsageReading,
-    /// Watches that are open although nobody controls.
+    /// Watches of the control plane without controllers.
     idle_watches: f64,
 }
 
@@ -261,12 +261,12 @@ impl<'a> LoadRecorder<'a> {
         Ok(Self { name, client, processes, loads: Vec::new(), last_reading: last, idle_watches: watches })
     }
 
-    /// What was measured. The API can end: nobody has a connection to it any more.
+    /// The measurements. Closes the connections to the API server, so that it can stop.
     fn into_measurements(self) -> Vec<LoadMeasurement> {
         self.loads
     }
 
-    /// What is done from now on belongs to the next load.
+    /// Starts the next load.
     async fn begin_load(&mut self) -> Result<()> {
         self.last_reading = UsageReading::when_idle(&self.client, &self.processes).await?;
         Ok(())
@@ -282,7 +282,7 @@ impl<'a> LoadRecorder<'a> {
         let per_second = objects as f64 / seconds;
         let milliseconds = |percent| timing.quantile(percent).as_secs_f64() * 1000.0;
         let (p50, p99) = (milliseconds(50), milliseconds(99));
-        // For who waits: a run takes minutes.
+        // Progress: a run takes minutes.
         let _ = writeln!(
             io::stderr(),
             "  {}: {kind:?}, {objects} at {per_second:.1} /s, p50 {p50:.1} ms, p99 {p99:.1} ms",
@@ -302,7 +302,7 @@ async fn start_control_plane(run: &SuiteRun) -> Result<ControlPlane> {
     .await
 }
 
-/// A stack answers all loads.
+/// Runs all loads on one configuration.
 async fn measure_configuration(
     run: &SuiteRun,
     configuration: &BenchmarkConfiguration,
@@ -315,7 +315,7 @@ async fn measure_configuration(
     let mut recorder =
         LoadRecorder::new(configuration.name, &plane, controllers.processes(), watches).await?;
 
-    let sequential = ClaimLoad::new(&client, "alone", Some(controllers.driver_name)).await?;
+    let sequential = ClaimLoad::new(&client, "sequential", Some(controllers.driver_name)).await?;
     recorder.begin_load().await?;
     let timing = sequential.bind_sequentially(SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
@@ -347,14 +347,14 @@ async fn measure_configuration(
     Ok(results)
 }
 
-/// The same writes without anybody who controls.
+/// Makes the same writes as a client, without controllers.
 async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<ConfigurationResults> {
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
     let mut recorder = LoadRecorder::new(API_ONLY, &plane, std::iter::empty(), watches).await?;
 
-    let sequential = ClaimLoad::new(&client, "alone", None).await?;
+    let sequential = ClaimLoad::new(&client, "sequential", None).await?;
     recorder.begin_load().await?;
     let timing = upper_bound::bind_sequentially(&sequential, SEQUENTIAL_CLAIMS).await?;
     recorder.end_load(LoadKind::BindSequentially, &timing).await?;
@@ -377,8 +377,7 @@ async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<Configurat
     plane.stop().await?;
     Ok(ConfigurationResults {
         name: API_ONLY.to_owned(),
-        description: "five writes for each claim by the users themselves, no controller, nobody watches"
-            .to_owned(),
+        description: "five writes per claim, made by the clients; no controllers, no watches".to_owned(),
         implementation: None,
         controllers: Vec::new(),
         loads,

@@ -1,5 +1,5 @@
-//! The load of pods: users who each make a claim and a pod, wait until the pod runs, and delete both. On a
-//! real kubelet, with our `node` for everybody: who provisions and who attaches is what differs.
+//! The pod load: clients create a claim and a pod, wait until the pod runs, and delete both. It runs on a real
+//! kubelet with Cofferdam's `node`; provisioner and attacher differ between the configurations.
 
 use std::{
     collections::HashMap,
@@ -33,32 +33,31 @@ use crate::{
     wait::until,
 };
 
-/// Most pods of a load.
+/// Maximum pods of a load.
 const MAX_PODS: usize = 50;
-/// How many users there are: more pods at once would be a load of the container runtime.
+/// Concurrent clients. More pods at the same time would measure the container runtime.
 const CONCURRENT_USERS: usize = 5;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE: &str = "node-1";
-/// How a pod stays until it is deleted.
+/// Shell script that runs until the pod is deleted.
 const RUN_UNTIL_TERMINATED: &str = "trap exit TERM; sleep 3600 & wait";
-/// Loops of kube-controller-manager that are nobody else's here, and those that our roles take the place of.
+/// Controllers of kube-controller-manager in both configurations, and those that Cofferdam's roles replace.
 const COMMON_CONTROLLERS: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
 const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                      persistentvolumeclaim-protection-controller";
 const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attacher"];
 
-/// What the roles of a node take.
+/// Resource usage of the node roles.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct NodeRoleUsage {
-    /// Resident bytes of `node`, `registrar` and `liveness` in one process, after the load.
+    /// Resident memory in bytes of `node`, `registrar` and `liveness` in one process, after the load.
     pub(super) resident_bytes: u64,
-    /// Milliseconds in which half of the calls of NodePublishVolume for a directory were answered, and how
-    /// many these were.
+    /// Median latency of NodePublishVolume for directories in milliseconds, and the number of calls.
     pub(super) publish_p50: f64,
     pub(super) publishes: usize,
 }
 
-/// What is asked for.
+/// The load.
 struct PodLoad<'a> {
     client: Client,
     name: &'a str,
@@ -66,7 +65,7 @@ struct PodLoad<'a> {
 }
 
 impl<'a> PodLoad<'a> {
-    /// Makes the namespace and the class.
+    /// Creates the namespace and the StorageClass.
     async fn new(
         client: &Client,
         name: &'a str,
@@ -75,7 +74,7 @@ impl<'a> PodLoad<'a> {
         count: usize,
     ) -> Result<Self> {
         send(client, "POST", "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await?;
-        // A volume of one node comes once the scheduler has chosen that node.
+        // Volumes of a node require a node selected by the scheduler.
         let binding = if parameters.get("kind").is_some() { "WaitForFirstConsumer" } else { "Immediate" };
         let class = json!({
             "metadata": { "name": name },
@@ -88,7 +87,7 @@ impl<'a> PodLoad<'a> {
         Ok(Self { client: client.clone(), name, count })
     }
 
-    /// From a claim and its pod to the pod that runs; the next one when pod and volume are gone.
+    /// Measures from the creation of claim and pod until the pod runs. Then deletes both.
     async fn run_pods(&self) -> Result<LoadTiming> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.name);
         let running = ObjectObserver::start(&self.client, &pods, ObjectState::Phase("Running")).await?;
@@ -138,10 +137,10 @@ impl<'a> PodLoad<'a> {
     }
 }
 
-/// What is before the driver, the driver served for it or run in it, and the node.
+/// The controllers, the driver and the node.
 struct PodConfiguration {
     processes: Vec<ManagedProcess>,
-    /// How many of these control.
+    /// Number of compared processes.
     controller_count: usize,
     node: KubeletNode,
     roles: NodeRoles,
@@ -176,7 +175,7 @@ impl PodConfiguration {
         Ok(Self { processes, controller_count: controllers, node, roles })
     }
 
-    /// Ends it, from the controllers down.
+    /// Stops all processes, controllers first.
     async fn stop(mut self, run: &SuiteRun) -> Result<()> {
         self.node.wait_idle(run, TIMEOUT).await?;
         for process in self.processes.iter_mut().chain([&mut self.roles.process]) {
@@ -184,7 +183,7 @@ impl PodConfiguration {
         }
         let root = self.node.root().to_owned();
         self.node.stop().await?;
-        // A run has one node at a time, and the next one begins as fresh as this one.
+        // The next node starts with empty directories.
         for directory in [root, run.scratch().join("node")] {
             fs::remove_dir_all(&directory)
                 .with_context(|| format!("cannot remove {}", directory.display()))?;
@@ -193,16 +192,16 @@ impl PodConfiguration {
     }
 }
 
-/// How many pods there are in a run with so many claims.
+/// Number of pods in a run with this number of claims.
 pub(super) const fn pod_count(claims: usize) -> usize {
     let count = claims / 8;
     if count > MAX_PODS { MAX_PODS } else { count }
 }
 
-/// Lets a stack bring pods to Running; where it is ours, also what the roles of the node take.
+/// Measures an implementation; for Cofferdam also the node roles.
 ///
 /// # Errors
-/// When something does not run, or a pod does not.
+/// If something does not run, or a pod does not.
 pub(super) async fn measure(
     run: &SuiteRun,
     implementation: Implementation,
@@ -210,7 +209,7 @@ pub(super) async fn measure(
 ) -> Result<(ConfigurationResults, Option<NodeRoleUsage>)> {
     let (name, description, loops) = match implementation {
         Implementation::Upstream => (
-            "Go, pods",
+            "Upstream, pods",
             "kube-controller-manager, csi-provisioner and csi-attacher, client rates unlimited, 100 workers, \
              before our `csi-server` with the memory driver; kubelet with our `node` and `registrar`",
             format!("{UPSTREAM_CONTROLLERS},{COMMON_CONTROLLERS}"),
@@ -263,7 +262,7 @@ pub(super) async fn measure(
     ))
 }
 
-/// Pods with directories of the node: how long a publication takes.
+/// Measures NodePublishVolume of directories.
 async fn measure_publish(
     run: &SuiteRun,
     plane: &ControlPlane,
@@ -292,13 +291,13 @@ async fn measure_publish(
     Ok(NodeRoleUsage { resident_bytes: memory, publish_p50, publishes })
 }
 
-/// How long the node took for each NodePublishVolume, as its log has it.
+/// Latencies of NodePublishVolume in seconds, from the log of the node.
 fn publish_latencies(log: &str) -> Result<Vec<Duration>> {
     let lines = log.lines().filter(|line| line.contains("/NodePublishVolume\" code=\"OK\""));
     lines.map(|line| log_duration(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
-/// The time of a line, as Rust prints it.
+/// The duration of a log line, in Rust's debug format.
 fn log_duration(line: &str) -> Option<Duration> {
     let text = line.split_once("took=")?.1.split(' ').next()?;
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());

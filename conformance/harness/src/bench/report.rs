@@ -1,4 +1,4 @@
-//! The figures for people: what is aimed at first, then everything.
+//! The Markdown report: targets first, then all measurements.
 
 use std::{
     collections::BTreeMap,
@@ -15,35 +15,36 @@ use super::{
     load::CONCURRENT_USERS, memory::ResidentMemory, pods::NodeRoleUsage,
 };
 
-/// The loads and what they are called.
+/// Titles of the loads.
 const LOAD_TITLES: [(LoadKind, &str); 10] = [
     (LoadKind::BindDynamic, "Claims created → Bound"),
-    (LoadKind::DeleteClaims, "Claims deleted → volumes gone"),
-    (LoadKind::BindStatic, "Claims created → Bound to volumes that were made before"),
-    (LoadKind::BindSequentially, "One claim alone → Bound, the next one when it is"),
+    (LoadKind::DeleteClaims, "Claims deleted → volumes removed"),
+    (LoadKind::BindStatic, "Claims created → Bound to static volumes"),
+    (LoadKind::BindSequentially, "Sequential claims: created → Bound"),
     (LoadKind::Attach, "VolumeAttachments created → attached"),
-    (LoadKind::Detach, "VolumeAttachments deleted → gone"),
-    (LoadKind::Expand, "Claims grown → their capacity says so"),
-    (LoadKind::SchedulePods, "Pods placed on 20 nodes → their volumes in `volumesAttached`"),
-    (LoadKind::DeletePods, "Pods deleted → their VolumeAttachments gone"),
+    (LoadKind::Detach, "VolumeAttachments deleted → removed"),
+    (LoadKind::Expand, "Claims expanded → new capacity in status"),
+    (LoadKind::SchedulePods, "Pods scheduled to 20 nodes → volumes in `volumesAttached`"),
+    (LoadKind::DeletePods, "Pods deleted → VolumeAttachments removed"),
     (
         LoadKind::RunPods,
-        "Pods: created with a new claim → Running, by 5 users, each the next when pod and volume are gone",
+        "Pods: created with a new claim → Running; 5 clients, each starts over when pod and volume are removed",
     ),
 ];
 
-/// The head of a table of what is aimed at.
-const TARGET_TABLE_HEADER: &str = "| | wanted | measured | the API alone | |\n|---|---:|---:|---:|---|\n";
+/// Header of a table of targets.
+const TARGET_TABLE_HEADER: &str =
+    "| metric | target | measured | API only | result |\n|---|---:|---:|---:|---|\n";
 
-/// A figure and what it should be.
+/// A measured value and its target.
 struct PerformanceTarget {
     metric: &'static str,
     target: f64,
-    /// Whether more is better.
+    /// True if the target is a minimum.
     is_minimum: bool,
     unit: &'static str,
     measured: f64,
-    /// What the API alone would reach: nobody can do better here.
+    /// The value of the API server only, which is the upper bound.
     upper_bound: Option<f64>,
 }
 
@@ -56,7 +57,7 @@ impl PerformanceTarget {
         Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
     }
 
-    /// How much faster than Go's stack: the API alone is the most that there can be.
+    /// Throughput relative to upstream. The API server only is the upper bound.
     fn throughput_ratio(
         metric: &'static str,
         target: f64,
@@ -72,16 +73,16 @@ impl PerformanceTarget {
     }
 }
 
-/// Everything in Markdown.
-pub(super) fn markdown(all: &BenchmarkResults, claims: usize, rounds: usize) -> String {
+/// The whole report.
+pub(super) fn markdown(all: &BenchmarkResults, claims: usize, iterations: usize) -> String {
     let mut text = header(all, claims);
-    let of = match rounds {
-        1 => "every figure is of one round".to_owned(),
-        rounds => format!(
-            "every figure is the median of {rounds} rounds, in each of which all stacks had their turn"
-        ),
+    let of = match iterations {
+        1 => "one iteration".to_owned(),
+        iterations => {
+            format!("medians of {iterations} iterations, each of which measures every configuration")
+        }
     };
-    let _ = write!(text, "\n## What is aimed at\n\nRatios of this one run: {of}.\n");
+    let _ = write!(text, "\n## Targets\n\nRatios within one run: {of}.\n");
     text.push_str(&targets_section(&all.claims, claim_targets));
     text.push_str(&targets_section(&all.attachments, attach_targets));
     text.push_str(&targets_section(&all.expansion, expansion_targets));
@@ -94,7 +95,7 @@ pub(super) fn markdown(all: &BenchmarkResults, claims: usize, rounds: usize) -> 
     text
 }
 
-/// All stacks, in the order in which they were measured.
+/// All configurations, in the order of measurement.
 fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     let BenchmarkResults {
         claims,
@@ -108,14 +109,14 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
-/// Ours, theirs and nobody's figures, if there are some of nobody's: what is to be reached by them.
+/// Targets from the results of Cofferdam, upstream and, if measured, the API server only.
 type TargetsFn = fn(
     &ConfigurationResults,
     &ConfigurationResults,
     Option<&ConfigurationResults>,
 ) -> Option<Vec<PerformanceTarget>>;
 
-/// What some stacks were to reach, each of ours by theirs and by what the API alone reaches.
+/// Tables of targets, one for each configuration of Cofferdam.
 fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     let mut text = String::new();
     let upstream = all.iter().find(|results| results.implementation == Some(Implementation::Upstream));
@@ -129,48 +130,52 @@ fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     text
 }
 
-/// Bytes as megabytes.
+/// Converts bytes to megabytes.
 fn megabytes(bytes: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "fewer bytes than a float has digits")]
     let bytes = bytes as f64;
     bytes / 1_000_000.0
 }
 
-/// Of everything at rest.
+/// Targets of idle memory.
 fn memory_section(memory: &ResidentMemory) -> String {
     let ResidentMemory { objects, drivers, nodes, cofferdam_bytes: ours, upstream_bytes: theirs } = memory;
-    let target =
-        PerformanceTarget::at_most("memory of all roles in one process", 60.0, "MB", megabytes(*ours));
+    let target = PerformanceTarget::at_most(
+        "resident memory of all roles in one process",
+        60.0,
+        "MB",
+        megabytes(*ours),
+    );
     let each = join(theirs.iter().map(|(name, bytes)| format!("{name} {:.0}", megabytes(*bytes))));
     format!(
-        "\n### All roles at rest\n\n{TARGET_TABLE_HEADER}{}\nWith {objects} volumes, claims, attachments and pods, {nodes} nodes and {drivers} drivers on \
-         sockets. Theirs, {} processes, take {:.0} MB for the same: {each}.\n",
+        "\n### All roles when idle\n\n{TARGET_TABLE_HEADER}{}\nWith {objects} each of volumes, claims, VolumeAttachments and pods, {nodes} nodes and {drivers} drivers on \
+         sockets. The {} upstream processes take {:.0} MB for the same: {each}.\n",
         target_rows(&[target]),
         1 + 3 * drivers,
         megabytes(theirs.values().sum()),
     )
 }
 
-/// Of the roles of a node.
+/// Targets of the node roles.
 fn node_section(node: &NodeRoleUsage) -> String {
     let memory = megabytes(node.resident_bytes);
     let targets = [
         PerformanceTarget::at_most(
-            "memory of `node`, `registrar` and `liveness` in one process after the pods",
+            "resident memory of `node`, `registrar` and `liveness` in one process after the load",
             12.0,
             "MB",
             memory,
         ),
         PerformanceTarget::at_most("`NodePublishVolume` of a directory, p50", 2.0, "ms", node.publish_p50),
     ];
-    format!("\n### On a node\n\n{TARGET_TABLE_HEADER}{}", target_rows(&targets))
+    format!("\n### Node roles\n\n{TARGET_TABLE_HEADER}{}", target_rows(&targets))
 }
 
 fn target_rows(targets: &[PerformanceTarget]) -> String {
     let mut text = String::new();
     for aim in targets {
         let (sign, verdict) =
-            (if aim.is_minimum { "≥" } else { "≤" }, if aim.is_met() { "met" } else { "**missed**" });
+            (if aim.is_minimum { "≥" } else { "≤" }, if aim.is_met() { "met" } else { "missed" });
         let PerformanceTarget {
             metric: what,
             target: wanted,
@@ -188,10 +193,10 @@ fn target_rows(targets: &[PerformanceTarget]) -> String {
     text
 }
 
-/// Prints it.
+/// Prints the report.
 ///
 /// # Errors
-/// When nobody takes it.
+/// If stdout is closed.
 pub(super) fn print(text: &str) -> Result<()> {
     Ok(writeln!(io::stdout(), "{text}")?)
 }
@@ -206,10 +211,11 @@ fn header(all: &BenchmarkResults, claims: usize) -> String {
         .map_or("an unknown processor", |(_, name)| name);
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut text = format!(
-        "# Side by side\n\nMade by `make bench-peers CLAIMS={claims}` on {date}; do not edit. {cores} cores of {processor}, Linux {}; \
-         etcd, API, controllers and load share them, etcd writes to memory. {claims} claims, or half as many attachments, by {CONCURRENT_USERS} users at once. \
-         Each stack has a fresh control plane of its own (priority and fairness off, as many requests as come). \
-         All figures: [benchmarks.json](benchmarks.json).\n\n| stack | is |\n|---|---|\n",
+        "# Cofferdam and upstream side by side\n\nGenerated by `make bench-peers CLAIMS={claims}` on {date}; do not edit.\n\
+         {cores} cores of {processor}, Linux {}; etcd, kube-apiserver, controllers and clients share them, and etcd writes to memory.\n\
+         {claims} claims, or half as many VolumeAttachments or expansions, by {CONCURRENT_USERS} concurrent clients.\n\
+         Each configuration has a fresh control plane (API priority and fairness off, unlimited requests).\n\
+         All figures: [benchmarks.json](benchmarks.json).\n\n| configuration | description |\n|---|---|\n",
         kernel.trim(),
     );
     for results in all_configurations(all) {
@@ -218,7 +224,7 @@ fn header(all: &BenchmarkResults, claims: usize) -> String {
     text
 }
 
-/// Of claims.
+/// Targets of claims.
 fn claim_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -241,51 +247,56 @@ fn claim_targets(
     };
     Some(vec![
         PerformanceTarget::throughput_ratio(
-            "created → Bound, throughput by Go's",
+            "created → Bound, throughput relative to upstream",
             3.0,
             [bound, peer],
             api_only.load(LoadKind::BindDynamic),
         ),
         PerformanceTarget::at_least(
-            "created → Bound, throughput by the API's alone",
+            "created → Bound, throughput relative to API only",
             65.0,
             "%",
             100.0 * ratio(bound, api_only.load(LoadKind::BindDynamic)?),
         ),
-        PerformanceTarget::at_most("created → Bound, p99 by Go's", 25.0, "%", 100.0 * bound.p99 / peer.p99),
+        PerformanceTarget::at_most(
+            "created → Bound, p99 relative to upstream",
+            25.0,
+            "%",
+            100.0 * bound.p99 / peer.p99,
+        ),
         PerformanceTarget::throughput_ratio(
-            "deleted → gone, throughput by Go's",
+            "deleted → removed, throughput relative to upstream",
             3.0,
             [deleted, upstream.load(LoadKind::DeleteClaims)?],
             api_only.load(LoadKind::DeleteClaims),
         ),
         PerformanceTarget::throughput_ratio(
-            "made before → Bound, throughput by Go's",
+            "static volume → Bound, throughput relative to upstream",
             5.0,
             [bind_static, upstream.load(LoadKind::BindStatic)?],
             api_only.load(LoadKind::BindStatic),
         ),
-        // The user's own is no work of ours.
+        // The create of the claim is the client's.
         PerformanceTarget::at_most(
-            "writes of the API for a claim, without the user's own",
+            "API writes per claim, without the client's own",
             5.5,
             "",
             bound.cost.writes - 1.0,
         ),
         PerformanceTarget::at_most(
-            "CPU of controllers for a claim, by Go's",
+            "controller CPU per claim, relative to upstream",
             20.0,
             "%",
             100.0 * controller_cpu(cofferdam, bound) / controller_cpu(upstream, peer),
         ),
         PerformanceTarget::at_most(
-            "memory of controllers after the claims, by Go's",
+            "controller memory after the load, relative to upstream",
             12.5,
             "%",
             100.0 * memory(cofferdam, bound) / memory(upstream, peer),
         ),
         PerformanceTarget::at_most(
-            "one claim alone, p50",
+            "sequential claims, p50",
             20.0,
             "ms",
             cofferdam.load(LoadKind::BindSequentially)?.p50,
@@ -293,7 +304,7 @@ fn claim_targets(
     ])
 }
 
-/// How fast one load of a stack is by the same of another.
+/// Throughput of a load relative to upstream.
 fn throughput_target(
     metric: &'static str,
     target: f64,
@@ -310,7 +321,7 @@ fn throughput_target(
     ))
 }
 
-/// Of attachments.
+/// Targets of VolumeAttachments.
 fn attach_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -318,19 +329,31 @@ fn attach_targets(
 ) -> Option<Vec<PerformanceTarget>> {
     let both = [cofferdam, upstream];
     Some(vec![
-        throughput_target("created → attached, throughput by Go's", 2.5, LoadKind::Attach, both, api_only)?,
-        throughput_target("deleted → gone, throughput by Go's", 2.5, LoadKind::Detach, both, api_only)?,
+        throughput_target(
+            "created → attached, throughput relative to upstream",
+            2.5,
+            LoadKind::Attach,
+            both,
+            api_only,
+        )?,
+        throughput_target(
+            "deleted → removed, throughput relative to upstream",
+            2.5,
+            LoadKind::Detach,
+            both,
+            api_only,
+        )?,
     ])
 }
 
-/// Of claims that grow.
+/// Targets of expansions.
 fn expansion_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
     api_only: Option<&ConfigurationResults>,
 ) -> Option<Vec<PerformanceTarget>> {
     Some(vec![throughput_target(
-        "larger request → capacity, throughput by Go's",
+        "larger request → capacity, throughput relative to upstream",
         2.5,
         LoadKind::Expand,
         [cofferdam, upstream],
@@ -338,7 +361,7 @@ fn expansion_targets(
     )?])
 }
 
-/// Of pods that are placed.
+/// Targets of scheduled pods.
 fn scheduling_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -350,11 +373,11 @@ fn scheduling_targets(
                 / controller_cpu(upstream, upstream.load(flow)?),
         )
     };
-    let what = "pods placed → `volumesAttached`, throughput by kube-controller-manager's";
+    let what = "pod scheduled → `volumesAttached`, throughput relative to upstream";
     Some(vec![
         throughput_target(what, 3.0, LoadKind::SchedulePods, [cofferdam, upstream], api_only)?,
         PerformanceTarget::at_most(
-            "CPU of the controller for a pod placed, by theirs",
+            "controller CPU per pod, relative to upstream",
             33.3,
             "%",
             share(LoadKind::SchedulePods)?,
@@ -362,19 +385,19 @@ fn scheduling_targets(
     ])
 }
 
-/// CPU of a stack's controllers for one object.
+/// CPU of the controllers per object.
 fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
     controller_sum(results, &measurement.cost.cpu)
 }
 
-/// What the controllers of a stack take together.
+/// Sum over the controllers of a configuration.
 fn controller_sum(results: &ConfigurationResults, by_process: &BTreeMap<String, f64>) -> f64 {
     results.controllers.iter().filter_map(|name| by_process.get(name)).sum()
 }
 
 fn load_section(all: &[ConfigurationResults], kind: LoadKind, title: &str) -> String {
     let mut text = format!(
-        "\n## {title}\n\n| stack | per second | p50 | p99 | API writes | watch events | watches | CPU each, ms | memory after, MB |\n\
+        "\n## {title}\n\n| configuration | per second | p50 | p99 | API writes | watch events | watches | CPU per object, ms | memory after, MB |\n\
          |---|---:|---:|---:|---:|---:|---:|---|---|\n"
     );
     let rows = || all.iter().filter_map(|results| Some((results, results.load(kind)?)));
@@ -397,7 +420,7 @@ fn load_section(all: &[ConfigurationResults], kind: LoadKind, title: &str) -> St
             cost.watches,
         );
     }
-    text.push_str("\nRequests for each, the user's own among them:\n\n");
+    text.push_str("\nRequests per object, the client's own included:\n\n");
     for (results, measured) in rows() {
         let requests = measured.cost.requests.iter().map(|(name, each)| format!("{name} {each:.2}"));
         let _ = writeln!(text, "- {}: {}", results.name, join(requests));
@@ -409,7 +432,7 @@ fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Milliseconds for people.
+/// Formats milliseconds.
 fn format_milliseconds(milliseconds: f64) -> String {
     if milliseconds < 1000.0 {
         format!("{milliseconds:.1} ms")

@@ -1,5 +1,5 @@
-//! The load of pods that are placed on nodes: their volumes are attached there, and detached when they have
-//! gone. No kubelet runs, and who attaches is our attacher for everybody: what is compared is who decides.
+//! The scheduling load: volumes of pods are attached to their nodes, and detached after the pods are deleted. No
+//! kubelet runs, and both configurations use Cofferdam's attacher: only the attach-detach controllers differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,31 +25,30 @@ use crate::{
     process::ManagedProcess, run::SuiteRun,
 };
 
-/// How many nodes the pods are placed on.
+/// Number of nodes.
 const NODES: usize = 20;
-const NAMESPACE: &str = "placed";
+const NAMESPACE: &str = "scheduling";
 const NODES_PATH: &str = "/api/v1/nodes";
-/// Who makes the volumes, and attaches them.
+/// Roles that create and attach the volumes.
 const PROVISIONING_ROLES: [&str; 3] = ["provisioner", "pv-controller", "attacher"];
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
 
-/// Pods of a namespace with a claim each, and the names that their volumes have in a node's status and in the
-/// API.
+/// Pods of a namespace with one claim each, and the names of their volumes.
 pub(super) struct ScheduledPods {
     client: Client,
     path: String,
     nodes: usize,
-    /// What a driver's volumes in a node's status begin with.
+    /// Prefix of the driver's unique volume names.
     driver_prefix: String,
     volumes: Vec<String>,
     attached_names: Vec<String>,
 }
 
 impl ScheduledPods {
-    /// Of claims that are Bound to these volumes of a driver, spread over nodes.
+    /// The load for claims that are bound to these volumes.
     ///
     /// # Errors
-    /// When a volume is not there.
+    /// If a volume is not there.
     pub(super) async fn new(
         client: &Client,
         namespace: &str,
@@ -69,10 +68,10 @@ impl ScheduledPods {
         Ok(Self { client: client.clone(), path, nodes, driver_prefix: prefix, volumes, attached_names })
     }
 
-    /// Pods on all nodes, by all users at once, until the last volume is on its node.
+    /// Creates all pods concurrently, and waits until the last volume is in its Node's status.
     ///
     /// # Errors
-    /// When the API refuses one, or a volume is not where it should be.
+    /// If the API server rejects one, or a volume is not where it should be.
     pub(super) async fn schedule_all(&self) -> Result<LoadTiming> {
         let observer =
             ObjectObserver::start(&self.client, NODES_PATH, ObjectState::InVolumesAttached).await?;
@@ -99,7 +98,7 @@ impl ScheduledPods {
         send(&self.client, "DELETE", &format!("{}/pod-{number}", self.path), &delete_options).await
     }
 
-    /// Whether each node says what it should, and each attachment is there.
+    /// Checks the status of each Node, and each VolumeAttachment.
     async fn check(&self) -> Result<()> {
         let nodes = list_items(&self.client, NODES_PATH).await?;
         for (number, object) in nodes.iter().map(|object| (string_at(object, "/metadata/name"), object)) {
@@ -127,7 +126,7 @@ impl ScheduledPods {
         Ok(())
     }
 
-    /// The pods go, all at once, until the last attachment has gone.
+    /// Deletes all pods concurrently, and waits until the last VolumeAttachment is removed.
     async fn delete_all(&self) -> Result<LoadTiming> {
         let names = field_by_field(
             &self.client,
@@ -154,13 +153,12 @@ impl ScheduledPods {
     }
 }
 
-/// The same pods, and what has to be written so that their volumes are attached, by the users themselves;
-/// nobody tells the nodes.
+/// The same pods, with the writes that attach their volumes made by the clients. The Node status is not updated.
 ///
 /// # Errors
-/// When the API refuses a write.
+/// If the API refuses a write.
 pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<ConfigurationResults> {
-    let name = "API alone, placed";
+    let name = "API only, scheduling";
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
@@ -198,10 +196,10 @@ pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<
     })
 }
 
-/// Lets a controller follow so many pods.
+/// Measures an implementation.
 ///
 /// # Errors
-/// When something does not run, a volume is not attached where it should be, or an attachment stays.
+/// If something does not run, a volume is not attached where it should be, or an attachment stays.
 pub(super) async fn measure(
     run: &SuiteRun,
     implementation: Implementation,
@@ -209,12 +207,12 @@ pub(super) async fn measure(
 ) -> Result<ConfigurationResults> {
     let (name, description) = match implementation {
         Implementation::Upstream => (
-            "Go, placed",
-            "the attach-detach loop of kube-controller-manager, client rates unlimited; our attacher, the Go driver",
+            "Upstream, scheduling",
+            "the attach-detach controller of kube-controller-manager, client rates unlimited; Cofferdam's attacher, the Go driver",
         ),
         Implementation::Cofferdam => (
-            "Cofferdam, placed",
-            "`cofferdam run` with attach-detach; our attacher in a process of its own, the Go driver",
+            "Cofferdam, scheduling",
+            "`cofferdam run` with attach-detach; Cofferdam's attacher in a separate process, the Go driver",
         ),
     };
     let mut plane = start_control_plane(run).await?;
@@ -294,7 +292,7 @@ async fn list_items(client: &Client, path: &str) -> Result<Vec<Value>> {
     list.pointer("/items").and_then(Value::as_array).cloned().with_context(|| format!("{path} has no items"))
 }
 
-/// One field of all objects by another.
+/// Maps a field of all objects to another field.
 async fn field_by_field(
     client: &Client,
     path: &str,

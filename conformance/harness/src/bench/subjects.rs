@@ -1,5 +1,5 @@
-//! Who answers a load on volumes that are there: attaches them, or grows them. They are made beforehand, by
-//! the same roles for everybody, which are gone when the load begins: what is compared is one controller.
+//! The attachers and resizers that are compared on existing volumes. The same roles create the volumes for each,
+//! and stop before the load starts.
 
 use anyhow::Result;
 
@@ -22,12 +22,12 @@ use crate::{
     sidecar,
 };
 
-/// What makes the volumes.
+/// Roles that create the volumes.
 const PROVISIONING_ROLES: [&str; 2] = ["provisioner", "pv-controller"];
-/// Who has the volumes, for the driver and for the users.
+/// Namespace of the volumes.
 const NAMESPACE: &str = "volumes";
 
-/// What is to be done with the volumes.
+/// Task of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BenchmarkTask {
     Attach,
@@ -35,7 +35,7 @@ pub(super) enum BenchmarkTask {
 }
 
 impl BenchmarkTask {
-    /// Theirs, ours, and the flag by which both get as many workers.
+    /// The sidecar, Cofferdam's role, and the flag that gives both the same number of workers.
     const fn controllers(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Attach => ("csi-attacher", "attacher", "--worker-threads=100"),
@@ -43,7 +43,7 @@ impl BenchmarkTask {
         }
     }
 
-    /// What the users write themselves where nobody controls.
+    /// Writes of the clients without a controller.
     const fn write_description(self) -> &'static str {
         match self {
             Self::Attach => "four writes to attach and two to detach",
@@ -52,7 +52,7 @@ impl BenchmarkTask {
     }
 }
 
-/// Who does it, and with which driver.
+/// A controller and a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchmarkSubject {
     GoSidecar,
@@ -60,14 +60,14 @@ enum BenchmarkSubject {
     CofferdamWithComponent,
 }
 
-/// The contenders in the order in which they are measured, each on a control plane of its own.
+/// The subjects in the order of measurement. Each has a control plane of its own.
 const SUBJECTS: [BenchmarkSubject; 3] = [
     BenchmarkSubject::GoSidecar,
     BenchmarkSubject::CofferdamWithCsiDriver,
     BenchmarkSubject::CofferdamWithComponent,
 ];
 
-/// Where volumes are.
+/// Driver of the volumes.
 enum SubjectDriver {
     Driver(Box<CsiDriverProcess>),
     Component(MemoryDriver),
@@ -79,12 +79,12 @@ impl SubjectDriver {
             BenchmarkSubject::GoSidecar | BenchmarkSubject::CofferdamWithCsiDriver => {
                 Self::Driver(Box::new(CsiDriverProcess::start(run, DRIVER, &["--any-node"]).await?))
             }
-            // It has to outlive the process that makes the volumes.
+            // The state outlives the process that creates the volumes.
             BenchmarkSubject::CofferdamWithComponent => Self::Component(MemoryDriver::new(run, DRIVER)?),
         })
     }
 
-    /// Starts roles of ours that run it.
+    /// Starts Cofferdam's roles with the driver.
     async fn start_roles(&self, run: &SuiteRun, account: &Account, flags: &[&str]) -> Result<ManagedProcess> {
         match self {
             Self::Driver(driver) => {
@@ -95,7 +95,7 @@ impl SubjectDriver {
     }
 }
 
-/// Volumes that something is done with.
+/// The load on existing volumes.
 enum VolumeLoad {
     Attachments(AttachmentLoad),
     Claims(ClaimLoad, usize),
@@ -111,7 +111,7 @@ impl VolumeLoad {
         })
     }
 
-    /// Asks for it, and waits until it is done.
+    /// Requests the task, and waits until it is finished.
     async fn run(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
         recorder.begin_load().await?;
         match self {
@@ -128,7 +128,7 @@ impl VolumeLoad {
         }
     }
 
-    /// The same writes by the users themselves.
+    /// Makes the same writes as a client.
     async fn run_upper_bound(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
         recorder.begin_load().await?;
         match self {
@@ -149,10 +149,10 @@ impl VolumeLoad {
     }
 }
 
-/// Lets all contenders do it with so many volumes, one after another, and then the users themselves.
+/// Measures all subjects one after the other, then the API server only.
 ///
 /// # Errors
-/// When something does not run, or a request is not answered.
+/// If something does not run, or a request is not answered.
 pub(super) async fn measure(
     run: &SuiteRun,
     task: BenchmarkTask,
@@ -176,12 +176,12 @@ impl BenchmarkSubject {
 
     const fn name(self, task: BenchmarkTask) -> &'static str {
         match (self, task) {
-            (Self::GoSidecar, BenchmarkTask::Attach) => "Go, attaching",
-            (Self::CofferdamWithCsiDriver, BenchmarkTask::Attach) => "Cofferdam, attaching",
-            (Self::CofferdamWithComponent, BenchmarkTask::Attach) => "Cofferdam, component, attaching",
-            (Self::GoSidecar, BenchmarkTask::Expand) => "Go, growing",
-            (Self::CofferdamWithCsiDriver, BenchmarkTask::Expand) => "Cofferdam, growing",
-            (Self::CofferdamWithComponent, BenchmarkTask::Expand) => "Cofferdam, component, growing",
+            (Self::GoSidecar, BenchmarkTask::Attach) => "Upstream, attach",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Attach) => "Cofferdam, attach",
+            (Self::CofferdamWithComponent, BenchmarkTask::Attach) => "Cofferdam, component, attach",
+            (Self::GoSidecar, BenchmarkTask::Expand) => "Upstream, expand",
+            (Self::CofferdamWithCsiDriver, BenchmarkTask::Expand) => "Cofferdam, expand",
+            (Self::CofferdamWithComponent, BenchmarkTask::Expand) => "Cofferdam, component, expand",
         }
     }
 
@@ -195,7 +195,7 @@ impl BenchmarkSubject {
                 format!("`cofferdam run` with {role}, 100 workers, the Go driver on a unix socket")
             }
             Self::CofferdamWithComponent => {
-                "the same with the memory driver as a WebAssembly component in its process, \
+                "the same with the memory driver as a WebAssembly component in the same process, \
                                 and the driver's state in a file"
                     .to_owned()
             }
@@ -263,20 +263,20 @@ impl BenchmarkSubject {
     }
 }
 
-/// The same writes without anybody who controls.
+/// Measures the same writes without controllers.
 async fn measure_upper_bound(
     run: &SuiteRun,
     task: BenchmarkTask,
     count: usize,
 ) -> Result<ConfigurationResults> {
     let name = match task {
-        BenchmarkTask::Attach => "API alone, attaching",
-        BenchmarkTask::Expand => "API alone, growing",
+        BenchmarkTask::Attach => "API only, attach",
+        BenchmarkTask::Expand => "API only, expand",
     };
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();
     let watches = UsageReading::when_idle(&client, &[]).await?.watches();
-    // The class is needed so that the API lets claims grow.
+    // The API server requires a StorageClass that allows expansion.
     let load = ClaimLoad::new(&client, NAMESPACE, Some(DRIVER)).await?;
     let load = if task == BenchmarkTask::Expand { load.with_block_mode() } else { load };
     upper_bound::bind_all(&load, count, ProvisioningMode::Dynamic).await?;

@@ -1,5 +1,5 @@
-//! What the API can do: the writes that every controller has to make for a claim, by the users themselves,
-//! one after another for each claim, and nobody who watches.
+//! Upper bound of the API server: clients make the writes that every controller has to make for a claim, without
+//! watches.
 
 use std::time::Instant;
 
@@ -8,25 +8,25 @@ use serde_json::{Value, json};
 
 use super::load::{ClaimLoad, EXPANDED_SIZE, LoadTiming, VOLUMES_PATH, for_each_user, send};
 
-/// Whether volumes are made for the claims, or are there before.
+/// Provisioning of the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ProvisioningMode {
     Dynamic,
     Static,
 }
 
-/// Claims, each brought to Bound in five writes.
+/// Binds claims concurrently, with five writes each.
 ///
 /// # Errors
-/// When the API refuses one.
+/// If the API server rejects one.
 pub(super) async fn bind_all(load: &ClaimLoad, count: usize, mode: ProvisioningMode) -> Result<LoadTiming> {
     measure_each(count, async |number| bind_claim(load, number, mode).await).await
 }
 
-/// Claims, each brought to Bound in five writes, the next when that is done.
+/// Binds claims one after the other, with five writes each.
 ///
 /// # Errors
-/// When the API refuses one.
+/// If the API server rejects one.
 pub(super) async fn bind_sequentially(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     let started = Instant::now();
     let mut latencies = Vec::new();
@@ -38,10 +38,10 @@ pub(super) async fn bind_sequentially(load: &ClaimLoad, count: usize) -> Result<
     Ok(LoadTiming::new(started.elapsed(), latencies))
 }
 
-/// The same claims with their volumes taken away in five writes each.
+/// Deletes claims and volumes, with five writes each.
 ///
 /// # Errors
-/// When the API refuses one.
+/// If the API server rejects one.
 pub(super) async fn delete_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     measure_each(count, async |number| {
         let (claim, volume) = (format!("{}/claim-{number}", load.claims_path()), volume_path(load, number));
@@ -60,10 +60,10 @@ pub(super) async fn delete_all(load: &ClaimLoad, count: usize) -> Result<LoadTim
     .await
 }
 
-/// Bound claims, each grown in four writes.
+/// Expands claims, with four writes each.
 ///
 /// # Errors
-/// When the API refuses one.
+/// If the API server rejects one.
 pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     measure_each(count, async |number| {
         let claim = format!("{}/claim-{number}", load.claims_path());
@@ -87,10 +87,10 @@ pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTim
     .await
 }
 
-/// Does something for each number by all users at once, and tells how long each took.
+/// Runs a task for each number with the concurrency of the clients, and measures each.
 ///
 /// # Errors
-/// The first that comes.
+/// The first error.
 pub(super) async fn measure_each(
     count: usize,
     work: impl AsyncFn(usize) -> Result<()>,
@@ -105,7 +105,7 @@ pub(super) async fn measure_each(
     Ok(LoadTiming::new(started.elapsed(), times))
 }
 
-/// The path of a claim's volume.
+/// Path of a claim's volume.
 fn volume_path(load: &ClaimLoad, number: usize) -> String {
     format!("{VOLUMES_PATH}/{}-{number}", load.namespace())
 }

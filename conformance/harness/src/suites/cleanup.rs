@@ -1,6 +1,6 @@
-//! However a run ends, it takes its processes, mounts, loop devices and cgroups with it.
+//! However a run ends, no process, mount, loop device or cgroup is left.
 //!
-//! This suite runs the harness inside of itself, with suites that make a mess on purpose.
+//! This suite runs a nested harness with suites that leak resources on purpose.
 
 use std::{
     fs::{self, File},
@@ -19,19 +19,21 @@ use crate::{
 };
 
 /// A suite that panics.
-pub(super) const PANIC_SUITE: &str = "mess-and-panic";
+pub(super) const PANIC_SUITE: &str = "leak-and-panic";
 /// A suite that does not end by itself.
-pub(super) const HANG_SUITE: &str = "mess-and-stay";
-/// Seconds that nobody else sleeps for: how our sleepers are known.
+pub(super) const HANG_SUITE: &str = "leak-and-hang";
+/// Argument of `sleep` that identifies the leaked process.
 const SLEEP_SECONDS: &str = "86399.25";
-/// The file that says that the mess has been made.
+/// File that exists once the resources are leaked.
 const READY_FILE: &str = "made";
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A harness inside of this one.
+/// A nested harness.
 struct InnerHarness {
     process: ManagedProcess,
-    /// The name of its runs.
+    /// The id of its process.
+    id: u32,
+    /// The name of its run.
     name: String,
 }
 
@@ -53,8 +55,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     inner.process.wait_exit(TIMEOUT).await?;
     wait_clean(&inner, "kill -9 of the harness").await?;
 
-    // With process 1 killed too, nobody is left who could clean up what the kernel does not: the next run
-    // does.
+    // If process 1 is killed too, the next run removes loop devices and cgroups.
     let mut inner = start_and_wait(run, "kill-all").await?;
     inner.process.kill().await?;
     until("its processes are gone", TIMEOUT, async || ensure_no_sleeper()).await?;
@@ -66,20 +67,20 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     wait_clean(&inner, "the next run").await
 }
 
-/// Makes a mess, and panics.
+/// Leaks resources and panics.
 #[expect(clippy::panic, reason = "what becomes of a panic is what is looked at")]
 pub(super) async fn leak_and_panic(run: &SuiteRun) -> Result<()> {
     leak_resources(run).await?;
     panic!("on purpose");
 }
 
-/// Makes a mess, and waits.
+/// Leaks resources and does not end.
 pub(super) async fn leak_and_hang(run: &SuiteRun) -> Result<()> {
     leak_resources(run).await?;
     std::future::pending().await
 }
 
-/// A daemon in a session of its own, a mount, a loop device, and a cgroup with a child.
+/// Leaks a daemon in its own session, a mount, a loop device, and a cgroup with a child.
 async fn leak_resources(run: &SuiteRun) -> Result<()> {
     process::run_to_completion(
         "sh",
@@ -99,24 +100,24 @@ async fn leak_resources(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// A place where a cgroup can be made, of whichever kind the machine has.
+/// A directory for cgroups of version 1 or 2.
 fn cgroup_directory() -> Result<&'static Path> {
     let directories = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
     let is_usable = |place: &&Path| place.join("cgroup.procs").exists();
     directories.into_iter().find(is_usable).context("no cgroups: expected them below /sys/fs/cgroup")
 }
 
-/// Starts this program once more, with run directories below ours.
+/// Starts a nested harness, with its directories below this run's.
 fn start(run: &SuiteRun, suite: &str, name: &str) -> Result<InnerHarness> {
     let directory = run.directory().join(name);
     fs::create_dir_all(&directory)?;
     let spec = CommandSpec::new(name, std::env::current_exe()?).arg(suite).env("TMPDIR", directory.display());
     let process = ManagedProcess::start(run, spec)?;
     let id = process.id().context("it has ended")?;
-    Ok(InnerHarness { process, name: format!("{}{id}", leftovers::RUN_PREFIX) })
+    Ok(InnerHarness { process, id, name: leftovers::run_name(id, suite) })
 }
 
-/// The same, when it has made its mess.
+/// Starts a nested harness, and waits until its resources are leaked.
 async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     let mut inner = start(run, HANG_SUITE, name)?;
     let file = ready_file(run, name, HANG_SUITE, &inner);
@@ -131,19 +132,19 @@ async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     Ok(inner)
 }
 
-/// The file by which an inner run says that it has made its mess.
+/// Path of the nested run's [`READY_FILE`].
 fn ready_file(run: &SuiteRun, name: &str, suite: &str, inner: &InnerHarness) -> PathBuf {
-    let id = inner.name.trim_start_matches(leftovers::RUN_PREFIX);
+    let id = inner.id.to_string();
     run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(READY_FILE)
 }
 
-/// A signal to the harness alone, and not to what it has started.
+/// Signals the nested harness, but not its children.
 fn signal(inner: &InnerHarness, which: Signal) -> Result<()> {
     let id = inner.process.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("it has ended")?;
     Ok(kill_process(id, which)?)
 }
 
-/// Waits until neither processes nor anything else of an inner run is there. Its mounts are in a namespace of
+/// Waits until no process, loop device or cgroup of a nested run is left. Its mounts belong to the namespace of
 /// its processes.
 async fn wait_clean(inner: &InnerHarness, after: &str) -> Result<()> {
     until(&format!("nothing is left after {after}"), TIMEOUT, async || {

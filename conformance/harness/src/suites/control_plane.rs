@@ -1,5 +1,4 @@
-//! The ground that the other suites stand on: a control plane comes up, keeps what it was told through the
-//! death of its parts, and goes.
+//! The control plane of the other suites: it starts, keeps its data when components are killed, and stops.
 
 use std::time::Duration;
 
@@ -18,12 +17,12 @@ use crate::{
     wait::until,
 };
 
-/// What ends a namespace.
+/// The controller that finalizes namespaces.
 const CONTROLLERS: &str = "namespace-controller";
 const TIMEOUT: Duration = Duration::from_secs(180);
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    // The namespace's own loop is what ends a namespace.
+    // The namespace controller removes the namespace.
     let options = ControlPlaneOptions {
         controllers: Some("namespace-controller".to_owned()),
         has_scheduler: true,
@@ -67,8 +66,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works. While it starts it ends by itself where the API does not
-/// answer, or knows no rules yet; afterwards it bears with that.
+/// Waits until kube-controller-manager works. During its start it exits if the API server does not respond or has
+/// no RBAC rules yet.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
@@ -81,7 +80,7 @@ async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     .await
 }
 
-/// RBAC is on: who has no rule for something is refused.
+/// RBAC is enabled: requests without a rule are rejected.
 async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let scheduler = client(&plane.kubeconfig(ApiUser::Scheduler)?).await?;
     let forbidden = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
@@ -89,7 +88,7 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
         matches!(&forbidden, Err(kube::Error::Api(status)) if status.is_forbidden()),
         "the scheduler deletes a namespace: {forbidden:?}"
     );
-    // What one of our accounts is refused does not stay unseen: a suite with more of it would fail.
+    // A rejected request of an account is detected.
     let account = Account::new(run, plane, &["protection"]).await?;
     let namespaces = Api::<Namespace>::all(client(account.kubeconfig()).await?);
     ensure!(namespaces.get("kube-system").await.is_ok(), "an account may not do what its rules say");
@@ -102,8 +101,7 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// What was written after a copy of etcd is gone when the copy is put back, and what was written before is
-/// there.
+/// A restore of etcd removes later writes and keeps earlier ones.
 async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));
@@ -115,8 +113,7 @@ async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<
     plane.restore_etcd(run, "snapshot").await?;
     plane.restart_etcd().await?;
     plane.restart_api().await?;
-    // Kubernetes' own controllers do not notice that the past is back: who restores a cluster starts them
-    // anew.
+    // Upstream controllers do not detect a restore: an operator restarts them.
     if let Some(controller_manager) = plane.controller_manager.as_mut() {
         controller_manager.kill().await?;
     }

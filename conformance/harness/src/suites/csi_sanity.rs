@@ -1,5 +1,5 @@
-//! csi-sanity finds nothing wrong with our drivers, as our `csi-server` and our `node` serve them: two
-//! processes, of which only the first has the driver.
+//! csi-sanity on Cofferdam's drivers behind `csi-server` and `node`: two processes, of which only the first has
+//! the driver.
 
 use std::{
     collections::BTreeSet,
@@ -19,9 +19,9 @@ use crate::{
 
 const NODE: &str = "node-1";
 const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
-/// Bytes of a volume: an image of it is formatted for real.
+/// Size of a volume in bytes. Images are formatted.
 const SIZE: u64 = 64 << 20;
-/// Why csi-sanity skips tests of CSI 1.13, which has methods that 1.12 does not have.
+/// Skip reasons of tests for methods of CSI 1.13.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "ControllerGetVolumeHealth not supported",
     "ControllerListVolumeHealth not supported",
@@ -30,8 +30,7 @@ const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",
 ];
 
-/// Likewise for what the driver `pool` does not export: modifying, groups, and publishing, which storage of a
-/// node does not need.
+/// Skip reasons of interfaces that `pool` does not export: modification, group snapshots, and publishing.
 const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Controller Publish, UnpublishVolume not supported",
     "ControllerModifyVolume not supported",
@@ -42,24 +41,24 @@ const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Modify volume not supported",
 ];
 
-/// What csi-sanity 5.6 has to say of a driver: it has 102 tests for two sockets.
+/// Expected result of csi-sanity 5.6, which has 102 tests for two sockets.
 struct SanityRun {
     /// The name of its log.
     name: &'static str,
     backend: fn(&SuiteRun, &str) -> Result<BackendFixture>,
     /// `mount` or `block`.
     access_type: &'static str,
-    /// Parameters of its volumes and snapshots, as YAML.
+    /// Parameters of volumes and snapshots as YAML.
     volume_parameters: &'static str,
     snapshot_parameters: &'static str,
     expected: SanityCounts,
-    /// Why it skips tests, beside those of a later CSI: what the driver does not export.
+    /// Skip reasons besides those of CSI 1.13.
     skip_reasons: &'static [&'static str],
-    /// Methods that have to have been called.
+    /// Methods that have to be called.
     called_methods: &'static [&'static str],
 }
 
-/// How tests ended.
+/// Results of tests.
 #[derive(Debug, PartialEq, Eq)]
 struct SanityCounts {
     passed: u32,
@@ -97,7 +96,7 @@ const ROWS: [SanityRun; 4] = [
         name: "image",
         backend: BackendFixture::pool,
         access_type: "mount",
-        // The filesystem beneath cannot share blocks, which a copy of one moment takes.
+        // Snapshots require reflinks, which this filesystem does not support.
         volume_parameters: "kind: image\nconsistency: none\n",
         snapshot_parameters: "consistency: none\n",
         expected: SanityCounts { passed: 71, failed: 0, skipped: 31 },
@@ -211,7 +210,7 @@ async fn run_csi_sanity(
     Ok((counts, skip_reasons(&text)))
 }
 
-/// Why tests were skipped: what stands behind the mark, but for the line that says where.
+/// Skip reasons in the output, without locations.
 fn skip_reasons(log: &str) -> BTreeSet<String> {
     let marked = log.lines().filter_map(|line| line.trim().strip_prefix("[SKIPPED] "));
     marked.filter(|reason| !reason.starts_with("in [")).map(str::to_owned).collect()

@@ -1,5 +1,4 @@
-//! The driver that controllers are compared on is a driver: csi-sanity finds nothing wrong with it, and its
-//! faults come as told.
+//! csi-sanity passes on the Go driver of the other suites, and its fault injection works.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,7 +23,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         run.log("sane").display()
     );
     ensure!(driver.volumes().await?.is_empty(), "csi-sanity has left volumes");
-    // One creation fails, which csi-sanity tells: it does look.
+    // An injected failure has to fail csi-sanity.
     driver.inject_failures("CreateVolume", "UNAVAILABLE", 1).await?;
     ensure!(
         !run_csi_sanity(run, &driver, "faulty").await?,
@@ -37,7 +36,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     driver.process.stop().await
 }
 
-/// Runs csi-sanity, and tells whether it found nothing.
+/// Runs csi-sanity. Returns true if it passed.
 async fn run_csi_sanity(run: &SuiteRun, driver: &CsiDriverProcess, log: &str) -> Result<bool> {
     let directory = run.scratch().join(log);
     let spec = CommandSpec::new(log, run.peers().program("csi-sanity")?)

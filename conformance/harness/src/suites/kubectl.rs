@@ -1,4 +1,4 @@
-//! kubectl is told the same on a real API and on the embedded one, and says the same.
+//! kubectl prints the same on kube-apiserver and on the embedded API.
 
 mod deviations;
 mod normalizer;
@@ -28,12 +28,12 @@ use crate::{
     wait::until,
 };
 
-/// What the embedded API does by itself, beside the API: it ends namespaces and what nobody owns any more.
+/// Controllers whose work the embedded API includes: finalization of namespaces and garbage collection.
 const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
-const NAMESPACE: &str = "shown";
-/// How long one command may take.
+const NAMESPACE: &str = "kubectl";
+/// Timeout of a command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
-/// Differences that an error shows; all of them are in the transcripts.
+/// Maximum differences in an error. The transcripts contain all of them.
 const MAX_SHOWN_DIFFERENCES: usize = 12;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -75,7 +75,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// Plays a line until both answer the same; what they said last when they do not.
+/// Repeats a command until both outputs are equal. Returns the last outputs.
 async fn run_until_equal(
     real: &KubectlRunner,
     embedded: &KubectlRunner,
@@ -96,7 +96,7 @@ async fn run_until_equal(
     }
 }
 
-/// What kubectl said.
+/// Output of kubectl.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KubectlOutput {
     code: Option<i32>,
@@ -104,7 +104,7 @@ struct KubectlOutput {
     stderr: String,
 }
 
-/// kubectl before one API.
+/// kubectl with one API server.
 struct KubectlRunner {
     program: PathBuf,
     manifests: PathBuf,
@@ -117,7 +117,7 @@ struct KubectlRunner {
 
 impl KubectlRunner {
     fn new(run: &SuiteRun, name: &str, kubeconfig: &str) -> Result<Self> {
-        // Of one length, because kubectl aligns and breaks what it prints.
+        // Paths of equal length, because kubectl aligns and wraps its output.
         let home = run.scratch().join(format!("kubectl-{name:->8}"));
         fs::create_dir_all(&home)?;
         let file = home.join("kubeconfig");
@@ -175,7 +175,7 @@ impl KubectlRunner {
         })
     }
 
-    /// Keeps what is printed for the lines below. The answer is only how it ended.
+    /// Stores the output as a variable. Returns the exit code without the output.
     async fn run_and_store(&mut self, line: &KubectlCommand) -> Result<KubectlOutput> {
         let KubectlOutput { code, stdout, stderr } = self.output(line).await?;
         if let RunMode::StoreVariable(name) = &line.mode {
@@ -194,7 +194,7 @@ impl KubectlRunner {
     }
 }
 
-/// What the two do not agree on.
+/// Differences between the outputs.
 #[derive(Debug, Default)]
 struct KubectlComparison {
     errors: Vec<String>,
@@ -228,7 +228,7 @@ impl KubectlComparison {
         }
     }
 
-    /// Lists what is said to be kept and is not looked at, and what is kept without a reason.
+    /// Checks that every deviation is used, and every used deviation is listed.
     fn check_deviations(&mut self, lines: &[KubectlCommand]) {
         let used: BTreeSet<&str> = lines.iter().filter_map(|line| line.deviation.as_deref()).collect();
         let known: BTreeSet<&str> = KUBECTL_DEVIATIONS.iter().map(|deviation| deviation.id).collect();

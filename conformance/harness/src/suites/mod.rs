@@ -1,4 +1,4 @@
-//! What is shown, one module for each suite.
+//! The suites, one module each.
 
 mod cleanup;
 mod control_plane;
@@ -23,139 +23,179 @@ use futures::future::LocalBoxFuture;
 
 use crate::{bench, run::SuiteRun};
 
-/// A suite: it is run in namespaces of its own, and passes when it returns.
+/// A suite. It runs in namespaces of its own and passes if it returns `Ok`.
 #[derive(Debug)]
 pub struct Suite {
-    /// How it is chosen.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it shows, in one line.
+    /// One line of help.
     pub description: &'static str,
-    /// How long it may take, on a busy machine.
+    /// Time limit, on a busy machine.
     pub limit: Duration,
-    /// The suite itself.
+    /// The lane that runs the suite.
+    pub lane: SuiteLane,
+    /// Runs the suite.
     pub run: for<'a> fn(&'a SuiteRun) -> LocalBoxFuture<'a, Result<()>>,
 }
 
-/// All suites, the quickest first.
+/// Suites of one lane run one after the other. The parallel lanes run at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuiteLane {
+    /// The suite needs the machine for itself: it measures, or removes leftovers of other runs.
+    Exclusive,
+    /// Suites that use the processors, and those with a kubelet: pods of two nodes would have the same
+    /// addresses, because suites share the machine's network.
+    Main,
+    /// Suites that mostly wait.
+    Background,
+}
+
+impl SuiteLane {
+    /// The lanes that run at the same time.
+    pub const PARALLEL: [Self; 2] = [Self::Main, Self::Background];
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// All suites, the fastest first.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "cleanup",
-        description: "a run that panics, is interrupted, or is killed with -9 leaves nothing on the machine",
-        limit: Duration::from_secs(600),
+        description: "a run that panics, is interrupted or is killed leaves nothing on the machine",
+        limit: MINUTE.saturating_mul(10),
+        lane: SuiteLane::Exclusive,
         run: |run| Box::pin(cleanup::run(run)),
     },
     Suite {
-        name: "driver",
-        description: "csi-sanity finds nothing wrong with the driver that controllers are compared on",
-        limit: Duration::from_secs(900),
+        name: "peer-driver",
+        description: "csi-sanity passes on the Go driver of the other suites",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(driver::run(run)),
     },
     Suite {
-        name: "sanity",
-        description: "csi-sanity finds nothing wrong with our drivers behind our CSI server and our node",
-        limit: Duration::from_secs(900),
+        name: "csi-sanity",
+        description: "csi-sanity passes on memory and pool behind the roles csi-server and node",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(csi_sanity::run(run)),
     },
     Suite {
         name: "control-plane",
-        description: "etcd, kube-apiserver and kube-controller-manager start, fail, come back and stop",
-        limit: Duration::from_secs(600),
+        description: "etcd, kube-apiserver and kube-controller-manager start, fail, recover and stop",
+        limit: MINUTE.saturating_mul(10),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(control_plane::run(run)),
     },
     Suite {
         name: "differential",
-        description: "the requests that the embedded API is tested with, answered by the API server whose answers it is held to",
-        limit: Duration::from_secs(600),
+        description: "kube-apiserver still answers the recorded requests as the embedded API does",
+        limit: MINUTE.saturating_mul(10),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(differential::run(run)),
     },
     Suite {
         name: "kubectl",
-        description: "kubectl says the same on the embedded API as on a real one",
-        limit: Duration::from_secs(1_500),
+        description: "kubectl prints the same on the embedded API as on kube-apiserver",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(kubectl::run(run)),
     },
     Suite {
         name: "provision",
-        description: "our provisioner and pv-controller, alone on a real API: 50 claims Bound, and gone",
-        limit: Duration::from_secs(600),
+        description: "provisioner and pv-controller bind 50 claims on kube-apiserver, and delete them",
+        limit: MINUTE.saturating_mul(10),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(provision::run(run)),
     },
     Suite {
         name: "node",
-        description: "a pod with our image runs on a real kubelet, says something, and goes without a trace",
-        limit: Duration::from_secs(600),
+        description: "a pod runs on a real kubelet and leaves nothing behind",
+        limit: MINUTE.saturating_mul(10),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(node::run(run)),
     },
     Suite {
         name: "pods",
-        description: "volumes of our drivers in pods on a real kubelet: written, read, shared, killed in the middle, and gone without a trace",
-        limit: Duration::from_secs(1_500),
+        description: "volumes of memory and pool in pods on a real kubelet: data, access modes, expansion, crashes",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(pods::run(run)),
     },
     Suite {
-        name: "shutdown",
-        description: "a node loses its power: out of service, its pods run on another one with their data, on all of our roles and a driver in Go",
-        limit: Duration::from_secs(900),
+        name: "node-shutdown",
+        description: "non-graceful node shutdown: pods of an out-of-service node run on another one with their data",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(pods::node_shutdown::run(run)),
     },
     Suite {
         name: "resize",
-        description: "claims grow before a driver in Go: what one resizer has begun or failed at, the other ends, ours and csi-resizer",
-        limit: Duration::from_secs(900),
+        description: "resizer and csi-resizer replace each other during expansions and modifications",
+        limit: MINUTE.saturating_mul(15),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(resize::run(run)),
     },
     Suite {
-        name: "grounds",
-        description: "every scenario of the roles ends on kube-apiserver as on the embedded API, also with a death in its middle",
-        limit: Duration::from_secs(3_600),
+        name: "scenarios",
+        description: "every scenario of the roles ends on kube-apiserver as on the embedded API, also after a crash",
+        limit: MINUTE.saturating_mul(60),
+        lane: SuiteLane::Background,
         run: |run| Box::pin(scenarios::run(run)),
     },
     Suite {
         name: "faults",
-        description: "kube-apiserver dies, etcd stands still and goes back in time, connections are cut, we die 50 times: no claim is lost",
-        limit: Duration::from_secs(6_000),
+        description: "kube-apiserver and etcd fail, etcd is restored, connections break, Cofferdam dies 50 times: no claim is lost",
+        limit: MINUTE.saturating_mul(100),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(faults::run(run)),
     },
     Suite {
-        name: "swap",
-        description: "ours and Kubernetes' controllers take each other's place in the middle of 300 claims",
-        limit: Duration::from_secs(1_500),
+        name: "replacement",
+        description: "Cofferdam and the upstream controllers replace each other while 300 claims are bound",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(replacement::run(run)),
     },
     Suite {
-        name: "kills",
-        description: "all roles in one process, killed with -9 50 times while 300 pods with growing claims come, move and go",
-        limit: Duration::from_secs(1_500),
+        name: "crashes",
+        description: "kill -9 of a process with all roles, 50 times, while 300 pods and their claims come and go",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(crashes::run(run)),
     },
     Suite {
-        name: "mixed",
-        description: "the Go sidecars before our csi-server, a driver in Go before our roles, and everybody replaced in the middle of claims with pods",
-        limit: Duration::from_secs(1_500),
+        name: "interop",
+        description: "sidecars on Cofferdam's csi-server, and Cofferdam's roles on a Go driver, each replaced under load",
+        limit: MINUTE.saturating_mul(25),
+        lane: SuiteLane::Main,
         run: |run| Box::pin(interop::run(run)),
     },
 ];
 
-/// What takes its time and shows figures: run when it is named.
+/// Benchmarks: they run only by name.
 pub const BENCHMARKS: &[Suite] = &[Suite {
     name: "bench-peers",
-    description: "the same claims, answered by Kubernetes' own controllers, by ours, and by nobody",
-    limit: Duration::from_secs(3600),
+    description: "benchmark: the same claims on the upstream controllers, on Cofferdam, and on the API only",
+    limit: MINUTE.saturating_mul(60),
+    lane: SuiteLane::Exclusive,
     run: |run| Box::pin(bench::run(run)),
 }];
 
-/// Suites that make a mess, for the suite that looks what becomes of it.
+/// Suites that leak resources on purpose, for the suite `cleanup`.
 const CLEANUP_FIXTURES: &[Suite] = &[
     Suite {
         name: cleanup::PANIC_SUITE,
-        description: "makes a mess and panics",
-        limit: Duration::from_secs(180),
+        description: "leaks resources and panics",
+        limit: MINUTE.saturating_mul(3),
+        lane: SuiteLane::Exclusive,
         run: |run| Box::pin(cleanup::leak_and_panic(run)),
     },
     Suite {
         name: cleanup::HANG_SUITE,
-        description: "makes a mess and waits for its end",
-        limit: Duration::from_secs(180),
+        description: "leaks resources and does not end",
+        limit: MINUTE.saturating_mul(3),
+        lane: SuiteLane::Exclusive,
         run: |run| Box::pin(cleanup::leak_and_hang(run)),
     },
 ];
@@ -163,7 +203,7 @@ const CLEANUP_FIXTURES: &[Suite] = &[
 /// The suite of this name.
 ///
 /// # Errors
-/// When there is none; the error names those that there are.
+/// If there is none; the error lists the names.
 pub fn find(name: &str) -> Result<&'static Suite> {
     let names = || SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
     SUITES
@@ -184,7 +224,7 @@ mod tests {
             assert_eq!(
                 find(suite.name).unwrap().description,
                 suite.description,
-                "{} is there twice",
+                "duplicate suite {}",
                 suite.name
             );
         }

@@ -1,4 +1,4 @@
-//! A pod of ours on a real kubelet.
+//! A pod on a real kubelet.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const NODE: &str = "node-1";
 const EXPECTED_OUTPUT: &str = "there is a shell in here";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    // The node's own loop takes the taint off that every new node has, so that the scheduler may choose it.
+    // The node lifecycle controller removes the taint of new nodes.
     let options = ControlPlaneOptions {
         controllers: Some("node-lifecycle-controller,namespace-controller".to_owned()),
         has_scheduler: true,

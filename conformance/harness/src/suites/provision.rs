@@ -1,5 +1,4 @@
-//! Our `provisioner` and `pv-controller` do the whole way of a claim on a real API, without any of
-//! Kubernetes' own loops.
+//! The roles `provisioner` and `pv-controller` handle claims on kube-apiserver, without upstream controllers.
 
 use std::time::Duration;
 
@@ -18,8 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const DRIVER: &str = "memory.conformance.cofferdam.dev";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    // The finalizers of claims and volumes are taken off by loops that our role `protection` takes the place
-    // of.
+    // The role `protection` removes the finalizers of claims and volumes.
     let plane = ControlPlane::start(run, ControlPlaneOptions::default()).await?;
     let driver = MemoryDriver::new(run, DRIVER)?;
     let account = Account::new(run, &plane, &["provisioner", "pv-controller", "protection"]).await?;

@@ -1,5 +1,4 @@
-//! Ours and Kubernetes' controllers speak the same language: each takes the other's place in the middle of a
-//! run, and gives it back, with nothing lost and nothing left over.
+//! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume leaks.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::{
     account::Account,
-    claims::Claims,
+    claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
     control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
@@ -15,13 +14,18 @@ use crate::{
     sidecar,
 };
 
+/// Minimum claims. More are created until the last replacement, so that each has pending claims.
 const CLAIMS: usize = 300;
-/// How many claims are done when the first swap begins, and when the second does.
+/// Concurrent requests of the users.
+const CONCURRENT_REQUESTS: usize = 50;
+/// Claims that are deleted after the replacement, so that it has pending deletions.
+const DELETED_LATER: usize = 60;
+/// Bound claims at the first and the second replacement.
 const BOUND_AT_FIRST_SWAP: usize = 40;
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
-/// The loops of kube-controller-manager that take finalizers off: they run throughout.
+/// Controllers of kube-controller-manager that remove finalizers. They always run.
 const PROTECTION_CONTROLLERS: &str =
     "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";
 const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
@@ -36,7 +40,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Our provisioner throughout; the binder is Kubernetes', then ours, then Kubernetes'.
+/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
 async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let driver = MemoryDriver::new(run, DRIVER)?;
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
@@ -45,39 +49,43 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
 
     plane.start_controller_manager(run, BINDER_CONTROLLERS).await?;
     let mut cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &both_account, &driver).await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
     cofferdam.stop().await?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes(run).await?).await?;
+    claims.ensure_consistent(count, &driver.volumes(run).await?).await?;
 
-    // The way back, with a swap in its middle too.
+    // Deletion, with a replacement during it.
     cofferdam.restart()?;
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = cofferdam::start(run, &both_account, &driver).await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     cofferdam.stop().await?;
     ensure_empty(&driver.volumes(run).await?)
 }
 
-/// csi-provisioner throughout; the binder is ours, then Kubernetes', then ours.
+/// csi-provisioner with Cofferdam's, the upstream and again Cofferdam's binder.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let memory = MemoryDriver::new(run, "unused.conformance.cofferdam.dev")?;
@@ -90,35 +98,39 @@ async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPl
 
     plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
     let mut cofferdam = binder().await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         cofferdam = binder().await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes().await?).await?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
+    claims.ensure_consistent(count, &driver.volumes().await?).await?;
 
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         cofferdam.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     ensure_empty(&driver.volumes().await?)?;
     csi_provisioner.stop().await?;
     driver.process.stop().await
 }
 
-/// Kubernetes' binder throughout, and one driver; the provisioner is csi-provisioner, then ours, then
-/// csi-provisioner, and ours again while the claims go.
+/// The upstream binder and one driver with csi-provisioner, Cofferdam's provisioner, csi-provisioner, and
+/// Cofferdam's during deletion.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
@@ -130,28 +142,32 @@ async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result
 
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
     let mut provisioner = start_csi_provisioner().await?;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_cofferdam().await?;
         claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_csi_provisioner().await?;
-        claims.wait_bound(CLAIMS, TIMEOUT).await
+        let count = load.finish();
+        claims.wait_bound(count, TIMEOUT).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(claims.create(0..CLAIMS), swaps)?;
-    claims.ensure_consistent(CLAIMS, &driver.volumes().await?).await?;
+    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
+    claims.ensure_consistent(count, &driver.volumes().await?).await?;
 
     let swap = async {
-        claims.wait_remaining(CLAIMS - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
+        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
         provisioner.kill().await?;
-        claims.ensure_unfinished().await?;
+        claims.delete(count - DELETED_LATER..count).await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         provisioner = start_cofferdam().await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
-    tokio::try_join!(claims.delete(0..CLAIMS), swap)?;
+    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
     ensure_empty(&driver.volumes().await?)?;
     provisioner.stop().await?;
     driver.process.stop().await

@@ -1,4 +1,4 @@
-//! Volumes with the content of others: cloning and restoring.
+//! Cloning and restoring.
 
 use cofferdam_domain::{
     SnapshotHandle, VolumeHandle,
@@ -15,7 +15,7 @@ use crate::{
     context::{SuiteContext, VolumeOrigin},
 };
 
-/// What the volumes are made from.
+/// Kind of content source.
 #[derive(Clone, Copy, Debug)]
 enum ContentSourceKind {
     Volume,
@@ -25,7 +25,7 @@ enum ContentSourceKind {
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "cloning/is-idempotent",
-        "The same clone again is the same volume.",
+        "A repeated clone returns the same volume.",
         "wit cloning.create-from-volume; CSI CreateVolume",
         [Exports(Ability::Cloning)],
         is_idempotent,
@@ -33,7 +33,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "cloning/missing-source",
-        "A clone of a volume that does not exist is not-found.",
+        "Cloning a missing volume fails with not-found.",
         "wit cloning.create-from-volume; CSI CreateVolume",
         [Exports(Ability::Cloning)],
         missing_source,
@@ -41,7 +41,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "cloning/too-small",
-        "A clone that must be smaller than its source is out-of-range.",
+        "A clone with a limit below the size of its source fails with out-of-range.",
         "wit cloning.create-from-volume",
         [Exports(Ability::Cloning)],
         too_small,
@@ -49,7 +49,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "cloning/other-source",
-        "The name of a clone with another source, or with none, is already-exists.",
+        "Creating the name of a clone with a different source, or none, fails with already-exists.",
         "wit cloning.create-from-volume; CSI CreateVolume",
         [Exports(Ability::Cloning)],
         other_source,
@@ -57,7 +57,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "cloning/outlives-its-source",
-        "The source of a clone can be deleted, or that is failed-precondition; the clone stays.",
+        "Deleting the source of a clone succeeds or fails with failed-precondition; the clone remains.",
         "wit cloning; CSI DeleteVolume",
         [Exports(Ability::Cloning)],
         outlives_its_source,
@@ -65,7 +65,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/is-idempotent",
-        "The same restore again is the same volume.",
+        "A repeated restore returns the same volume.",
         "wit restoring.create-from-snapshot; CSI CreateVolume",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         is_idempotent,
@@ -73,7 +73,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/missing-source",
-        "A volume of a snapshot that does not exist is not-found.",
+        "Restoring a missing snapshot fails with not-found.",
         "wit restoring.create-from-snapshot; CSI CreateVolume",
         [Exports(Ability::Restoring)],
         missing_source,
@@ -81,7 +81,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/too-small",
-        "A volume that must be smaller than its snapshot is out-of-range.",
+        "A restore with a limit below the size of the snapshot fails with out-of-range.",
         "wit restoring.create-from-snapshot",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         too_small,
@@ -89,7 +89,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/other-source",
-        "The name of a restored volume with another snapshot, or with none, is already-exists.",
+        "Creating the name of a restored volume from a different snapshot, or none, fails with already-exists.",
         "wit restoring.create-from-snapshot; CSI CreateVolume",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         other_source,
@@ -97,7 +97,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/outlives-its-source",
-        "The snapshot of a restored volume can be deleted, or that is failed-precondition; the volume stays.",
+        "Deleting the snapshot of a restored volume succeeds or fails with failed-precondition; the volume remains.",
         "wit restoring; CSI DeleteSnapshot",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         outlives_its_source,
@@ -115,7 +115,7 @@ impl ContentSourceKind {
 }
 
 impl SuiteContext {
-    /// A ready snapshot of a volume.
+    /// Creates a snapshot of a volume and waits until it is ready.
     pub(super) async fn ready_snapshot(&self, label: &str, source: &VolumeHandle) -> CaseResult<Snapshot> {
         let request = self.snapshot_request(label, source);
         expect_success("a new snapshot", self.create_snapshot(&self.backend, &request).await)?;
@@ -123,7 +123,7 @@ impl SuiteContext {
     }
 }
 
-/// Something to make volumes from, with its size.
+/// A content source with its size.
 async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseResult<(VolumeOrigin, u64)> {
     let request = context.volume_request("source");
     let request = with_capacity(&request, request.capacity.required.map(|size| size.saturating_mul(2)), None);
@@ -138,7 +138,7 @@ async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseR
     })
 }
 
-/// A volume made from something.
+/// A volume created from a content source.
 async fn volume_from_source(
     context: &SuiteContext,
     kind: ContentSourceKind,

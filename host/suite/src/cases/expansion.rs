@@ -1,4 +1,4 @@
-//! Volumes that grow, and volumes whose parameters change.
+//! Expansion and modification.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
@@ -19,106 +19,106 @@ use crate::{
 
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
-        "expansion/grows",
-        "An expanded volume is as large as required, and not larger than the limit.",
+        "expansion/expands",
+        "An expanded volume has at least the required size and at most the limit.",
         "wit expansion.expand; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         expands
     ),
     case!(
-        "expansion/is-seen",
-        "Listing and inspection tell the new size.",
+        "expansion/is-reported",
+        "Listing and inspection report the new size.",
         "wit types.volume-status",
         [Exports(Ability::Expansion), ListingOrInspection],
         is_reported
     ),
     case!(
         "expansion/is-idempotent",
-        "The same expansion again is a success with the same size.",
+        "A repeated expansion succeeds with the same size.",
         "wit expansion.expand; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         is_idempotent
     ),
     case!(
         "expansion/never-shrinks",
-        "A size below the present one is a success with the present one.",
+        "An expansion to a smaller size succeeds and keeps the current size.",
         "wit expansion.expand; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         never_shrinks
     ),
     case!(
         "expansion/missing",
-        "Expanding a volume that does not exist is not-found.",
+        "Expanding a missing volume fails with not-found.",
         "CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         missing
     ),
     case!(
         "expansion/absurd-size",
-        "A size that no storage has is refused finally.",
+        "A size beyond any storage fails with a final error.",
         "CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         absurd_size
     ),
     case!(
         "expansion/empty-range",
-        "A required size above the limit is refused finally.",
+        "A required size above the limit fails with a final error.",
         "wit types.capacity-range; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion)],
         empty_range
     ),
     case!(
-        "expansion/create-still-finds",
-        "The create that made a volume finds it also after it has grown.",
+        "expansion/create-finds-expanded",
+        "The create of a volume still finds it after an expansion.",
         "wit volumes.create; CSI CreateVolume",
         [Exports(Ability::Expansion)],
         create_finds_expanded
     ),
     case!(
         "expansion/offline-only",
-        "Without the feature online-expansion, expanding a published volume is failed-precondition.",
+        "Without the feature online-expansion, expanding a published volume fails with failed-precondition.",
         "wit expansion.expand; CSI ControllerExpandVolume",
         [Exports(Ability::Expansion), Exports(Ability::Publishing), LacksFeature(Feature::OnlineExpansion)],
         offline_only
     ),
     case!(
         "modification/is-idempotent",
-        "Parameters that a volume has already are a success.",
+        "Setting parameters to their current values succeeds.",
         "wit modification.modify; CSI ControllerModifyVolume",
         [Exports(Ability::Modification), MutableParameters],
         modify_is_idempotent
     ),
     case!(
         "modification/unknown-parameter",
-        "A parameter that the driver does not know is invalid-argument.",
+        "An unknown parameter fails with invalid-argument.",
         "wit modification.modify; CSI ControllerModifyVolume",
         [Exports(Ability::Modification)],
         unknown_parameter
     ),
     case!(
         "modification/all-or-nothing",
-        "When one parameter is refused, none is changed.",
+        "If one parameter is rejected, none is changed.",
         "wit modification.modify; CSI ControllerModifyVolume",
         [Exports(Ability::Modification), MutableParameters, ListingOrInspection],
         all_or_nothing
     ),
     case!(
         "modification/missing",
-        "Modifying a volume that does not exist is not-found.",
+        "Modifying a missing volume fails with not-found.",
         "CSI ControllerModifyVolume",
         [Exports(Ability::Modification)],
         modify_missing
     ),
     case!(
         "modification/create-with",
-        "A volume can be created with mutable parameters; the same create again finds it.",
+        "A volume can be created with mutable parameters; a repeated create finds it.",
         "wit types.create-request; CSI CreateVolume",
         [Exports(Ability::Modification), MutableParameters],
         create_with
     ),
     case!(
         "modification/create-unknown",
-        "A create with an unknown mutable parameter is invalid-argument.",
+        "A create with an unknown mutable parameter fails with invalid-argument.",
         "wit types.create-request; CSI CreateVolume",
         [Exports(Ability::Modification)],
         create_unknown
@@ -140,7 +140,7 @@ impl SuiteContext {
         self.retry_until_final("expand", || self.backend.expand_volume(self.call(), request.clone())).await
     }
 
-    /// Changes parameters of a volume.
+    /// Modifies a volume.
     pub(super) async fn modify(
         &self,
         handle: &VolumeHandle,
@@ -151,7 +151,7 @@ impl SuiteContext {
     }
 }
 
-/// A volume that has grown, with the request that made it and its size now.
+/// An expanded volume, with its create request and its size.
 async fn expanded_volume(
     context: &SuiteContext,
     label: &str,

@@ -1,4 +1,4 @@
-//! One case for each feature: a driver that names what it does not do fails here.
+//! One case per feature: a driver that lists a feature has to support it.
 
 use cofferdam_domain::{
     NodeId,
@@ -19,56 +19,56 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "features/publish-readonly",
-        "Published for reading only is another way than for writing.",
+        "A read-only publish differs from a read-write one.",
         "wit identity.description; CSI PUBLISH_READONLY",
         [Exports(Ability::Publishing), HasFeature(Feature::PublishReadonly)],
         publish_readonly
     ),
     case!(
         "features/published-nodes",
-        "Listing and inspection tell the nodes that a volume is published to, and only those.",
+        "Listing and inspection report exactly the nodes that a volume is published to.",
         "wit types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
         [Exports(Ability::Publishing), HasFeature(Feature::PublishedNodes), ListingOrInspection],
         published_nodes
     ),
     case!(
         "features/volume-condition",
-        "Listing and inspection tell a volume's condition; a new volume is healthy.",
+        "Listing and inspection report the volume's condition; a new volume is healthy.",
         "wit types.condition; CSI VOLUME_CONDITION",
         [HasFeature(Feature::VolumeCondition), ListingOrInspection],
         volume_condition
     ),
     case!(
         "features/online-expansion",
-        "A published volume grows.",
+        "A published volume can be expanded.",
         "wit expansion.expand; CSI VolumeExpansion ONLINE",
         [Exports(Ability::Expansion), Exports(Ability::Publishing), HasFeature(Feature::OnlineExpansion)],
         online_expansion
     ),
     case!(
         "features/single-node-multi-writer",
-        "The modes that tell one writer on a node from many are understood.",
+        "The access modes single-node-single-writer and single-node-multi-writer are supported.",
         "wit types.access-mode; CSI SINGLE_NODE_MULTI_WRITER",
         [HasFeature(Feature::SingleNodeMultiWriter)],
         single_node_multi_writer
     ),
     case!(
         "features/volume-mount-group",
-        "A volume can be asked for with a group for its mounts.",
+        "A volume can be created with a volume mount group.",
         "wit types.filesystem-access; CSI VOLUME_MOUNT_GROUP",
         [HasFeature(Feature::VolumeMountGroup)],
         volume_mount_group
     ),
     case!(
         "features/published-nodes-unannounced",
-        "A driver that does not name published-nodes tells none: half of an answer would be taken for all.",
+        "A driver without the feature published-nodes reports no nodes: an incomplete list would be taken as complete.",
         "wit identity.description, types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
         [Exports(Ability::Publishing), LacksFeature(Feature::PublishedNodes), ListingOrInspection],
         published_nodes_unannounced
     ),
     case!(
         "features/volume-condition-unannounced",
-        "A driver that does not name volume-condition tells none.",
+        "A driver without the feature volume-condition reports no condition.",
         "wit identity.description, types.volume-status; CSI VOLUME_CONDITION",
         [LacksFeature(Feature::VolumeCondition), ListingOrInspection],
         volume_condition_unannounced
@@ -117,7 +117,7 @@ async fn published_nodes(context: &SuiteContext) -> CaseResult {
     check_published_nodes(context, &request, &[]).await
 }
 
-/// Compares the nodes that the driver tells with those that it must.
+/// Compares the nodes that the driver reports with the expected ones.
 async fn check_published_nodes(
     context: &SuiteContext,
     request: &PublishVolume,
@@ -150,7 +150,7 @@ async fn online_expansion(context: &SuiteContext) -> CaseResult {
     expect_that(expanded.capacity >= required, expected, || format!("{} bytes", expanded.capacity))
 }
 
-/// Creates a volume for a use and asks whether it can be used so.
+/// Creates a volume with a capability and validates it.
 async fn check_usable(context: &SuiteContext, capability: VolumeCapability) -> CaseResult {
     let request = CreateVolume { capabilities: vec![capability], ..context.volume_request("for-a-use") };
     let what = format!("a volume for {:?}", request.capabilities);

@@ -1,4 +1,4 @@
-//! Snapshots of several volumes at one moment.
+//! Group snapshots.
 
 use std::collections::BTreeSet;
 
@@ -19,91 +19,91 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "group-snapshots/is-idempotent",
-        "The same group again is the same group.",
+        "A repeated create returns the same group snapshot.",
         "wit group-snapshots.create; CSI CreateVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         is_idempotent
     ),
     case!(
         "group-snapshots/other-sources",
-        "The name of a group with other volumes is already-exists.",
+        "Creating the name of a group snapshot with different volumes fails with already-exists.",
         "wit group-snapshots.create; CSI CreateVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         other_sources
     ),
     case!(
         "group-snapshots/missing-source",
-        "A group with a volume that does not exist is not-found.",
+        "Creating a group snapshot with a missing volume fails with not-found.",
         "CSI CreateVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         missing_source
     ),
     case!(
         "group-snapshots/no-source",
-        "A group of no volumes is invalid-argument.",
+        "Creating a group snapshot without volumes fails with invalid-argument.",
         "wit group-snapshots.group-request; CSI CreateVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         no_source
     ),
     case!(
         "group-snapshots/members",
-        "A group has one member for each of its volumes.",
+        "A group snapshot has one member per volume.",
         "wit group-snapshots.group-snapshot; CSI VolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         members
     ),
     case!(
-        "group-snapshots/members-know",
-        "A member by itself says which group it belongs to.",
+        "group-snapshots/members-name-their-group",
+        "A member snapshot names its group.",
         "wit types.snapshot; CSI Snapshot",
         [Exports(Ability::GroupSnapshots), Exports(Ability::Snapshots)],
         members_name_their_group
     ),
     case!(
         "group-snapshots/get",
-        "A group is described as it was when it was cut.",
+        "`get` returns the group snapshot as create did.",
         "wit group-snapshots.get; CSI GetVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         get
     ),
     case!(
         "group-snapshots/get-missing",
-        "A group that does not exist is not-found, also when no members are named.",
+        "`get` of a missing group snapshot fails with not-found, also without members.",
         "wit group-snapshots.get; CSI GetVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         get_missing
     ),
     case!(
-        "group-snapshots/get-strangers",
-        "Describing a group with members that are not its own is invalid-argument.",
+        "group-snapshots/get-foreign-members",
+        "`get` with snapshots of another group fails with invalid-argument.",
         "wit group-snapshots.get; CSI GetVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         get_foreign_members
     ),
     case!(
         "group-snapshots/delete-is-idempotent",
-        "Deleting a group that does not exist, or no more, is a success.",
+        "Deleting a missing group snapshot succeeds, and so does a repeated delete.",
         "wit group-snapshots.delete; CSI DeleteVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         delete_is_idempotent
     ),
     case!(
-        "group-snapshots/delete-strangers",
-        "Deleting a group with members that are not its own is invalid-argument, and deletes nothing.",
+        "group-snapshots/delete-foreign-members",
+        "Deleting a group snapshot with snapshots of another group fails with invalid-argument and deletes nothing.",
         "wit group-snapshots.delete; CSI DeleteVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         delete_foreign_members
     ),
     case!(
         "group-snapshots/delete-members",
-        "A group's members go with it.",
+        "Deleting a group snapshot deletes its members.",
         "wit group-snapshots.delete; CSI DeleteVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots), Exports(Ability::Snapshots)],
         delete_members
     ),
     case!(
-        "group-snapshots/member-stays",
-        "Deleting a member by itself is invalid-argument.",
+        "group-snapshots/delete-single-member",
+        "Deleting a single member of a group snapshot fails with invalid-argument.",
         "wit snapshots.delete; CSI DeleteSnapshot",
         [Exports(Ability::GroupSnapshots), Exports(Ability::Snapshots)],
         delete_single_member
@@ -113,7 +113,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 pub(super) type GroupMembers = BTreeSet<SnapshotHandle>;
 
 impl SuiteContext {
-    /// Describes a group.
+    /// Calls `group-snapshots.get`.
     pub(super) async fn get_group(
         &self,
         handle: &GroupSnapshotHandle,
@@ -131,7 +131,7 @@ pub(super) async fn two_volumes(context: &SuiteContext) -> CaseResult<BTreeSet<V
     Ok([first.handle, second.handle].into())
 }
 
-/// A group of two, with its members.
+/// A group snapshot of two volumes, with its members.
 pub(super) async fn new_group(
     context: &SuiteContext,
 ) -> CaseResult<(CreateGroupSnapshot, GroupSnapshot, GroupMembers)> {
@@ -153,7 +153,7 @@ async fn new_group_named(
     Ok((request, group, members))
 }
 
-/// A group without what may change while it becomes ready, and without the order of its members.
+/// The group snapshot without fields that change while it becomes ready, and with sorted members.
 fn without_volatile_fields(group: &GroupSnapshot) -> GroupSnapshot {
     let mut group = group.clone();
     group.ready = true;
@@ -234,7 +234,7 @@ async fn get_missing(context: &SuiteContext) -> CaseResult {
     expect_final_error("a group that does not exist", &answer, &[ErrorKind::NotFound])
 }
 
-/// Members of which one is not the group's.
+/// Members of which one belongs to another group.
 fn foreign_members(context: &SuiteContext, members: &GroupMembers) -> GroupMembers {
     let mut foreign = members.clone();
     foreign.pop_last();
@@ -274,7 +274,7 @@ async fn delete_members(context: &SuiteContext) -> CaseResult {
     expect_success("delete", context.delete_group_snapshot(&group.handle, &members).await)?;
     for member in &members {
         match context.get_snapshot(member).await {
-            // What the group left behind is not forgotten when the case ends.
+            // Recorded for the cleanup.
             Ok(_) => {
                 drop(context.delete_snapshot(member).await);
                 return fail("no members without their group", format!("{member} is still there"));

@@ -1,4 +1,4 @@
-//! Who the driver is.
+//! The driver's identity.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::Readiness;
@@ -14,22 +14,28 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "identity/loads",
-        "The component loads: a valid name, version, topology keys and features, imports that are granted, first calls that answer.",
+        "The component loads: valid name, version, topology keys and features, only granted imports, and working first calls.",
         "wit identity.describe; CSI GetPluginInfo",
         [],
         loads
     ),
     case!(
-        "identity/same-every-time",
-        "The description is the same every time.",
+        "identity/description-is-constant",
+        "`describe` always returns the same description.",
         "wit identity.describe",
         [],
         description_is_constant
     ),
-    case!("identity/ready", "The driver says that it is ready.", "wit identity.probe; CSI Probe", [], ready),
+    case!(
+        "identity/ready",
+        "`probe` reports that the driver is ready.",
+        "wit identity.probe; CSI Probe",
+        [],
+        ready
+    ),
 ];
 
-/// That there is a bench says that the component was loaded.
+/// Passes: the context exists only if the component was loaded.
 async fn loads(_: &SuiteContext) -> CaseResult {
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What there is, and what there is room for.
+//! Listing, inspection and capacity.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,116 +28,116 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "listing/each-once",
-        "Whatever the limit, the pages hold every volume once.",
+        "Whatever the page size, the pages contain every volume once.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         lists_each_once
     ),
     case!(
         "listing/limit",
-        "A page holds no more than was asked for.",
+        "A page has at most the requested number of entries.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         limit
     ),
     case!(
         "listing/huge-limit",
-        "The largest limit is answered as any other.",
+        "The largest possible limit is accepted.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         huge_limit
     ),
     case!(
         "listing/while-changing",
-        "Volumes that come and go between two pages do not hide others.",
+        "Volumes created or deleted between two pages do not hide others.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         list_while_changing
     ),
     case!(
         "listing/changed-at",
-        "A volume that was created now was changed now, give or take a day.",
+        "The change time of a new volume is the current time, within a day.",
         "wit types.volume-status",
         [ListingOrInspection],
         changed_at
     ),
     case!(
         "listing/equals-create",
-        "A listed volume is what its creation answered.",
+        "A listed volume equals the response of its create.",
         "wit types.volume-status; CSI ListVolumes",
         [Exports(Ability::Listing)],
         equals_create
     ),
     case!(
-        "listing/forgets-deleted",
-        "A deleted volume is not listed any more.",
+        "listing/omits-deleted",
+        "A deleted volume is not listed.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         omits_deleted
     ),
     case!(
         "listing/bad-token",
-        "A place that no listing returned is aborted.",
+        "A token that no listing returned fails with aborted.",
         "wit listing.list; CSI ListVolumes",
         [Exports(Ability::Listing)],
         bad_token
     ),
     case!(
         "listing/owner",
-        "A driver that keeps who owns a volume keeps it as it was given: leak detection depends on it.",
+        "A driver that stores the owner of a volume returns it unchanged: leak detection depends on it.",
         "wit types.owner",
         [ListingOrInspection],
         owner
     ),
     case!(
         "inspection/equals-create",
-        "A described volume is what its creation answered.",
+        "An inspected volume equals the response of its create.",
         "wit inspection.get; CSI ControllerGetVolume",
         [Exports(Ability::Inspection)],
         inspected_equals_create
     ),
     case!(
         "inspection/missing",
-        "A volume that does not exist is not-found.",
+        "Inspecting a missing volume fails with not-found.",
         "wit inspection.get; CSI ControllerGetVolume",
         [Exports(Ability::Inspection)],
         missing
     ),
     case!(
         "inspection/agrees-with-listing",
-        "Listing and inspection tell the same of a volume.",
+        "Listing and inspection report the same.",
         "wit types.volume-status",
         [Exports(Ability::Inspection), Exports(Ability::Listing)],
         agrees_with_listing
     ),
     case!(
-        "capacity/sane",
-        "The room is a size, and the smallest volume is not larger than the largest.",
+        "capacity/is-consistent",
+        "The available capacity is plausible, and the minimum volume size does not exceed the maximum.",
         "wit capacity.available; CSI GetCapacity",
         [Exports(Ability::Capacity)],
         capacity_is_consistent
     ),
     case!(
         "capacity/no-arguments",
-        "The room is known also when neither use, parameters nor topology are given.",
+        "The capacity is reported also without capability, parameters and topology.",
         "wit capacity.capacity-request; CSI GetCapacity",
         [Exports(Ability::Capacity)],
         no_arguments
     ),
     case!(
-        "capacity/maximum-is-true",
-        "No volume is larger than the largest one that there is room for.",
+        "capacity/maximum-is-enforced",
+        "A volume larger than the reported maximum cannot be created.",
         "wit capacity.capacity-report; CSI GetCapacity",
         [Exports(Ability::Capacity)],
         maximum_is_enforced
     ),
 ];
 
-/// Most entries of a listing that are read: a listing that goes round in circles never ends.
+/// Maximum entries read from a listing, in case its pages repeat.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// Everything that a listing of volumes returns, part by part.
+    /// All pages of a listing of volumes.
     pub(crate) async fn list_all(&self, limit: Option<u32>) -> CaseResult<Vec<VolumeStatus>> {
         let mut all = Vec::new();
         let mut after = None;
@@ -154,12 +154,12 @@ impl SuiteContext {
         }
     }
 
-    /// Describes a volume.
+    /// Calls `inspection.get`.
     pub(crate) async fn inspect(&self, handle: &VolumeHandle) -> Result<VolumeStatus, StorageError> {
         self.retry_until_final("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }
 
-    /// A volume as it stands, by inspection and by listing, as far as the driver has them.
+    /// The status of a volume by inspection and by listing, as far as the driver exports them.
     pub(super) async fn volume_statuses(
         &self,
         handle: &VolumeHandle,
@@ -181,7 +181,7 @@ impl SuiteContext {
         Ok(statuses)
     }
 
-    /// A volume as it stands, by inspection or by listing, whichever the driver has.
+    /// The status of a volume, by inspection or by listing.
     pub(super) async fn volume_status(&self, handle: &VolumeHandle) -> CaseResult<VolumeStatus> {
         if self.backend.abilities().contains(&Ability::Inspection) {
             return expect_success("the volume's description", self.inspect(handle).await);
@@ -232,7 +232,7 @@ async fn huge_limit(context: &SuiteContext) -> CaseResult {
     expect_that(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
 }
 
-/// Deletes what the first page ended with, creates another, and reads on.
+/// Deletes the last entry of the first page, creates a volume, and reads the other pages.
 async fn list_while_changing(context: &SuiteContext) -> CaseResult {
     let mut expected: BTreeSet<_> = create_several(context).await?.into_keys().collect();
     let list = async |after: Option<String>| {
@@ -247,7 +247,7 @@ async fn list_while_changing(context: &SuiteContext) -> CaseResult {
         let page = list(next.take()).await?;
         let own =
             page.volumes.iter().map(|status| &status.volume.handle).find(|handle| expected.contains(handle));
-        // Before a page of this run there may be many of strangers.
+        // Other volumes may fill the pages before those of this run.
         if let Some(first) = own.filter(|_| !has_changed) {
             has_changed = true;
             for handle in page.volumes.iter().map(|status| &status.volume.handle) {
@@ -305,7 +305,7 @@ async fn bad_token(context: &SuiteContext) -> CaseResult {
     let page =
         PageRequest { starting_token: Some("cofferdam-test-no-such-place".to_owned()), max_entries: None };
     let answer = context.backend.list_volumes(context.call(), page).await;
-    expect_error("a place that no listing returned", &answer, ErrorKind::Aborted)
+    expect_error("a token that no listing returned", &answer, ErrorKind::Aborted)
 }
 
 async fn owner(context: &SuiteContext) -> CaseResult {

@@ -1,4 +1,4 @@
-//! The table: every rule that a run tries, interface by interface.
+//! The table of cases, by interface.
 
 mod content_sources;
 mod expansion;
@@ -45,7 +45,7 @@ static CASES: &[&[ConformanceCase]] = &[
     robustness::CASES,
 ];
 
-/// Every case, in the order in which they are run and reported.
+/// Every case, in the order of runs and reports.
 pub fn cases() -> impl Iterator<Item = &'static ConformanceCase> {
     CASES.iter().copied().flatten()
 }

@@ -1,4 +1,4 @@
-//! Volumes that are made reachable node by node.
+//! Publishing to nodes.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
@@ -23,84 +23,84 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "publishing/is-idempotent",
-        "What is published alike already is a success with the same answer.",
+        "A repeated publish succeeds with the same response.",
         "wit publishing.publish; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         is_idempotent
     ),
     case!(
         "publishing/other-node",
-        "A volume for one node that is published to another is failed-precondition.",
+        "Publishing a single-node volume to a second node fails with failed-precondition.",
         "wit publishing.publish; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         other_node
     ),
     case!(
-        "publishing/other-way",
-        "A volume that is published to the node in another way is already-exists.",
+        "publishing/different-publish",
+        "Publishing a volume to the same node with a different capability fails with already-exists.",
         "wit publishing.publish; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         different_publish
     ),
     case!(
         "publishing/missing-volume",
-        "Publishing a volume that does not exist is not-found.",
+        "Publishing a missing volume fails with not-found.",
         "CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         missing_volume
     ),
     case!(
         "publishing/unpublish-is-idempotent",
-        "Unpublishing what is not published is a success.",
+        "Unpublishing a volume that is not published succeeds.",
         "wit publishing.unpublish; CSI ControllerUnpublishVolume",
         [Exports(Ability::Publishing)],
         unpublish_is_idempotent
     ),
     case!(
         "publishing/unpublish-all",
-        "Unpublishing without a node frees a volume from every node.",
+        "Unpublishing without a node unpublishes the volume from every node.",
         "wit publishing.unpublish; CSI ControllerUnpublishVolume",
         [Exports(Ability::Publishing)],
         unpublish_all
     ),
     case!(
         "publishing/unpublish-unknown",
-        "Unpublishing a volume that does not exist is a success.",
+        "Unpublishing a missing volume succeeds.",
         "wit publishing.unpublish; CSI ControllerUnpublishVolume",
         [Exports(Ability::Publishing)],
         unpublish_unknown
     ),
     case!(
         "publishing/delete-while-published",
-        "Deleting a published volume is failed-precondition or a success, and a success once it is unpublished.",
+        "Deleting a published volume succeeds or fails with failed-precondition; it succeeds once unpublished.",
         "CSI DeleteVolume",
         [Exports(Ability::Publishing)],
         delete_while_published
     ),
     case!(
-        "publishing/attachment",
-        "A driver with a publish step says how a node reaches a volume when it is published, and not before.",
+        "publishing/connection-info",
+        "A driver that exports `publishing` returns the connection info from publish, and not from create.",
         "wit types.volume, publishing.publish",
         [Exports(Ability::Publishing)],
         no_connection_info_before_publish
     ),
     case!(
         "publishing/node-full",
-        "A node takes as many volumes as the driver names, and one more is resource-exhausted.",
+        "A node accepts the described number of volumes; one more fails with resource-exhausted.",
         "wit identity.description; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         node_full
     ),
     case!(
         "publishing/many-nodes",
-        "A volume for many nodes can be published to two of them.",
+        "A multi-node volume can be published to two nodes.",
         "wit publishing.publish, types.access-mode; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         many_nodes
     ),
     case!(
         "publishing/unpublish-one",
-        "Unpublishing from one node leaves the other nodes alone.",
+        "Unpublishing from one node does not affect other nodes.",
         "wit publishing.unpublish; CSI ControllerUnpublishVolume",
         [Exports(Ability::Publishing), HasFeature(Feature::PublishedNodes), ListingOrInspection],
         unpublish_one
@@ -108,7 +108,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// The request that publishes a volume to one of the nodes, for the use it was created for.
+    /// A request to publish a volume to one of the nodes, with its capability.
     pub(super) fn publish_request(&self, volume: &CreatedVolume, node: usize) -> PublishVolume {
         let [first, second] = &self.options.nodes;
         PublishVolume {
@@ -137,7 +137,7 @@ impl SuiteContext {
         self.retry_until_final("unpublish", call).await
     }
 
-    /// A volume that can be used in these modes; skips the case for a driver that has no such volumes.
+    /// Creates a volume with one of these access modes; skips the case if the driver supports none.
     pub(super) async fn volume_for(
         &self,
         label: &str,
@@ -156,7 +156,7 @@ impl SuiteContext {
     }
 }
 
-/// A volume that is published to the first node.
+/// Publishes a volume to the first node.
 async fn published_volume(context: &SuiteContext, label: &str) -> CaseResult<(CreatedVolume, PublishVolume)> {
     let (_, volume) = context.volume_for(label, &[CsiAccessMode::SingleNodeWriter]).await?;
     let mut request = context.publish_request(&volume, 0);
@@ -219,7 +219,7 @@ async fn unpublish_is_idempotent(context: &SuiteContext) -> CaseResult {
     )
 }
 
-/// A single-node volume is freed by it as one of many nodes is, and it shows: the second node can have it.
+/// Unpublishes a single-node volume, and shows it by publishing to the second node.
 async fn unpublish_all(context: &SuiteContext) -> CaseResult {
     let (volume, request) = published_volume(context, "everywhere").await?;
     expect_success("unpublish from all nodes", context.unpublish(&volume.handle, None).await)?;
@@ -245,7 +245,7 @@ async fn delete_while_published(context: &SuiteContext) -> CaseResult {
     expect_success("delete once it is unpublished", context.delete(&volume.handle).await)
 }
 
-/// A volume for many nodes that is published to both, with the requests that did it.
+/// Publishes a multi-node volume to both nodes; returns it with the requests.
 async fn published_to_both(context: &SuiteContext, label: &str) -> CaseResult<[PublishVolume; 2]> {
     use CsiAccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
     let (mode, volume) = match context.volume_for(label, &[MultiNodeMultiWriter]).await {
@@ -284,12 +284,12 @@ async fn no_connection_info_before_publish(context: &SuiteContext) -> CaseResult
     )
 }
 
-/// Most volumes that are made to fill a node.
+/// Maximum volumes created to fill a node.
 const MAX_VOLUMES_TO_FILL: u32 = 16;
 
 async fn node_full(context: &SuiteContext) -> CaseResult {
     let limit = match context.backend.description().volumes_per_node {
-        None => return skip("the driver names no number of volumes that fit a node"),
+        None => return skip("the driver does not limit the volumes of a node"),
         Some(limit) if limit > MAX_VOLUMES_TO_FILL => {
             return skip(format!("{limit} volumes fit a node: too many to try"));
         }

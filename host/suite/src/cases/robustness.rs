@@ -1,4 +1,4 @@
-//! Bad days, and what is left after them.
+//! Limits, concurrency, deadlines, crashes, errors and cleanup.
 
 mod concurrency;
 mod crashes;
@@ -20,210 +20,204 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "limits/large-parameters",
-        "Parameters of 4 KiB, with keys of 128 bytes, are answered.",
+        "Parameters of 4 KiB with keys of 128 bytes get a final response.",
         "CSI size limits",
         [],
         large_parameters
     ),
     case!(
         "limits/many-parameters",
-        "Hundreds of parameters are answered.",
+        "Hundreds of parameters get a final response.",
         "CSI size limits",
         [],
         many_parameters
     ),
     case!(
         "concurrency/different-names",
-        "Volumes that are created and deleted at once do not get in each other's way.",
+        "Concurrent creates and deletes of different volumes do not interfere.",
         "wit package; CSI concurrency",
         [],
         concurrency::different_names
     ),
     case!(
         "concurrency/same-name",
-        "The same create at several processes at once makes one volume; who is too early is aborted.",
+        "Concurrent creates of one name from several processes create one volume; some may fail with aborted.",
         "wit volumes.create; CSI concurrency",
         [],
         concurrency::same_name
     ),
     case!(
         "concurrency/create-and-delete",
-        "A volume that is created and deleted at once can be created and deleted after that.",
+        "After a concurrent create and delete, the volume can be created and deleted.",
         "wit volumes; CSI concurrency",
         [],
         concurrency::create_and_delete
     ),
     case!(
         "concurrency/same-snapshot",
-        "The same snapshot at several processes at once makes one snapshot.",
+        "Concurrent creates of one snapshot from several processes create one snapshot.",
         "wit snapshots.create; CSI concurrency",
         [Exports(Ability::Snapshots)],
         concurrency::same_snapshot
     ),
     case!(
         "concurrency/two-nodes",
-        "A volume for one node that two nodes want at once goes to one of them.",
+        "Of two concurrent publishes of a single-node volume to two nodes, one succeeds.",
         "wit publishing.publish; CSI ControllerPublishVolume",
         [Exports(Ability::Publishing)],
         concurrency::two_nodes
     ),
     case!(
         "concurrency/expand",
-        "Two expansions at once make a volume as large as the larger one.",
+        "After two concurrent expansions the volume has the larger size.",
         "wit expansion.expand; CSI concurrency",
         [Exports(Ability::Expansion)],
         concurrency::expand
     ),
+    case!("determinism/reads", "Repeated reads return the same.", "wit package", [], determinism::reads),
     case!(
-        "determinism/reads",
-        "What changes nothing answers the same twice.",
-        "wit package",
-        [],
-        determinism::reads
-    ),
-    case!(
-        "deadlines/hurried-create",
-        "A create that is stopped by its deadline is healed by the same create.",
+        "deadlines/create",
+        "A create that exceeded its deadline is completed by repeating it.",
         "wit types.finality; CSI timeouts",
         [],
         concurrency::create_past_deadline
     ),
     case!(
-        "deadlines/hurried-delete",
-        "A delete that is stopped by its deadline is healed by the same delete.",
+        "deadlines/delete",
+        "A delete that exceeded its deadline is completed by repeating it.",
         "wit types.finality; CSI timeouts",
         [],
         concurrency::delete_past_deadline
     ),
     case!(
         "deadlines/abandoned-create",
-        "A create whose caller went away, and that is repeated elsewhere at once, makes one volume.",
+        "A create that its caller abandoned and another process repeats creates one volume.",
         "wit types.finality; CSI timeouts",
         [],
         concurrency::abandoned_create
     ),
     case!(
         "crashes/create",
-        "A create that died after any of its host calls is healed by the same create; deleting leaves nothing.",
+        "A create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
         "wit package; CSI timeouts",
         [HostCalls],
         crashes::create
     ),
     case!(
         "crashes/delete",
-        "A delete that died after any of its host calls is healed by the same delete.",
+        "A delete that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls],
         crashes::delete
     ),
     case!(
         "crashes/clone",
-        "A clone that died after any of its host calls is healed by the same call.",
+        "A clone that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Cloning)],
         crashes::clone
     ),
     case!(
         "crashes/restore",
-        "A restore that died after any of its host calls is healed by the same call.",
+        "A restore that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         crashes::restore
     ),
     case!(
         "crashes/publish",
-        "A publish that died after any of its host calls is healed by the same call.",
+        "A publish that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Publishing)],
         crashes::publish
     ),
     case!(
         "crashes/unpublish",
-        "An unpublish that died after any of its host calls is healed by the same call: the volume is free.",
+        "An unpublish that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Publishing)],
         crashes::unpublish
     ),
     case!(
         "crashes/modify",
-        "A modification that died after any of its host calls is healed by the same call.",
+        "A modification that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Modification), MutableParameters],
         crashes::modify
     ),
     case!(
         "crashes/snapshot",
-        "A snapshot that died after any of its host calls is healed by the same call; deleting leaves nothing.",
+        "A snapshot create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Snapshots)],
         crashes::snapshot
     ),
     case!(
         "crashes/expand",
-        "An expansion that died after any of its host calls is healed by the same call.",
+        "An expansion that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Expansion)],
         crashes::expand
     ),
     case!(
         "crashes/delete-snapshot",
-        "A delete of a snapshot that died after any of its host calls is healed by the same delete.",
+        "A snapshot delete that was killed after any of its host calls is completed by repeating it.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Snapshots)],
         crashes::delete_snapshot
     ),
     case!(
         "crashes/group-snapshot",
-        "A group that died after any of its host calls is healed by the same call; deleting leaves nothing.",
+        "A group snapshot create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::GroupSnapshots)],
         crashes::group
     ),
     case!(
         "crashes/lost-answers",
-        "A create whose request was carried out and whose answer was lost does not fail finally, and makes one volume.",
+        "A create whose HTTP response was lost does not fail with a final error, and creates one volume.",
         "wit http.http-error, types.finality",
         [Http, Exports(Ability::Listing)],
         crashes::lost_answers
     ),
     case!(
         "errors/without-secrets",
-        "A call without its secrets is refused: the class may lack them.",
+        "A call without its secrets fails: a StorageClass may lack them.",
         "wit secrets, types.error-kind",
         [Secrets],
         final_checks::without_secrets
     ),
     case!(
         "errors/have-a-message",
-        "Every error says what happened.",
+        "Every error has a message.",
         "wit types.storage-error; CSI error scheme",
         [],
         final_checks::have_a_message
     ),
     case!(
         "errors/final-kinds-are-final",
-        "What can never succeed is final: invalid-argument, not-found, already-exists, out-of-range, failed-precondition, unimplemented.",
+        "The kinds invalid-argument, not-found, already-exists, out-of-range, failed-precondition and unimplemented are final.",
         "wit types.finality",
         [],
         final_checks::final_kinds_are_final
     ),
     case!(
         "errors/no-defects",
-        "No call of the run trapped, ran out of its limits or broke the contract.",
+        "No call of the run trapped, exceeded a limit or violated the contract.",
         "wit package; CSI error scheme",
         [],
         final_checks::no_defects
     ),
     case!(
         "cleanup/nothing-is-left",
-        "What was deleted is not listed any more, and leaves nothing in the driver's state and pool.",
+        "Deleted volumes are not listed, and nothing of them remains in the driver's state and pool.",
         "wit volumes.delete",
         [],
         final_checks::nothing_is_left
     ),
 ];
 
-/// Creates a volume with odd parameters: that may succeed or be refused, but never be a defect.
+/// Creates a volume with unusual parameters: the call may succeed or fail, but not trap.
 async fn check_odd_parameters(context: &SuiteContext, what: &str, parameters: Parameters) -> CaseResult {
     let request = CreateVolume { parameters, ..context.volume_request("odd") };
     expect_success_or_final_error(what, &context.create(&request).await, &[ErrorKind::InvalidArgument])
@@ -240,7 +234,7 @@ async fn many_parameters(context: &SuiteContext) -> CaseResult {
     check_odd_parameters(context, "500 parameters", parameters).await
 }
 
-/// Deadlines that end before, while and after a driver does its work.
+/// Deadlines before, during and after the work of a driver.
 const SHORT_DEADLINES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(1),

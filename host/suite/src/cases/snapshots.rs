@@ -24,21 +24,21 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "snapshots/is-idempotent",
-        "The same snapshot again is the same snapshot, also at another process.",
+        "A repeated create returns the same snapshot, also from another process.",
         "wit snapshots.create; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         is_idempotent
     ),
     case!(
         "snapshots/other-source",
-        "The name of a snapshot with another volume is already-exists.",
+        "Creating the name of a snapshot for a different volume fails with already-exists.",
         "wit snapshots.create; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         other_source
     ),
     case!(
         "snapshots/missing-source",
-        "A snapshot of a volume that does not exist is not-found.",
+        "Creating a snapshot of a missing volume fails with not-found.",
         "wit snapshots.create; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         missing_source
@@ -52,112 +52,112 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "snapshots/creation-time",
-        "A snapshot was cut now, give or take a day.",
+        "The creation time of a new snapshot is the current time, within a day.",
         "wit types.snapshot; CSI Snapshot",
         [Exports(Ability::Snapshots)],
         creation_time
     ),
     case!(
         "snapshots/become-ready",
-        "A snapshot becomes ready while its call is repeated.",
+        "A snapshot becomes ready while the create is repeated.",
         "wit types.snapshot; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         become_ready
     ),
     case!(
         "snapshots/get",
-        "A snapshot is described as it was when it was cut.",
+        "`get` returns the snapshot as create did.",
         "wit snapshots.get; CSI GetSnapshot",
         [Exports(Ability::Snapshots)],
         get
     ),
     case!(
         "snapshots/get-missing",
-        "A snapshot that does not exist is not-found.",
+        "`get` of a missing snapshot fails with not-found.",
         "wit snapshots.get; CSI GetSnapshot",
         [Exports(Ability::Snapshots)],
         get_missing
     ),
     case!(
         "snapshots/delete-is-idempotent",
-        "Deleting a deleted snapshot is a success.",
+        "A repeated delete of a snapshot succeeds.",
         "wit snapshots.delete; CSI DeleteSnapshot",
         [Exports(Ability::Snapshots)],
         delete_is_idempotent
     ),
     case!(
         "snapshots/delete-unknown",
-        "Deleting a handle that was never given is a success.",
+        "Deleting a handle that never existed succeeds.",
         "wit snapshots.delete; CSI DeleteSnapshot",
         [Exports(Ability::Snapshots)],
         delete_unknown
     ),
     case!(
         "snapshots/delete-deletes",
-        "A deleted snapshot is gone.",
+        "A deleted snapshot does not exist any more.",
         "wit snapshots.delete; CSI DeleteSnapshot",
         [Exports(Ability::Snapshots)],
         delete_deletes
     ),
     case!(
         "snapshots/outlive-their-volume",
-        "A volume with snapshots can be deleted, or that is failed-precondition; the snapshots stay.",
+        "Deleting a volume with snapshots succeeds or fails with failed-precondition; the snapshots remain.",
         "wit snapshots; CSI DeleteVolume",
         [Exports(Ability::Snapshots)],
         outlive_their_volume
     ),
     case!(
         "snapshots/list-filter",
-        "The snapshots of one volume are all of its own and no others.",
+        "Listing by volume returns all snapshots of the volume and no others.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::filter
     ),
     case!(
         "snapshots/list-unknown",
-        "A volume that does not exist has no snapshots, and that is a success.",
+        "Listing the snapshots of a missing volume succeeds and returns none.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::unknown
     ),
     case!(
         "snapshots/list-pages",
-        "Whatever the limit, the pages hold every snapshot once.",
+        "Whatever the page size, the pages contain every snapshot once.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::pages
     ),
     case!(
         "snapshots/list-limit",
-        "A page holds no more than was asked for, and any limit is answered.",
+        "A page has at most the requested number of entries; any limit is accepted.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::limit
     ),
     case!(
         "snapshots/list-while-changing",
-        "Snapshots that come and go between two pages do not hide others.",
+        "Snapshots created or deleted between two pages do not hide others.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::while_changing
     ),
     case!(
         "snapshots/long-names",
-        "Names of 128 bytes work, and two that differ in the last byte are two snapshots.",
+        "Names of 128 bytes are accepted; two that differ in the last byte are two snapshots.",
         "wit snapshots.snapshot-request; CSI size limits",
         [Exports(Ability::Snapshots)],
         names::long
     ),
     case!(
         "snapshots/bad-names",
-        "A name that is empty, has more than 128 bytes or has control characters is invalid-argument.",
+        "A name that is empty, longer than 128 bytes or contains control characters fails with invalid-argument.",
         "wit snapshots.snapshot-request; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         names::bad
     ),
     case!(
         "snapshots/bad-token",
-        "A place that no listing returned is aborted.",
+        "A token that no listing returned fails with aborted.",
         "wit snapshots.list; CSI ListSnapshots",
         [Exports(Ability::Snapshots)],
         listing::bad_token
@@ -165,7 +165,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// A request for a snapshot of a fresh name.
+    /// A request for a snapshot with a unique name.
     pub(super) fn snapshot_request(&self, label: &str, source: &VolumeHandle) -> CreateSnapshot {
         CreateSnapshot {
             name: self.unique_name(label),
@@ -175,7 +175,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a snapshot's call until it is ready.
+    /// Repeats a create until the snapshot is ready.
     pub(super) async fn wait_snapshot_ready(&self, request: &CreateSnapshot) -> CaseResult<Snapshot> {
         let started = Instant::now();
         for attempt in 0.. {
@@ -194,7 +194,7 @@ impl SuiteContext {
         fail(format!("a ready snapshot within {:?}", self.options.retry_timeout), "it is not ready")
     }
 
-    /// Describes a snapshot.
+    /// Calls `snapshots.get`.
     pub(super) async fn get_snapshot(
         &self,
         handle: &SnapshotHandle,
@@ -217,7 +217,7 @@ async fn is_idempotent(context: &SuiteContext) -> CaseResult {
     for backend in [&context.backend, &context.second_process()] {
         let again =
             expect_success("the same snapshot again", context.create_snapshot(backend, &request).await)?;
-        // It may have become ready, and its size known, meanwhile.
+        // It may have become ready meanwhile, and its size known.
         let again = Snapshot { ready: first.ready, size: first.size, ..again };
         expect_equal("the same snapshot again", &first, &again)?;
     }

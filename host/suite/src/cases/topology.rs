@@ -1,4 +1,4 @@
-//! Where volumes can be reached.
+//! Topology of volumes.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::{CreateVolume, ErrorKind, TopologyRequirement};
@@ -14,28 +14,28 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "topology/is-met",
-        "A volume can be reached from the place that was asked for.",
+        "A volume is accessible from the requested topology segment.",
         "wit types.topology-requirement; CSI CreateVolume",
         [Topology],
         topology_is_met
     ),
     case!(
         "topology/known-keys",
-        "A volume's places have only keys that the driver names.",
+        "The topology of a volume has only keys of the driver's description.",
         "wit identity.description; CSI Topology",
         [Topology],
         known_keys
     ),
     case!(
-        "topology/nowhere",
-        "A volume for a place that does not exist is resource-exhausted, or invalid-argument.",
+        "topology/unknown-segment",
+        "A volume for an unknown topology segment fails with resource-exhausted or invalid-argument.",
         "wit types.topology-requirement; CSI CreateVolume",
         [Topology],
         unknown_topology
     ),
     case!(
         "topology/none",
-        "Volumes of a driver that names no topology keys have no places.",
+        "Volumes of a driver without topology keys have no topology.",
         "wit types.volume; CSI Topology",
         [NoTopology],
         no_topology
@@ -66,7 +66,7 @@ async fn known_keys(context: &SuiteContext) -> CaseResult {
 async fn unknown_topology(context: &SuiteContext) -> CaseResult {
     let request = context.volume_request("nowhere");
     let Some(mut segments) = context.options.topology.clone() else {
-        return skip("the run was given no place");
+        return skip("the run has no topology segment");
     };
     for value in segments.values_mut() {
         "cofferdam-test-nowhere".clone_into(value);
@@ -74,11 +74,11 @@ async fn unknown_topology(context: &SuiteContext) -> CaseResult {
     let topology = Some(TopologyRequirement { requisite: vec![segments.clone()], preferred: vec![segments] });
     let answer = context.create(&CreateVolume { topology, ..request }).await;
     let kinds = [ErrorKind::ResourceExhausted, ErrorKind::InvalidArgument];
-    expect_final_error("a volume for a place that does not exist", &answer, &kinds)
+    expect_final_error("a volume for an unknown topology segment", &answer, &kinds)
 }
 
 async fn no_topology(context: &SuiteContext) -> CaseResult {
     let request = CreateVolume { topology: None, ..context.volume_request("anywhere") };
     let volume = expect_success("a new volume", context.create(&request).await)?;
-    expect_that(volume.topology.is_empty(), || "no places".to_owned(), || format!("{:?}", volume.topology))
+    expect_that(volume.topology.is_empty(), || "no topology".to_owned(), || format!("{:?}", volume.topology))
 }

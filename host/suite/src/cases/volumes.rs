@@ -1,4 +1,4 @@
-//! Volumes that come and go.
+//! Creation, deletion and validation of volumes.
 
 mod missing;
 pub(super) mod names;
@@ -22,35 +22,35 @@ use crate::{
     context::{SuiteContext, VolumeOrigin},
 };
 
-/// How a driver may refuse a size.
+/// Error kinds of a rejected size.
 pub(super) const BAD_SIZE: [ErrorKind; 3] =
     [ErrorKind::OutOfRange, ErrorKind::InvalidArgument, ErrorKind::ResourceExhausted];
 
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "volumes/create-is-idempotent",
-        "The same create again answers with the same volume, also at another process.",
+        "A repeated create returns the same volume, also from another process.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_is_idempotent
     ),
     case!(
         "volumes/create-other-size",
-        "A name that exists with a size outside of the range is already-exists.",
+        "Creating an existing name with a range that excludes its size fails with already-exists.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_size
     ),
     case!(
         "volumes/create-other-parameters",
-        "A name that exists with other parameters is already-exists, or invalid-argument when they are wrong by themselves.",
+        "Creating an existing name with different parameters fails with already-exists, or with invalid-argument if the parameters are invalid.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_parameters
     ),
     case!(
         "volumes/create-other-capability",
-        "A name that exists for another way of use is already-exists, or invalid-argument when the driver has no such use.",
+        "Creating an existing name with a different capability fails with already-exists, or with invalid-argument if the capability is unsupported.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_capability
@@ -64,63 +64,63 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "volumes/one-byte",
-        "One byte is rounded up to what the driver can make, or is out-of-range.",
+        "A required size of one byte is rounded up, or fails with out-of-range.",
         "CSI CreateVolume",
         [],
         one_byte
     ),
     case!(
         "volumes/empty-range",
-        "A required size above the limit is refused finally.",
+        "A required size above the limit fails with a final error.",
         "wit types.error-kind; CSI CreateVolume",
         [],
         empty_range
     ),
     case!(
         "volumes/absurd-size",
-        "A size that no storage has is refused finally.",
+        "A size beyond any storage fails with a final error.",
         "wit types.error-kind; CSI CreateVolume",
         [],
         absurd_size
     ),
     case!(
         "volumes/no-size",
-        "A size of nothing is refused finally.",
+        "A limit of 0 bytes fails with a final error.",
         "wit types.capacity-range",
         [],
         no_size
     ),
     case!(
         "volumes/no-capability",
-        "A create without a way of use is invalid-argument.",
+        "A create without capabilities fails with invalid-argument.",
         "wit types.create-request; CSI CreateVolume",
         [],
         no_capability
     ),
     case!(
         "volumes/unknown-parameter",
-        "A parameter that the driver does not know is invalid-argument: a slip in a class must not pass unseen.",
+        "An unknown parameter fails with invalid-argument: a typo in a StorageClass must not pass unnoticed.",
         "CSI CreateVolume; docs/backend-test.md",
         [],
         unknown_parameter
     ),
     case!(
         "volumes/short-name",
-        "A name of one byte works.",
+        "A name of one byte is accepted.",
         "wit types.create-request; CSI size limits",
         [],
         names::short
     ),
     case!(
         "volumes/long-names",
-        "Names of 128 bytes work, and two that differ in the last byte are two volumes.",
+        "Names of 128 bytes are accepted; two that differ in the last byte are two volumes.",
         "wit types.create-request; CSI size limits",
         [],
         names::long
     ),
     case!(
         "volumes/unicode-names",
-        "A name may have any characters but control characters.",
+        "A name may contain any characters except control characters.",
         "CSI CreateVolume",
         [],
         names::unicode
@@ -134,63 +134,63 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "volumes/bad-names",
-        "A name that is empty, has more than 128 bytes or has control characters is invalid-argument.",
+        "A name that is empty, longer than 128 bytes or contains control characters fails with invalid-argument.",
         "wit types.create-request; CSI CreateVolume",
         [],
         names::bad
     ),
     case!(
         "volumes/delete-is-idempotent",
-        "Deleting what is deleted is a success, also at another process.",
+        "A repeated delete succeeds, also from another process.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
         missing::delete_is_idempotent
     ),
     case!(
         "volumes/delete-unknown",
-        "Deleting a handle that was never given is a success, whatever it looks like.",
+        "Deleting a handle that never existed succeeds, whatever its format.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
         missing::delete_unknown
     ),
     case!(
         "volumes/delete-deletes",
-        "A deleted volume is gone.",
+        "A deleted volume does not exist any more.",
         "wit volumes.delete; CSI DeleteVolume",
         [],
         missing::delete_deletes
     ),
     case!(
         "volumes/create-after-delete",
-        "The name of a deleted volume is free, for any size.",
+        "The name of a deleted volume can be reused, with any size.",
         "wit volumes.create",
         [],
         missing::create_after_delete
     ),
     case!(
         "volumes/validate-confirms",
-        "The uses that a volume was created for are confirmed.",
+        "`validate` confirms the capabilities that a volume was created with.",
         "wit volumes.validate; CSI ValidateVolumeCapabilities",
         [],
         validate_confirms
     ),
     case!(
         "volumes/validate-refuses",
-        "A filesystem that does not exist is refused with a reason, or is invalid-argument.",
+        "An unknown filesystem type is not confirmed, with a reason, or fails with invalid-argument.",
         "wit volumes.validate; CSI ValidateVolumeCapabilities",
         [],
         validate_refuses
     ),
     case!(
         "volumes/validate-no-capability",
-        "A validation of no use is invalid-argument.",
+        "A validation without capabilities fails with invalid-argument.",
         "CSI ValidateVolumeCapabilities",
         [],
         validate_no_capability
     ),
     case!(
         "volumes/validate-missing",
-        "Validating a volume that does not exist is not-found.",
+        "Validating a missing volume fails with not-found.",
         "wit volumes.validate; CSI ValidateVolumeCapabilities",
         [],
         missing::validate_missing
@@ -198,7 +198,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// Asks whether a volume can be used in some ways.
+    /// Validates capabilities of a volume.
     pub(super) async fn validate(
         &self,
         volume: &CreatedVolume,
@@ -217,7 +217,7 @@ impl SuiteContext {
         .await
     }
 
-    /// A volume of a handle that no volume has.
+    /// A handle that no volume has.
     pub(super) fn nonexistent_volume(&self) -> CreatedVolume {
         CreatedVolume {
             handle: VolumeHandle::new(self.unique_name("ghost")),
@@ -229,7 +229,7 @@ impl SuiteContext {
     }
 }
 
-/// A request with another range.
+/// The request with another capacity range.
 pub(super) fn with_capacity(
     request: &CreateVolume,
     required: Option<u64>,

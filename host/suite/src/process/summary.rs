@@ -1,4 +1,4 @@
-//! Arguments of calls, for people: what matters of them, in one line.
+//! One-line summaries of arguments.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use cofferdam_domain::{
     },
 };
 
-/// Something that can be said in one line.
+/// A value with a one-line summary.
 pub(super) trait ArgumentSummary {
     fn summary(&self) -> String;
 }
@@ -84,7 +84,7 @@ fn format_capabilities(capabilities: &[VolumeCapability]) -> String {
     format!("for {}", capabilities.iter().map(ArgumentSummary::summary).collect::<Vec<_>>().join(" and "))
 }
 
-/// Parameters, when there are any.
+/// Parameters, if not empty.
 fn format_parameters(what: &str, parameters: &Parameters) -> String {
     if parameters.is_empty() { String::new() } else { format!(", {what} {parameters:?}") }
 }

@@ -1,10 +1,10 @@
-//! JUnit's XML: a suite for each interface, a case for each rule.
+//! JUnit XML: a test suite per interface, a test case per rule.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{CaseOutcome, CaseReport, SuiteReport};
 
-/// Text as it may stand in XML: characters that XML 1.0 does not know become a replacement.
+/// Escapes text for XML 1.0. Characters that it does not allow are replaced.
 fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -62,7 +62,7 @@ fn write_suite(xml: &mut String, group: &[CaseReport], report: &SuiteReport) {
             }
             CaseOutcome::Failed { expected, found, calls } => writeln!(
                 xml,
-                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nagain: {}</failure></testcase>",
+                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nrerun: {}</failure></testcase>",
                 escape_xml(entry.case.rule),
                 escape_xml(expected),
                 escape_xml(found),

@@ -1,4 +1,4 @@
-//! The report card for people.
+//! The report as text.
 
 use std::fmt::Write as _;
 
@@ -46,16 +46,16 @@ fn write_header(writer: &mut TextWriter, report: &SuiteReport) {
         Some(driver) => {
             let name = writer.paint(BOLD, &driver.name);
             writer.line(format_args!("{name} {}  ({})", driver.version, report.source));
-            writer.line(format_args!("  digest    {}", driver.digest));
-            writer.line(format_args!("  can       {}", join(&driver.abilities)));
-            writer.line(format_args!("  features  {}", join(&driver.features)));
+            writer.line(format_args!("  digest      {}", driver.digest));
+            writer.line(format_args!("  interfaces  {}", join(&driver.abilities)));
+            writer.line(format_args!("  features    {}", join(&driver.features)));
         }
         None => writer.line(format_args!("{}", report.source)),
     }
-    writer.line(format_args!("  seed      {}", report.seed));
+    writer.line(format_args!("  seed        {}", report.seed));
 }
 
-/// The cases of an interface that were not tried, reason by reason.
+/// Skipped cases of an interface, grouped by reason.
 fn write_skipped(writer: &mut TextWriter, group: &[CaseReport]) {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for entry in group {
@@ -73,7 +73,7 @@ fn write_skipped(writer: &mut TextWriter, group: &[CaseReport]) {
     }
 }
 
-/// What a case is called within its interface.
+/// The name of a case within its interface.
 fn case_name(entry: &CaseReport) -> &'static str {
     entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
 }
@@ -85,7 +85,7 @@ fn write_case(writer: &mut TextWriter, entry: &CaseReport, report: &SuiteReport)
             let mark = writer.paint(GREEN, "passed ");
             writer.line(format_args!("  {mark} {name}"));
         }
-        // They come together at the end of their interface.
+        // Listed at the end of the interface.
         CaseOutcome::Skipped(_) => {}
         CaseOutcome::Failed { expected, found, calls } => {
             let mark = writer.paint(RED, "FAILED ");
@@ -97,7 +97,7 @@ fn write_case(writer: &mut TextWriter, entry: &CaseReport, report: &SuiteReport)
             }
             writer.line(format_args!("            expected  {expected}"));
             writer.line(format_args!("            found     {found}"));
-            writer.line(format_args!("            again     {}", report.rerun_command(Some(entry.case.id))));
+            writer.line(format_args!("            rerun     {}", report.rerun_command(Some(entry.case.id))));
         }
     }
 }
@@ -108,14 +108,15 @@ fn write_footer(writer: &mut TextWriter, report: &SuiteReport) {
     let totals = writer.paint(colour, &format!("{passed} passed, {failed} failed, {skipped} skipped"));
     writer.line(format_args!("\n{totals}"));
     match report.keeps_owners {
-        Some(true) => writer.line(format_args!("leak detection: yes, the driver keeps who owns a volume")),
-        Some(false) => {
-            writer.line(format_args!("leak detection: none, the driver does not keep who owns a volume"))
+        Some(true) => {
+            writer.line(format_args!("leak detection: yes, the driver stores the owners of volumes"))
         }
-        None => writer
-            .line(format_args!("leak detection: not seen, no case asked who owns a volume (listing/owner)")),
+        Some(false) => {
+            writer.line(format_args!("leak detection: no, the driver does not store the owners of volumes"))
+        }
+        None => writer.line(format_args!("leak detection: unknown, the case listing/owner did not run")),
     }
     for leftover in &report.leftovers {
-        writer.line(format_args!("left behind: {leftover}"));
+        writer.line(format_args!("leftover: {leftover}"));
     }
 }

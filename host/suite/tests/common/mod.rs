@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared by the tests.
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
@@ -10,13 +10,13 @@ use cofferdam_wasm::{
     BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Grant, HttpConfig, OriginConfig,
 };
 
-/// An engine whose compiled code lives in the build's directory.
+/// An engine with its compilation cache in the build directory.
 pub(crate) fn engine() -> Engine {
     let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
     Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
 }
 
-/// The options of a run over the driver that breaks rules on demand.
+/// Options of a run on the broken driver.
 pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions {
     let setting = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
     let topology = setting("topology").and_then(|place| place.split_once('='));
@@ -26,9 +26,8 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
         addresses: Some(vec!["127.0.0.1".to_owned()]),
         ..OriginConfig::default()
     });
-    // A rule that is broken may take all of it; a driver that breaks none has the time that a busy machine
-    // needs.
-    let patience = Duration::from_millis(if setting("break").is_some() { 500 } else { 10_000 });
+    // A broken rule may use up the time; without one, the limit is for busy machines.
+    let patience = Duration::from_millis(if setting("broken-rule").is_some() { 500 } else { 10_000 });
     let http = HttpConfig { origins: origins.collect() };
     let mut grants = BackendConfig::default().grants;
     grants.insert(Grant::Http);
@@ -44,7 +43,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
     }
 }
 
-/// A run over the driver that breaks rules on demand.
+/// Runs the suite on the broken driver.
 pub(crate) async fn run_broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> SuiteReport {
     let source =
         ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };

@@ -1,6 +1,5 @@
-//! All roles in one process, killed with -9 again and again, while claims and pods come and go on a real API
-//! and a real scheduler. What nodes say is said by us: no container runs, so that it is our program that has
-//! to do the work.
+//! A process with all roles is killed repeatedly with SIGKILL while claims and pods are created and deleted, on
+//! kube-apiserver and kube-scheduler. The suite simulates the kubelets; no container runs.
 
 mod nodes;
 mod snapshot;
@@ -32,20 +31,20 @@ use nodes::FakeNode;
 use snapshot::ClusterSnapshot;
 use users::UserWorkload;
 
-const DRIVER: &str = "kills.conformance.cofferdam.dev";
-const NAMESPACE: &str = "kills";
+const DRIVER: &str = "crashes.conformance.cofferdam.dev";
+const NAMESPACE: &str = "crashes";
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 const KILLS: usize = 50;
-/// Users who come between two deaths; each has a claim and two pods.
+/// Users that start between two kills. Each has a claim and two pods.
 const CLAIMS_PER_KILL: usize = 3;
-/// After how many steps of users a process dies at most that is to die at work: fewer than a wave makes.
+/// Maximum steps of users before a kill during work; fewer than a wave of users makes.
 const MAX_STEPS_BEFORE_KILL: usize = 8;
-/// Of the deaths, how many have to hit a process in the middle of work, for the others to count. Some 25 do.
+/// Kills that have to hit a working process. About 25 do.
 const MIN_KILLS_DURING_WORK: usize = 15;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long it may take after the last death until nothing is left.
+/// Time limit from the last kill until nothing is left.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Pause between two looks of the nodes and of the users.
+/// Poll interval of nodes and users.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -60,7 +59,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let driver = MemoryDriver::new(run, DRIVER)?;
     let object: CSIDriver = serde_json::from_value(pod::csi_driver_object(DRIVER))?;
     Api::all(client.clone()).create(&PostParams::default(), &object).await?;
-    // A namespace, and a class of the same name.
+    // Creates the namespace and the StorageClass.
     Claims::new(&client, NAMESPACE, DRIVER).await?;
     let mut nodes = Vec::new();
     for name in NODES {
@@ -89,16 +88,16 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// How far all is: what one half of the suite tells the other.
+/// Progress, shared by the workload and the killer.
 #[derive(Debug, Default)]
 struct SharedProgress {
-    /// How many users are to have come.
+    /// Number of users to start.
     expected_users: Cell<usize>,
-    /// How many steps they have made, and how many of them are gone.
+    /// Steps made, and users that are finished.
     steps_and_finished: Cell<(usize, usize)>,
 }
 
-/// Lets nodes and users do their part until all users have come and are gone.
+/// Runs nodes and users until all users are finished.
 async fn run_workload(
     client: &Client,
     nodes: &mut [FakeNode],
@@ -123,14 +122,14 @@ async fn run_workload(
     Ok(())
 }
 
-/// Kills our program, each time after another wave has come, and then lets it work.
+/// Kills the process after each wave of users, then lets it work.
 async fn kill_repeatedly(
     run: &SuiteRun,
     cofferdam: &mut CofferdamProcess,
     progress: &SharedProgress,
 ) -> Result<()> {
     let mut rng = seeded_rng()?;
-    // How long a start takes here and now: every other one dies around it, and the others at work.
+    // Duration of a start: every other process is killed around it, the others during work.
     let started = Instant::now();
     cofferdam.process.stop().await?;
     cofferdam.process.restart()?;
@@ -181,7 +180,7 @@ async fn kill_repeatedly(
     ))
 }
 
-/// Our program, with every role.
+/// `cofferdam` with all roles.
 struct CofferdamProcess {
     process: ManagedProcess,
     client: Client,
@@ -192,7 +191,7 @@ impl CofferdamProcess {
         let port = run.free_port()?;
         let spec = cofferdam::command_for(run, account.kubeconfig(), &CLUSTER_ROLES, driver, port)
             .arg(format_args!("--namespace={}", account::NAMESPACE))
-            // No scan may find what a death has left before we do.
+            // The orphan scan must not hide leaks from the suite.
             .arg("--orphan-scan-interval=off");
         let mut process = Self { process: ManagedProcess::start(run, spec)?, client: plain_client(port)? };
         process.wait_ready().await?;

@@ -1,5 +1,4 @@
-//! Nodes without machines: they say what a kubelet says to the API, and mount nothing. What a kubelet waits
-//! for, they wait for.
+//! Simulated nodes: they make the API requests of a kubelet, in its order, and mount nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,23 +14,24 @@ use kube::{
 use serde_json::json;
 
 use super::snapshot::ClusterSnapshot;
+use crate::retry;
 
-/// How many pods fit one.
+/// Maximum pods per node.
 const MAX_PODS: &str = "200";
 
-/// A node, and what its kubelet would have mounted.
+/// A node, and the volumes that its kubelet would have mounted.
 pub(super) struct FakeNode {
     client: Client,
     name: String,
     driver: &'static str,
-    /// By the pod's uid, the volume as Node objects call it.
+    /// Unique volume names by pod uid.
     mounted: BTreeMap<String, String>,
-    /// What the API has heard of volumes in use.
+    /// Reported `volumesInUse`.
     volumes_in_use: BTreeSet<String>,
 }
 
 impl FakeNode {
-    /// Makes the Node and what says that the driver is on it.
+    /// Creates the Node and its CSINode.
     pub(super) async fn new(client: &Client, name: &str, driver: &'static str) -> Result<Self> {
         let nodes: Api<Node> = Api::all(client.clone());
         let object = serde_json::from_value(json!({
@@ -42,7 +42,7 @@ impl FakeNode {
             },
         }))?;
         nodes.create(&PostParams::default(), &object).await?;
-        // The API taints what is new, and who would take that away looks for a kubelet that lives.
+        // The API server taints new nodes; the node lifecycle controller does not run.
         let untainted = Patch::Merge(json!({ "spec": { "taints": null } }));
         nodes.patch(name, &PatchParams::default(), &untainted).await?;
         let resources = json!({ "cpu": "100", "memory": "100Gi", "pods": MAX_PODS });
@@ -63,8 +63,8 @@ impl FakeNode {
         self.mounted.values().collect()
     }
 
-    /// Does what a kubelet does next: unmounts for pods that go, says what is in use, mounts what is
-    /// attached, and runs pods.
+    /// The next step of a kubelet: unmount for deleted pods, update `volumesInUse`, mount attached volumes, and run
+    /// pods.
     pub(super) async fn step(
         &mut self,
         snapshot: &ClusterSnapshot,
@@ -116,28 +116,28 @@ impl FakeNode {
         if self.volumes_in_use == used {
             return Ok(());
         }
-        let status = Patch::Merge(json!({ "status": { "volumesInUse": used } }));
         let nodes: Api<Node> = Api::all(self.client.clone());
-        nodes.patch_status(&self.name, &PatchParams::default(), &status).await?;
+        retry::merge_patch_status(&nodes, &self.name, &json!({ "status": { "volumesInUse": used } })).await?;
         self.volumes_in_use = used;
         Ok(())
     }
 
     async fn set_running(&self, pod: &Pod) -> Result<()> {
-        let status = Patch::Merge(json!({ "status": { "phase": "Running", "containerStatuses": [{
+        let status = json!({ "status": { "phase": "Running", "containerStatuses": [{
             "name": "none", "image": "none", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": {} },
-        }] } }));
-        self.pods(pod).patch_status(&pod.name_any(), &PatchParams::default(), &status).await?;
-        Ok(())
+        }] } });
+        retry::merge_patch_status(&self.pods(pod), &pod.name_any(), &status).await
     }
 
-    /// The last word of a kubelet: the pod's containers have ended.
+    /// Deletes a pod whose containers have ended.
     async fn finish_deletion(&self, pod: &Pod) -> Result<()> {
-        match self.pods(pod).delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await {
+        let (pods, name) = (self.pods(pod), pod.name_any());
+        retry::request(async |_| match pods.delete(&name, &DeleteParams::default().grace_period(0)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            deleted => deleted.map(drop).map_err(Into::into),
-        }
+            deleted => deleted.map(drop),
+        })
+        .await
     }
 
     fn pods(&self, pod: &Pod) -> Api<Pod> {

@@ -1,4 +1,4 @@
-//! What there is in the API at one moment.
+//! Objects of the API server at one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +10,8 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Resource, ResourceExt as _, api::ListParams};
 use serde::de::DeserializeOwned;
 
+use crate::retry;
+
 /// Objects by name.
 pub(super) struct ClusterSnapshot {
     pub(super) nodes: BTreeMap<String, Node>,
@@ -20,7 +22,7 @@ pub(super) struct ClusterSnapshot {
 }
 
 impl ClusterSnapshot {
-    /// Looks. What nodes have been told is older than everything else.
+    /// Reads the objects, Nodes first.
     pub(super) async fn read(client: &Client) -> Result<Self> {
         Ok(Self {
             nodes: list_by_name(client).await?,
@@ -31,7 +33,7 @@ impl ClusterSnapshot {
         })
     }
 
-    /// The volume of a pod's claim, once they are bound.
+    /// The volume of a pod's claim, if bound.
     pub(super) fn claim_volume(&self, pod: &Pod) -> Option<&PersistentVolume> {
         let volumes = pod.spec.as_ref()?.volumes.as_ref()?;
         let claim = volumes.iter().find_map(|volume| volume.persistent_volume_claim.as_ref())?;
@@ -42,14 +44,14 @@ impl ClusterSnapshot {
         self.volumes.get(claim.spec.as_ref()?.volume_name.as_ref()?)
     }
 
-    /// What a node was told to be attached to it.
+    /// `volumesAttached` of a Node.
     pub(super) fn volumes_attached(&self, node: &str) -> BTreeSet<String> {
         let status = self.nodes.get(node).and_then(|node| node.status.as_ref());
         let attached = status.and_then(|status| status.volumes_attached.as_ref());
         attached.into_iter().flatten().map(|volume| volume.name.clone()).collect()
     }
 
-    /// What is left, in words; nothing when there is nothing.
+    /// Description of the remaining objects; empty if there is none.
     pub(super) fn remaining_objects(&self) -> String {
         let attached: usize = self.nodes.keys().map(|node| self.volumes_attached(node).len()).sum();
         let used = self.nodes.values().filter_map(|node| node.status.as_ref()?.volumes_in_use.as_ref());
@@ -72,6 +74,6 @@ where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
     let all: Api<K> = Api::all(client.clone());
-    let items = all.list(&ListParams::default()).await?.items;
+    let items = retry::request(async |_| all.list(&ListParams::default()).await).await?.items;
     Ok(items.into_iter().map(|object| (object.name_any(), object)).collect())
 }

@@ -1,36 +1,34 @@
-//! Users who come in waves: each has a claim and two pods, one after the other and on different nodes, and
-//! lets the volume grow.
+//! Users that start in waves. Each has a claim that it expands, and two pods one after the other on different
+//! nodes.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
-};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 
 use super::snapshot::ClusterSnapshot;
+use crate::retry;
 
-/// How many requests are made at once.
+/// Concurrent requests.
 const CONCURRENT_REQUESTS: usize = 20;
 const INITIAL_SIZE: &str = "1Gi";
 const EXPANDED_SIZE: &str = "2Gi";
 
-/// How far a user is.
+/// Progress of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum UserStep {
-    /// The claim and its first pod are asked for.
+    /// The claim and the first pod are created.
     Created,
-    /// The first pod ran, and the claim asks for more.
+    /// The first pod ran, and the expansion is requested.
     Expanding,
-    /// The claim has what it asked for; the first pod goes, and the second is there.
+    /// The claim is expanded, the second pod created and the first deleted.
     Moving,
-    /// The second pod ran; it goes, and the claim too.
+    /// The second pod ran; it and the claim are deleted.
     Deleting,
-    /// Nothing of it is there.
+    /// All objects of the user are removed.
     Deleted,
 }
 
@@ -56,18 +54,18 @@ impl UserWorkload {
         Api::namespaced(self.client.clone(), self.namespace)
     }
 
-    /// How many steps all users have made, and how many of them are gone.
+    /// Steps of all users, and the number of finished users.
     pub(super) fn progress(&self) -> (usize, usize) {
         let steps_made = self.steps.iter().map(|step| *step as usize).sum();
         (steps_made, self.steps.iter().filter(|step| **step == UserStep::Deleted).count())
     }
 
-    /// How many volumes there were.
+    /// Number of volumes so far.
     pub(super) fn volume_count(&self) -> usize {
         self.handles.len()
     }
 
-    /// Lets users come until there were so many.
+    /// Starts users up to a number.
     pub(super) async fn create_until(&mut self, count: usize) -> Result<()> {
         let users = &*self;
         stream::iter(self.steps.len()..count)
@@ -76,15 +74,14 @@ impl UserWorkload {
                     "metadata": { "name": claim_name(user) },
                     "spec": {
                         "storageClassName": users.class,
-                        // Growth of a device needs nothing of a node.
+                        // Expansion of a block volume does not involve the node.
                         "volumeMode": "Block",
                         "accessModes": ["ReadWriteOnce"],
                         "resources": { "requests": { "storage": INITIAL_SIZE } },
                     },
                 }))?;
-                users.claims().create(&PostParams::default(), &claim).await?;
-                users.pods().create(&PostParams::default(), &pod_object(user, "a", None)?).await?;
-                anyhow::Ok(())
+                retry::create(&users.claims(), &claim).await?;
+                retry::create(&users.pods(), &pod_object(user, "a", None)?).await
             })
             .buffer_unordered(CONCURRENT_REQUESTS)
             .try_collect::<()>()
@@ -93,7 +90,7 @@ impl UserWorkload {
         Ok(())
     }
 
-    /// Lets every user do what it does next.
+    /// Makes the next step of every user.
     pub(super) async fn step(&mut self, snapshot: &ClusterSnapshot) -> Result<()> {
         let users = &*self;
         let open = self.steps.iter().enumerate().filter(|(_, step)| **step != UserStep::Deleted);
@@ -123,19 +120,19 @@ impl UserWorkload {
         match step {
             UserStep::Created if running_node(snapshot, user, "a").is_some() => {
                 let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
-                self.claims().patch(&claim_name(user), &PatchParams::default(), &Patch::Merge(patch)).await?;
+                retry::merge_patch(&self.claims(), &claim_name(user), &patch).await?;
                 Ok(UserStep::Expanding)
             }
             UserStep::Expanding if is_expanded(snapshot, user) => {
                 let node =
                     running_node(snapshot, user, "a").context("its first pod does not run any more")?;
-                self.pods().create(&PostParams::default(), &pod_object(user, "b", Some(node))?).await?;
-                self.pods().delete(&pod_name(user, "a"), &DeleteParams::default()).await?;
+                retry::create(&self.pods(), &pod_object(user, "b", Some(node))?).await?;
+                retry::delete(&self.pods(), &pod_name(user, "a")).await?;
                 Ok(UserStep::Moving)
             }
             UserStep::Moving if running_node(snapshot, user, "b").is_some() => {
-                self.pods().delete(&pod_name(user, "b"), &DeleteParams::default()).await?;
-                self.claims().delete(&claim_name(user), &DeleteParams::default()).await?;
+                retry::delete(&self.pods(), &pod_name(user, "b")).await?;
+                retry::delete(&self.claims(), &claim_name(user)).await?;
                 Ok(UserStep::Deleting)
             }
             UserStep::Deleting if is_deleted(snapshot, user) => Ok(UserStep::Deleted),

@@ -1,5 +1,5 @@
-//! The clock of our program jumps, as it does where somebody sets it: libfaketime (Debian's `faketime`)
-//! shifts what it reads. What measures spans of time, CLOCK_MONOTONIC, does not jump on a machine either.
+//! The wall clock of `cofferdam` jumps: libfaketime (Debian's `faketime`) shifts it. CLOCK_MONOTONIC does not
+//! jump, as on a machine whose clock is set.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -9,15 +9,18 @@ use kube::{Api, api::ListParams};
 
 use super::{
     BOUND_BEFORE_FAULT, CLAIMS,
-    fixture::{CofferdamProcess, DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery},
+    fixture::{
+        CONCURRENT_CLAIMS, CofferdamProcess, DRIVER, FaultFixture, TIMEOUT, create_continuously,
+        wait_recovery,
+    },
 };
-use crate::claims::Claims;
+use crate::claims::{ClaimLoad, Claims};
 
 const FAKETIME_LIBRARIES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
 ];
-/// What the clock shows after each jump, and how many claims are Bound by then.
+/// Clock offsets, and the number of Bound claims at each jump.
 const CLOCK_JUMPS: [(&str, usize); 3] = [("+3d", BOUND_BEFORE_FAULT), ("-3d", 350), ("+0", 550)];
 const HOUR: i64 = 3_600;
 
@@ -39,18 +42,21 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
 
     let claims = Claims::new(fixture.plane.client(), "clock-jumps", DRIVER).await?;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         for (to, at) in CLOCK_JUMPS {
             claims.wait_bound(at, TIMEOUT).await?;
-            claims.ensure_unfinished().await?;
+            claims.wait_unfinished(TIMEOUT).await?;
             fs::write(&clock, to)?;
         }
-        wait_recovery(run, &claims, "the clock 3 days ahead, 3 days back, and right", CLAIMS, Instant::now())
-            .await
+        let count = load.finish();
+        wait_recovery(run, &claims, "clock 3 days ahead, 3 days back, and correct", count, Instant::now())
+            .await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
     check_event_times(fixture).await?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await?;
+    fixture.check_and_clean_up(&claims, count).await?;
 
     fixture.cofferdam.process.stop().await?;
     fixture.cofferdam =
@@ -58,7 +64,7 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The jumps were seen: the program's events say times that were not.
+/// Checks that the program saw the jumps: its events have shifted times.
 async fn check_event_times(fixture: &FaultFixture<'_>) -> Result<()> {
     let events: Api<Event> = Api::namespaced(fixture.plane.client().clone(), "clock-jumps");
     let now = Timestamp::now().as_second();

@@ -1,5 +1,4 @@
-//! What every fault happens on: a control plane, the proxy before it, our program behind the proxy, and a
-//! storage that outlives it.
+//! The fixture of all faults: a control plane, a proxy, `cofferdam` behind the proxy, and persistent storage.
 
 use std::{
     collections::BTreeMap,
@@ -8,13 +7,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use http::Request;
 use kube::Client;
 
 use crate::{
     account::{self, Account},
-    claims::Claims,
+    claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions},
     process::ManagedProcess,
@@ -26,16 +25,16 @@ use crate::{
 
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
-/// How long claims may take until they are Bound, or gone, once nothing goes wrong any more.
+/// Time limit until claims are Bound, or removed, after a fault.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Claims that a user makes at once: who does not give up must not be what keeps the API from coming back.
-const CONCURRENT_CLAIMS: usize = 10;
+/// Concurrent creates. Few, because retries must not keep the API server from recovering.
+pub(super) const CONCURRENT_CLAIMS: usize = 10;
 
-/// A call of the driver in the metrics.
+/// Label of DeleteVolume calls in the metrics.
 const DELETE_VOLUME_LABEL: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
 
-/// Our program, with all roles.
+/// `cofferdam` with all roles.
 pub(super) struct CofferdamProcess {
     pub(super) process: ManagedProcess,
     client: Client,
@@ -51,7 +50,7 @@ impl CofferdamProcess {
         let port = run.free_port()?;
         let mut spec = cofferdam::command_for(run, kubeconfig, &ROLES, driver, port)
             .arg(format_args!("--namespace={}", account::NAMESPACE))
-            // No scan may find what a fault has left before we do.
+            // The orphan scan must not hide leaks from the suite.
             .arg("--orphan-scan-interval=off");
         for (name, value) in variables {
             spec = spec.env(name, value);
@@ -76,13 +75,13 @@ impl CofferdamProcess {
         Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
     }
 
-    /// How often this process has asked the driver to delete a volume, by how that ended.
+    /// Metrics of this process's DeleteVolume calls, by result.
     pub(super) async fn delete_calls(&self) -> Result<Vec<String>> {
         let text = self.metrics().await?;
         Ok(text.lines().filter(|line| line.contains(DELETE_VOLUME_LABEL)).map(str::to_owned).collect())
     }
 
-    /// A metric without labels.
+    /// The value of a metric without labels.
     pub(super) async fn metric(&self, name: &str) -> Result<String> {
         let text = self.metrics().await?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -108,7 +107,7 @@ impl<'a> FaultFixture<'a> {
         Ok(Self { run, plane, proxy, driver, cofferdam })
     }
 
-    /// What the storage holds; our program stands still for that long.
+    /// Volumes of the storage. `cofferdam` is stopped meanwhile.
     pub(super) async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         self.cofferdam.process.stop().await?;
         let stored = self.driver.volumes(self.run).await?;
@@ -117,8 +116,8 @@ impl<'a> FaultFixture<'a> {
         Ok(stored)
     }
 
-    /// After a fault: every claim is Bound to a volume of its own, and the storage holds these and no other.
-    /// Then all is deleted, and nothing is left.
+    /// Checks after a fault that every claim is Bound to a volume of its own and the storage contains no other. Then
+    /// deletes all claims, and checks that nothing is left.
     pub(super) async fn check_and_clean_up(&mut self, claims: &Claims, count: usize) -> Result<()> {
         let stored = self.stored_volumes().await?;
         claims.ensure_consistent(count, &stored).await?;
@@ -136,10 +135,18 @@ impl<'a> FaultFixture<'a> {
     }
 }
 
-/// Makes claims as a user does who does not give up: what fails is done again, what is there already was done
-/// before.
+/// Creates claims continuously until `load` is finished, and repeats every failed request.
+pub(super) async fn create_continuously(claims: &Claims, load: &ClaimLoad) -> Result<()> {
+    create_all(claims, load.numbers()).await
+}
+
+/// Creates claims, and repeats every failed request.
 pub(super) async fn create_with_retries(claims: &Claims, numbers: std::ops::Range<usize>) -> Result<()> {
-    stream::iter(numbers)
+    create_all(claims, stream::iter(numbers)).await
+}
+
+async fn create_all(claims: &Claims, numbers: impl Stream<Item = usize>) -> Result<()> {
+    numbers
         .map(|number| async move {
             until(&format!("claim {number} is made"), TIMEOUT, async || {
                 match claims.create(number..number + 1).await {
@@ -158,8 +165,7 @@ fn is_already_exists(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_already_exists())
 }
 
-/// Waits, after the end of a fault, until work goes on, and until all of it is done; prints how long both
-/// took.
+/// Measures the time from the end of a fault until the next claim is Bound, and until all are.
 pub(super) async fn wait_recovery(
     run: &SuiteRun,
     claims: &Claims,

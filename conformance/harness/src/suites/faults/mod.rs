@@ -1,5 +1,5 @@
-//! What goes wrong around our program on a real cluster, in the middle of 1,000 claims: afterwards every
-//! claim is Bound, to one volume of its own, and nothing is left over.
+//! Faults of a real cluster during a load of 1,000 claims. Afterwards every claim is Bound to a volume of its own,
+//! and no volume leaks.
 
 mod clock;
 mod crashes;
@@ -11,18 +11,23 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use http::StatusCode;
 
-use crate::{claims::Claims, proxy::ProxyMode, run::SuiteRun, wait::until};
-use fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery};
+use crate::{
+    claims::{ClaimLoad, Claims},
+    proxy::ProxyMode,
+    run::SuiteRun,
+    wait::until,
+};
+use fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery};
 
 const CLAIMS: usize = 1_000;
-/// How many claims are Bound when a fault begins.
+/// Bound claims when a fault starts.
 const BOUND_BEFORE_FAULT: usize = 150;
-/// How long etcd stands still.
+/// Duration of etcd's pause.
 const ETCD_PAUSE: Duration = Duration::from_secs(20);
-/// Cuts of all connections, and how many claims become Bound between two of them.
+/// Number of disconnects, and claims that are Bound between two of them.
 const DISCONNECTS: usize = 20;
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Answers that are none before the weather becomes fair again.
+/// Failed responses of a fault.
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -40,46 +45,52 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "api-killed", DRIVER).await?;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.api.kill().await?;
-        // From here on, although it takes its time until it answers: work goes on before it calls itself
-        // ready.
+        // Measured from here: work continues before the API server is ready.
         fixture.plane.spawn_api()?;
+        let count = load.finish();
         let recovery =
-            wait_recovery(run, &claims, "kube-apiserver killed and started", CLAIMS, Instant::now());
-        tokio::try_join!(recovery, fixture.plane.wait_api_ready()).map(|_| ())
+            wait_recovery(run, &claims, "kube-apiserver killed and started", count, Instant::now());
+        tokio::try_join!(recovery, fixture.plane.wait_api_ready())?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn pause_etcd(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "etcd-stopped", DRIVER).await?;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.etcd.pause()?;
         tokio::time::sleep(ETCD_PAUSE).await;
         fixture.plane.etcd.resume()?;
-        wait_recovery(run, &claims, "etcd stopped for 20 s", CLAIMS, Instant::now()).await
+        let count = load.finish();
+        wait_recovery(run, &claims, "etcd stopped for 20 s", count, Instant::now()).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "connections-cut", DRIVER).await?;
     let proxy = &fixture.proxy;
     let run = fixture.run;
+    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         for cut in 0..DISCONNECTS {
             claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
-            claims.ensure_unfinished().await?;
+            claims.wait_unfinished(TIMEOUT).await?;
             let before = proxy.closed_connections();
-            // Our program may be between two connections.
+            // `cofferdam` may have no connection at this moment.
             until("connections were cut", TIMEOUT, async || {
                 proxy.close_connections();
                 anyhow::ensure!(proxy.closed_connections() > before, "no connection was cut");
@@ -87,10 +98,12 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
             })
             .await?;
         }
-        wait_recovery(run, &claims, "20 times all connections cut", CLAIMS, Instant::now()).await
+        let count = load.finish();
+        wait_recovery(run, &claims, "all connections closed 20 times", count, Instant::now()).await?;
+        anyhow::Ok(count)
     };
-    tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault)?;
-    fixture.check_and_clean_up(&claims, CLAIMS).await
+    let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault)?;
+    fixture.check_and_clean_up(&claims, count).await
 }
 
 async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
@@ -102,9 +115,10 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
         let claims = Claims::new(fixture.plane.client(), name, DRIVER).await?;
         let proxy = &fixture.proxy;
         let run = fixture.run;
+        let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
         let fault_run = async {
             claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
-            claims.ensure_unfinished().await?;
+            claims.wait_unfinished(TIMEOUT).await?;
             let before = proxy.failed_responses();
             proxy.set_mode(weather);
             until("enough went wrong", TIMEOUT, async || {
@@ -117,10 +131,12 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
             })
             .await?;
             proxy.set_mode(ProxyMode::Forward);
-            wait_recovery(run, &claims, fault, CLAIMS, Instant::now()).await
+            let count = load.finish();
+            wait_recovery(run, &claims, fault, count, Instant::now()).await?;
+            anyhow::Ok(count)
         };
-        tokio::try_join!(create_with_retries(&claims, 0..CLAIMS), fault_run)?;
-        fixture.check_and_clean_up(&claims, CLAIMS).await?;
+        let (_, count) = tokio::try_join!(create_continuously(&claims, &load), fault_run)?;
+        fixture.check_and_clean_up(&claims, count).await?;
     }
     Ok(())
 }

@@ -1,5 +1,4 @@
-//! etcd is put back to what it was half a minute ago: claims that were made since are gone, and their volumes
-//! look abandoned.
+//! etcd is restored to a snapshot of half a minute ago. Later claims are lost, and their volumes look like orphans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +15,20 @@ use serde_json::Value;
 
 use super::{
     CLAIMS,
-    fixture::{DRIVER, FaultFixture, TIMEOUT, create_with_retries, wait_recovery},
+    fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery},
 };
-use crate::{account::NAMESPACE, claims::Claims, wait::until};
+use crate::{
+    account::NAMESPACE,
+    claims::{ClaimLoad, Claims},
+    wait::until,
+};
 
-/// How old the snapshot is when it is put back.
+/// Age of the snapshot at the restore.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
-/// Claims when the snapshot is taken, and of them, how many are Bound by then.
+/// Claims at the snapshot, and Bound claims of them.
 const CLAIMS_IN_SNAPSHOT: usize = 400;
 const BOUND_IN_SNAPSHOT: usize = 200;
-/// Claims of the snapshot that their user deletes afterwards.
+/// Claims of the snapshot that are deleted after the restore.
 const DELETED_CLAIMS: usize = 20;
 const RESTORE_MARKER: &str = "cofferdam-restored";
 const DELETION_FREEZE_METRIC: &str = "cofferdam_deletions_frozen";
@@ -38,10 +41,10 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     );
     let restored = restore(fixture, &claims).await?;
 
-    // What the snapshot knew ends Bound, and nothing of the storage goes.
+    // Claims of the snapshot become Bound, and no volume is deleted.
     wait_recovery(fixture.run, &claims, "etcd restored from 30 s ago", restored, Instant::now()).await?;
     check_restore_reported(fixture).await?;
-    // Of the process that went through the restore, which ends with the next line.
+    // Metrics of the process that saw the restore; the next line stops it.
     ensure_no_deletions(fixture).await?;
     let stored = fixture.stored_volumes().await?;
     let (owned, created_after_restore) = volume_handles(fixture, &claims).await?;
@@ -49,7 +52,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     let missing: Vec<_> =
         owned.union(&created_after_restore).filter(|handle| !stored.contains_key(*handle)).collect();
     ensure!(missing.is_empty(), "the storage does not have {missing:?}");
-    // Those whose creation was under way got their object in the restored cluster, where their claim is not.
+    // Volumes in creation got a PersistentVolume in the restored cluster, without their claim.
     let created_after_restore = created_after_restore.len();
     let unknown_to_snapshot = stored.len() - restored - created_after_restore;
     ensure!(
@@ -57,7 +60,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
         "every claim of the storage is in the snapshot: expected one that was made later"
     );
 
-    // Deletions wait, also those of the next process.
+    // Deletions are frozen, also in the next process.
     claims.delete(0..DELETED_CLAIMS).await?;
     let released = until("the volumes of deleted claims are Released", TIMEOUT, async || {
         let released = released_volumes(fixture).await?;
@@ -82,7 +85,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
         "the next process does not hold deletions"
     );
 
-    // Those whose creation was under way, and who have no object yet, stand in the journal.
+    // Volumes in creation without a PersistentVolume are in the journal.
     let pending = self::pending_volumes(fixture).await?;
     let expected_deleted: BTreeSet<_> = stored
         .iter()
@@ -94,7 +97,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
 
     ensure_no_deletions(fixture).await?;
 
-    // The operator's word.
+    // The operator allows deletions.
     let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
     maps.delete(RESTORE_MARKER, &DeleteParams::default()).await?;
     claims.wait_remaining(restored - DELETED_CLAIMS, TIMEOUT).await?;
@@ -131,36 +134,34 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     ))
 }
 
-/// Restores in the middle of a run; how many claims are known afterwards.
+/// Restores etcd during the load. Returns the number of claims afterwards.
 async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usize> {
     let (run, plane) = (fixture.run, &mut fixture.plane);
+    let load = ClaimLoad::new(CLAIMS_IN_SNAPSHOT, CONCURRENT_CLAIMS);
     let snapshot = async {
         claims.wait_bound(BOUND_IN_SNAPSHOT, TIMEOUT).await?;
-        claims.ensure_unfinished().await?;
+        claims.wait_unfinished(TIMEOUT).await?;
         plane.snapshot_etcd(run, "half-a-minute").await?;
-        anyhow::Ok(Instant::now())
+        anyhow::Ok((load.finish(), Instant::now()))
     };
-    let ((), taken_at) = tokio::try_join!(create_with_retries(claims, 0..CLAIMS_IN_SNAPSHOT), snapshot)?;
-    claims.wait_bound(CLAIMS_IN_SNAPSHOT, TIMEOUT).await?;
+    let ((), (count, taken_at)) = tokio::try_join!(create_continuously(claims, &load), snapshot)?;
+    claims.wait_bound(count, TIMEOUT).await?;
     tokio::time::sleep(SNAPSHOT_AGE.saturating_sub(taken_at.elapsed())).await;
     let middle = async {
-        claims.wait_bound(CLAIMS_IN_SNAPSHOT + BOUND_IN_SNAPSHOT, TIMEOUT).await?;
-        claims.ensure_unfinished().await
+        claims.wait_bound(count + BOUND_IN_SNAPSHOT, TIMEOUT).await?;
+        claims.wait_unfinished(TIMEOUT).await
     };
-    // Nobody makes those that the user has not come to by then.
-    let user = async {
-        create_with_retries(claims, CLAIMS_IN_SNAPSHOT..CLAIMS).await?;
-        std::future::pending().await
-    };
+    // The load never ends: the restore interrupts it.
+    let load = ClaimLoad::starting_at(count, CLAIMS, CONCURRENT_CLAIMS);
     tokio::select! {
-        created = user => created,
+        created = create_continuously(claims, &load) => created,
         reached = middle => reached,
     }?;
     plane.restore(run, "half-a-minute").await?;
     claims.count().await
 }
 
-/// A mark, the log and the metric say what happened.
+/// Checks that the restore marker, the log and the metric report the restore.
 async fn check_restore_reported(fixture: &FaultFixture<'_>) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
     let map = until("a mark stands", TIMEOUT, async || {
@@ -178,7 +179,7 @@ async fn check_restore_reported(fixture: &FaultFixture<'_>) -> Result<()> {
     fixture.run.add_note(&reported)
 }
 
-/// The handles of volumes whose claims are there, and of those whose claims are not.
+/// Handles of volumes with and without an existing claim.
 async fn volume_handles(
     fixture: &FaultFixture<'_>,
     claims: &Claims,
@@ -195,14 +196,14 @@ async fn volume_handles(
     Ok((owned, unowned))
 }
 
-/// The driver has not been asked for any deletion by the process that runs.
+/// Checks that the running process has not called DeleteVolume.
 async fn ensure_no_deletions(fixture: &FaultFixture<'_>) -> Result<()> {
     let deletions = fixture.cofferdam.delete_calls().await?;
     ensure!(deletions.is_empty(), "volumes were deleted before the operator had looked: {deletions:?}");
     Ok(())
 }
 
-/// The volumes that are Released: names by handle.
+/// Released volumes: names by handle.
 async fn released_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeMap<String, String>> {
     let volumes: Api<PersistentVolume> = Api::all(fixture.plane.client().clone());
     let volumes = volumes.list(&ListParams::default()).await?.items;
@@ -213,7 +214,7 @@ async fn released_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeMap<String,
     Ok(volumes.into_iter().filter(is_released).filter_map(entry).collect())
 }
 
-/// The names of volumes that our program has begun and whose objects it has not written, as its journal says.
+/// Names of the volumes in the journal: requested, without a PersistentVolume.
 async fn pending_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeSet<String>> {
     let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
     let shards = maps.list(&ListParams::default()).await?.items;

@@ -1,7 +1,7 @@
-//! Theirs and ours in one chain: csi-provisioner, csi-attacher and csi-resizer call our `csi-server`, and a
-//! real kubelet our `node`; and the other way round, a driver in Go is served by our roles. In the middle of
-//! claims with pods whose volumes grow, everybody is replaced over the same socket, and comes back; so is
-//! Kubernetes' attach-detach controller by ours.
+//! Cofferdam and upstream components together: csi-provisioner, csi-attacher and csi-resizer call `csi-server`,
+//! and a real kubelet calls `node`; and the other way round, Cofferdam's roles call a Go driver. Under a load of
+//! pods with expanding volumes each controller is replaced over the same socket and comes back, and so is the
+//! upstream attach-detach controller.
 
 mod slots;
 mod storage;
@@ -30,19 +30,19 @@ use slots::{ControllerSlot, ControllerSlots, Implementation};
 use storage::DriverUnderTest;
 use users::PodWorkload;
 
-/// How many pods are there at once: as many volumes as the driver has room for on a node.
+/// Concurrent pods: the maximum volumes of the driver on a node.
 const CONCURRENT_PODS: usize = 20;
-/// How long one pod may take while somebody is swapped, with the pauses of everybody's back-off.
+/// Time limit of a pod during a replacement, including all back-off.
 const TIMEOUT: Duration = Duration::from_secs(300);
 const NODE: &str = "node-1";
-/// Claims with pods, during which each place changes hands twice.
+/// A load during which each controller is replaced twice.
 struct SwapRound {
     namespace: &'static str,
     claims: usize,
-    /// How many pods have run when the first swap begins, and how many run between one and the next.
+    /// Finished pods at the first replacement, and between two.
     pods_before_first_swap: usize,
     pods_between_swaps: usize,
-    /// Who has the places at the beginning and at the end.
+    /// Implementation at the start and at the end.
     initial: Implementation,
 }
 
@@ -113,7 +113,7 @@ impl SwapRound {
         storage.stop().await
     }
 
-    /// Each place is the other's for a while, and nobody knows of it but who is swapped.
+    /// Replaces each controller by the other implementation, and later back.
     async fn swap_controllers(
         &self,
         run: &SuiteRun,
@@ -145,7 +145,7 @@ impl SwapRound {
                     call_texts.join(", ")
                 ))?;
             }
-            // Something waits for who comes: so it is the middle.
+            // The replacement has pending work.
             match slot {
                 ControllerSlot::Provisioner => users.wait_pending_claim().await?,
                 ControllerSlot::Attacher => users.wait_pending_attachment().await?,
@@ -160,7 +160,7 @@ impl SwapRound {
     }
 }
 
-/// Nothing is in the API, at the storage or on the node.
+/// Checks that nothing is left in the API, at the storage or on the node.
 async fn wait_clean(
     run: &SuiteRun,
     users: &PodWorkload,

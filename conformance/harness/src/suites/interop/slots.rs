@@ -1,4 +1,4 @@
-//! Who provisions, attaches and resizes, over one socket; and who says what is to be attached.
+//! The controllers of one socket: provisioner, attacher and resizer; and the attach-detach controller.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub(super) enum ControllerSlot {
 impl ControllerSlot {
     pub(super) const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::Resizer, Self::AttachDetach];
 
-    /// Our role.
+    /// Cofferdam's role.
     const fn role(self) -> &'static str {
         match self {
             Self::Provisioner => "provisioner",
@@ -34,7 +34,7 @@ impl ControllerSlot {
         }
     }
 
-    /// The program of theirs; none where it is a loop of kube-controller-manager.
+    /// The sidecar; none for a controller of kube-controller-manager.
     const fn sidecar(self) -> Option<&'static str> {
         match self {
             Self::Provisioner => Some("csi-provisioner"),
@@ -44,7 +44,7 @@ impl ControllerSlot {
         }
     }
 
-    /// What whoever has it calls.
+    /// CSI methods that the controller calls.
     pub(super) const fn methods(self) -> &'static [&'static str] {
         match self {
             Self::Provisioner => &["CreateVolume", "DeleteVolume"],
@@ -77,18 +77,18 @@ impl Implementation {
     }
 }
 
-/// Each place with who has it.
+/// The controllers and their current processes.
 pub(super) struct ControllerSlots<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
     kubeconfig: PathBuf,
     socket: PathBuf,
     accounts: Vec<(ControllerSlot, Account)>,
-    /// Who has a place by a process of its own.
+    /// Processes of controllers.
     processes: Vec<(ControllerSlot, ManagedProcess)>,
 }
 
-/// The loops of kube-controller-manager, none of which is ours here; and the one that is for a while.
+/// Controllers of kube-controller-manager that always run, and the one that is replaced.
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                            persistentvolumeclaim-protection-controller,node-lifecycle-controller,namespace-controller";
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
@@ -106,7 +106,7 @@ impl<'a> ControllerSlots<'a> {
         }
         let (kubeconfig, processes) = (plane.kubeconfig(ApiUser::Admin)?, Vec::new());
         let mut slots = Self { run, plane, kubeconfig, socket: socket.to_owned(), accounts, processes };
-        // Where the place is theirs, it is taken a second time.
+        // It is restarted if the upstream implementation is the initial one.
         slots.kill_current(ControllerSlot::AttachDetach).await?;
         for slot in ControllerSlot::ALL {
             slots.start(slot, implementation).await?;
@@ -114,7 +114,7 @@ impl<'a> ControllerSlots<'a> {
         Ok(slots)
     }
 
-    /// Kills who has the place.
+    /// Kills the current process of a controller.
     pub(super) async fn kill_current(&mut self, slot: ControllerSlot) -> Result<()> {
         for (_, mut process) in self.processes.extract_if(.., |(other, _)| *other == slot) {
             process.kill().await?;
@@ -125,7 +125,7 @@ impl<'a> ControllerSlots<'a> {
         Ok(())
     }
 
-    /// Gives a vacant place to somebody.
+    /// Starts a controller.
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a place without an account")?;

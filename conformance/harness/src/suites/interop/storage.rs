@@ -1,4 +1,4 @@
-//! What is behind the socket that provisioner, attacher and resizer call, whoever they are.
+//! The driver behind the socket of provisioner, attacher and resizer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,11 +21,11 @@ use crate::{
 
 const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
 
-/// A driver, and its part on the node.
+/// A driver and its node service.
 pub(super) enum DriverUnderTest {
-    /// The driver `memory` behind our `csi-server`, and our `node`.
+    /// The driver `memory` behind `csi-server`, and `node`.
     Cofferdam(Box<CofferdamDriver>),
-    /// A driver in Go with a node service of its own, of which our `registrar` tells kubelet.
+    /// The Go driver with its node service, registered by `registrar`.
     Go(Box<GoDriver>),
 }
 
@@ -73,7 +73,7 @@ impl DriverUnderTest {
         }
     }
 
-    /// What serves CSI's controller.
+    /// Socket of the controller service.
     pub(super) fn socket(&self) -> &Path {
         match self {
             Self::Cofferdam(cofferdam) => &cofferdam.socket,
@@ -81,13 +81,12 @@ impl DriverUnderTest {
         }
     }
 
-    /// Whether a pod sees the size of its volume. The driver in Go gives directories of the node, which have
-    /// none.
+    /// Returns true if a pod sees the size of its volume. Volumes of the Go driver are directories without a size.
     pub(super) const fn has_volume_sizes(&self) -> bool {
         matches!(self, Self::Cofferdam(_))
     }
 
-    /// How often each method of the controller was answered, by our server with OK.
+    /// Calls of each controller method; for `csi-server` those with the result OK.
     pub(super) async fn call_counts(&self) -> Result<BTreeMap<String, u64>> {
         match self {
             Self::Cofferdam(cofferdam) => ok_call_counts(&cofferdam.client).await,
@@ -95,7 +94,7 @@ impl DriverUnderTest {
         }
     }
 
-    /// Looks that neither the driver nor its part on the node knows of a volume.
+    /// Checks that neither the driver nor the node has a volume.
     pub(super) async fn ensure_empty(&self, run: &SuiteRun) -> Result<()> {
         match self {
             Self::Cofferdam(cofferdam) => {
@@ -128,7 +127,7 @@ impl DriverUnderTest {
     }
 }
 
-/// The volumes that the driver has, as our server lists them.
+/// Volumes of the driver, listed by `csi-server`.
 async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
     let driver = format!("unix://{}", socket.display());
     let arguments = ["backend", "call", &driver, "listing.list", "--output", "json"];
@@ -137,7 +136,7 @@ async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
     Ok(volumes.context("no volumes in the answer")?.clone())
 }
 
-/// How often our server has answered a method of its controller with OK.
+/// Calls of each controller method of `csi-server` with the result OK.
 async fn ok_call_counts(client: &Client) -> Result<BTreeMap<String, u64>> {
     let text = client.request_text(Request::get("/metrics").body(Vec::new())?).await?;
     let mut calls = BTreeMap::new();

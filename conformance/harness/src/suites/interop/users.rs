@@ -1,4 +1,4 @@
-//! Users, each of whom makes a claim and a pod, lets the volume grow under the pod, and deletes both.
+//! Users that create a claim and a pod, expand the claim under the pod, and delete both.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,7 +13,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams},
+    api::{ListParams, LogParams},
 };
 use serde_json::json;
 
@@ -22,10 +22,11 @@ use crate::{
     claims::{ClaimExpansion, Claims},
     control_plane::ControlPlane,
     pod::{self, MOUNT_PATH},
+    retry,
     wait::until,
 };
 
-/// What a claim grows to, and the same in KiB.
+/// Size of expanded claims, and the same in KiB.
 const EXPANDED_SIZE: &str = "2Gi";
 const EXPANDED_KIB: u64 = 2 << 20;
 
@@ -33,11 +34,11 @@ pub(super) struct PodWorkload {
     client: Client,
     namespace: &'static str,
     pub(super) claims: Claims,
-    /// Whether a pod sees the size of its volume.
+    /// True if a pod sees the size of its volume.
     has_volume_sizes: bool,
-    /// Pods that have seen what they had to see.
+    /// Number of pods that printed the expected output.
     finished: Cell<usize>,
-    /// The handles of all volumes that there were.
+    /// Handles of all volumes so far.
     handles: RefCell<BTreeSet<String>>,
 }
 
@@ -83,7 +84,7 @@ impl PodWorkload {
         let (name, claim) = (format!("pod-{number}"), format!("claim-{number}"));
         self.claims.create(number..number + 1).await?;
         let pod = serde_json::from_value(pod::with_claim(&name, &claim, &self.script(number)))?;
-        self.pods().create(&PostParams::default(), &pod).await?;
+        retry::create(&self.pods(), &pod).await?;
         until("the pod runs", TIMEOUT, async || {
             let phase =
                 self.pods().get(&name).await?.status.and_then(|status| status.phase).unwrap_or_default();
@@ -99,7 +100,7 @@ impl PodWorkload {
         let volume = self.claim_volume(&claim).await?;
         self.finished.set(self.finished.get() + 1);
 
-        self.pods().delete(&name, &DeleteParams::default()).await?;
+        retry::delete(&self.pods(), &name).await?;
         self.claims.delete(number..number + 1).await?;
         until("the volume is gone", TIMEOUT, async || {
             let volumes = Api::<PersistentVolume>::all(self.client.clone());
@@ -111,8 +112,7 @@ impl PodWorkload {
         .await
     }
 
-    /// A volume is empty when it is new, and a mount of its own: a directory of the node would pass for one
-    /// otherwise.
+    /// Checks that the volume is empty and a mount of its own, and not a directory of the node's file system.
     fn script(&self, number: usize) -> String {
         let expansion_script = if self.has_volume_sizes {
             format!(
@@ -133,19 +133,17 @@ impl PodWorkload {
     async fn wait_log(&self, pod: &str, expected: &str) -> Result<()> {
         until(&format!("{pod} says {expected:?}"), TIMEOUT, async || {
             let log = self.pods().logs(pod, &LogParams::default()).await?;
-            // Who is quick has said more by now.
+            // The pod may have printed more.
             ensure!(log.starts_with(expected), "it says {log:?}");
             Ok(())
         })
         .await
     }
 
-    /// Asks for more, and wakes kubelet when its turn has come: by itself it looks at the volumes of a pod
-    /// each minute.
+    /// Expands the claim. Annotates the pod to trigger kubelet, which syncs a pod every minute otherwise.
     async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
-        let patch =
-            Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } }));
-        self.claim_api().patch(claim, &PatchParams::default(), &patch).await?;
+        let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
+        retry::merge_patch(&self.claim_api(), claim, &patch).await?;
         until("the volume has grown at the storage", TIMEOUT, async || {
             let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
             ensure!(
@@ -155,9 +153,8 @@ impl PodWorkload {
             Ok(())
         })
         .await?;
-        let annotation_patch =
-            Patch::Merge(json!({ "metadata": { "annotations": { "grown": EXPANDED_SIZE } } }));
-        self.pods().patch(pod, &PatchParams::default(), &annotation_patch).await?;
+        let patch = json!({ "metadata": { "annotations": { "expanded": EXPANDED_SIZE } } });
+        retry::merge_patch(&self.pods(), pod, &patch).await?;
         until("the claim has grown", TIMEOUT, async || {
             let ClaimExpansion { capacity, state, .. } = self.expansion(claim).await?;
             ensure!(capacity == EXPANDED_SIZE && state.is_empty(), "it has {capacity}, state {state:?}");
@@ -170,17 +167,20 @@ impl PodWorkload {
         Ok(ClaimExpansion::from_claim(&self.claim_api().get(claim).await?))
     }
 
-    /// The name of a claim's volume, whose handle nobody else has.
+    /// The name of a claim's volume. Checks that its handle is unique.
     async fn claim_volume(&self, claim: &str) -> Result<String> {
-        let name = self.claim_api().get(claim).await?.spec.and_then(|spec| spec.volume_name);
+        let claims = self.claim_api();
+        let name =
+            retry::request(async |_| claims.get(claim).await).await?.spec.and_then(|spec| spec.volume_name);
         let name = name.context("no volume")?;
-        let volume = Api::<PersistentVolume>::all(self.client.clone()).get(&name).await?;
+        let volumes = Api::<PersistentVolume>::all(self.client.clone());
+        let volume = retry::request(async |_| volumes.get(&name).await).await?;
         let handle = volume.spec.and_then(|spec| spec.csi).context("no CSI volume")?.volume_handle;
         ensure!(self.handles.borrow_mut().insert(handle.clone()), "{handle} is the volume of two claims");
         Ok(name)
     }
 
-    /// Waits until so many pods have run.
+    /// Waits until a number of pods has finished.
     pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
         until(&format!("{least} pods have run"), TIMEOUT, async || {
             let finished = self.finished.get();
@@ -249,7 +249,7 @@ impl PodWorkload {
     }
 }
 
-/// The claim of a pod that has a node and stays.
+/// The claim of a pod that is scheduled and not deleted.
 fn claim_of_scheduled(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref().filter(|_| pod.metadata.deletion_timestamp.is_none())?;
     spec.node_name.as_ref()?;

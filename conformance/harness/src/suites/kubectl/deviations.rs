@@ -1,21 +1,21 @@
-//! What kubectl shows differently on the embedded API on purpose.
+//! Intended differences of kubectl's output on the embedded API.
 
-/// A difference and why it stays.
+/// An intended difference.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KubectlDeviation {
-    /// How commands name it: `~id`.
+    /// Id in `commands.txt`: `~id`.
     pub(super) id: &'static str,
-    /// What is different.
+    /// The difference.
     pub(super) difference: &'static str,
-    /// Why.
+    /// The reason.
     pub(super) reason: &'static str,
 }
 
-/// All of them. `docs/deviations.md` has the same table.
+/// All deviations, as in `docs/deviations.md`.
 pub(super) const KUBECTL_DEVIATIONS: &[KubectlDeviation] = &[
     KubectlDeviation { id: "version", difference: "`version` names our version", reason: "it is our server" },
     KubectlDeviation {
-        id: "kinds",
+        id: "served-kinds",
         difference: "`api-resources`, `api-versions`, `get all` and `describe namespace` know fewer kinds",
         reason: "other kinds are not served",
     },

@@ -1,41 +1,42 @@
-//! What may differ between two runs is made the same: uids, times, ages, versions, ports and temporary files.
+//! Normalization of output that differs between two runs: uids, times, ages, versions, ports, temporary files.
 
 use std::path::Path;
 
 use anyhow::Result;
 use regex::Regex;
 
-/// What is replaced by what.
+/// Patterns and replacements.
 const REPLACEMENTS: &[(&str, &str)] = &[
     ("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uid>"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "<time>"),
-    // In the heads of `diff -u`.
+    // Headers of `diff -u`.
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}", "<time>"),
-    // In descriptions.
+    // Times of `kubectl describe`.
     (r"[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d [+-]\d{4}", "<time>"),
-    // In kubectl's own log.
+    // client-go logs a watch that lasted less than a second, which depends on the speed of the machine.
+    (r"(?m)^[IWEF]\d{4} [^\n]* reflector\.go:\d+\] [^\n]*watch[^\n]*\n?", ""),
+    // Log lines of kubectl.
     (r"(?m)^([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ", "$1<time> "),
     (r#"(resourceVersion"?: "|current: )\d+"#, "$1<version>"),
     (r"(Resource Version: +)\d+", "$1<version>"),
     (r"127\.0\.0\.1:\d+", "<server>"),
     (r"\b(LIVE|MERGED|kubectl-edit)-\d+", "$1-<n>"),
-    // Go's picture of an object in a message, and its picture of a change after one: the embedded API has no
-    // Go types. It is cut where it is long.
+    // Go values in messages, possibly truncated, and Go diffs after messages: the embedded API has no Go types.
     (r#"Invalid value: "\{.*(\}"|…): "#, r#"Invalid value: "{…}": "#),
     (r"(?s)(Forbidden: [^\n]*)\n@@.*", "$1\n"),
-    // Ages of some minutes, and how far they move the next column.
+    // Ages up to some minutes, with the padding of the column.
     (r"\b(\dm\d{1,2}s|1\dm|[2-9]m|(1[01])?\ds|\d{2}s)\b *", "<age> "),
     (r"\bAGE +", "AGE "),
 ];
 
-/// Normalises what one kubectl says.
+/// Normalizes the output of one kubectl.
 pub(super) struct KubectlNormalizer {
     home: String,
     rules: Vec<(Regex, &'static str)>,
 }
 
 impl KubectlNormalizer {
-    /// `home` is where this kubectl has its temporary files.
+    /// `home` is the directory of kubectl's temporary files.
     pub(super) fn new(home: &Path) -> Result<Self> {
         let rules = REPLACEMENTS
             .iter()
@@ -65,6 +66,10 @@ mod tests {
             ("StartTime: Sat, 21 Nov 2026 20:31:00 +0000", "StartTime: <time>"),
             ("W1121 20:31:02.382020   13979 diff.go:723] x", "W<time> diff.go:723] x"),
             (
+                "I1121 20:31:02.382020   13979 reflector.go:664] \"Warning: watch ended with error\" err=\"very short watch\"\nerror: x",
+                "error: x",
+            ),
+            (
                 "+++ /run/a/LIVE-415/v1.x\t2026-11-21 20:31:00.900618001 +0000",
                 "+++ <home>/LIVE-<n>/v1.x\t<time>",
             ),
@@ -78,7 +83,7 @@ mod tests {
             ("AGE    MODE", "AGE MODE"),
             ("patch: Invalid value: \"{\\\"a\\\":1}\": wrong", "patch: Invalid value: \"{…}\": wrong"),
             ("spec: Forbidden: immutable\n@@ -1,6 +1,6 @@\n {\n\n", "spec: Forbidden: immutable\n"),
-            // What is nobody's age.
+            // Not ages.
             ("cpu: 100m, memory: 64Mi, for 300s", "cpu: 100m, memory: 64Mi, for 300s"),
         ] {
             assert_eq!(normalizer.normalize(text), expected);

@@ -1,31 +1,31 @@
-//! The commands, as `commands.txt` has them.
+//! The commands of `commands.txt`.
 
 use anyhow::{Result, bail};
 
-/// How a command is played.
+/// Mode of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunMode {
-    /// Once, and compared.
+    /// Run once, and compare the output.
     Once,
-    /// Until both answer the same.
+    /// Repeat until both outputs are equal.
     UntilEqual,
-    /// Once, and what it prints is known by this name below.
+    /// Run once, and store the output as a variable.
     StoreVariable(String),
 }
 
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KubectlCommand {
-    /// Where it stands.
+    /// Line number.
     pub(super) line: usize,
     /// The arguments, with one space between them.
     pub(super) arguments: String,
     pub(super) mode: RunMode,
-    /// The difference that is kept.
+    /// The id of an intended difference.
     pub(super) deviation: Option<String>,
 }
 
-/// Reads commands.
+/// Parses commands.
 pub(super) fn parse(text: &str) -> Result<Vec<KubectlCommand>> {
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate() {

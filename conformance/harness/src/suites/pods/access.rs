@@ -1,4 +1,4 @@
-//! Who may do what with a volume: groups, reading only, parts of it, and several pods at once.
+//! Access to volumes: groups, read-only, subPath, and several pods.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -13,7 +13,7 @@ const PERSISTENT_CLASSES: [VolumeClass; 2] = [DIRECTORY, IMAGE];
 const USER: u32 = 1000;
 const GROUP: u32 = 2000;
 
-/// A pod that is not root writes, because the volume is for its group.
+/// A non-root pod writes by its `fsGroup`.
 pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("groups").await?;
     let tests = FILESYSTEM_CLASSES.map(async |class| {
@@ -30,7 +30,7 @@ pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// What is to be read only cannot be written, by the container's mount and by the pod's claim alike.
+/// A read-only mount and a read-only claim cannot be written.
 pub(super) async fn read_only(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("reading").await?;
     let rows = PERSISTENT_CLASSES.map(async |class| {
@@ -60,7 +60,7 @@ pub(super) async fn read_only(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// A pod that has a part of a volume has that part, and no more.
+/// A mount with `subPath` only shows that directory.
 pub(super) async fn sub_path(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("parts").await?;
     let rows = PERSISTENT_CLASSES.map(async |class| {
@@ -88,7 +88,7 @@ pub(super) async fn sub_path(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// Two pods have one volume at once, and each sees what the other writes.
+/// Two pods share a volume, and each sees the writes of the other.
 pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("together").await?;
     let rows = FILESYSTEM_CLASSES.map(async |class| {
@@ -117,7 +117,7 @@ pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// A volume for one pod is had by one pod, and then by the next.
+/// ReadWriteOncePod: the second pod waits for the first.
 pub(super) async fn read_write_once_pod(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("alone").await?;
     let rows = FILESYSTEM_CLASSES.map(async |class| {

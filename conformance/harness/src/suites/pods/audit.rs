@@ -1,4 +1,4 @@
-//! What is on the node before the first pod, and has to be there after the last: no more, and no less.
+//! Audit of the node: the same before the first pod and after the last.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,12 +7,11 @@ use anyhow::{Result, ensure};
 use super::fixture::{PodFixture, TIMEOUT};
 use crate::{process, wait::until};
 
-/// Where kubelet keeps a directory for each driver that it has met, and what it keeps there for raw block
-/// volumes.
+/// kubelet's directory per driver, and its subdirectories for block volumes.
 const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
-/// Mounts, loop devices, and the files beneath kubelet's root and the pool's.
+/// Mounts, loop devices, and the files below kubelet's root and the pool.
 #[derive(Debug)]
 pub(super) struct NodeAudit(BTreeSet<String>);
 

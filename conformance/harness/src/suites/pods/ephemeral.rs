@@ -1,4 +1,4 @@
-//! Generic ephemeral volumes: a claim of the pod's own, which comes and goes with it.
+//! Generic ephemeral volumes: a claim that is created and deleted with its pod.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::PersistentVolume;

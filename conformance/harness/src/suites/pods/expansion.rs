@@ -1,4 +1,4 @@
-//! Volumes grow, also under pods that run; what the driver refuses is taken back by a smaller wish.
+//! Expansion, also under running pods, and recovery from a failed expansion by a smaller request.
 
 use std::time::Instant;
 
@@ -13,16 +13,16 @@ use serde_json::json;
 use super::fixture::{ContainerVolume, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TIMEOUT, TestNamespace, XFS};
 use crate::wait::until;
 
-/// What a claim wishes for, one after the other, as Kubernetes and as the tools in a pod write it.
+/// Requested sizes, for Kubernetes and for the tools in a pod.
 const INITIAL_SIZE: ClaimSize = ClaimSize { quantity: "64Mi", mebibytes: 64 };
 const SECOND_SIZE: ClaimSize = ClaimSize { quantity: "128Mi", mebibytes: 128 };
 const THIRD_SIZE: ClaimSize = ClaimSize { quantity: "192Mi", mebibytes: 192 };
-/// The same of xfs, which is not made smaller.
+/// The same for xfs, which has a larger minimum size.
 const INITIAL_XFS_SIZE: ClaimSize = ClaimSize { quantity: "320Mi", mebibytes: 320 };
 const EXPANDED_XFS_SIZE: ClaimSize = ClaimSize { quantity: "512Mi", mebibytes: 512 };
-/// More than the driver has: it fails for good, and nothing has happened.
+/// More than the capacity of the driver: a final error without effect.
 const TOO_LARGE: &str = "16Ti";
-/// States of a claim's growth and its conditions, all of which have to be gone at the end.
+/// State of a claim's expansion and its conditions, which have to be empty at the end.
 const RESIZE_CONDITIONS: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
@@ -32,7 +32,7 @@ struct ClaimSize {
     mebibytes: u64,
 }
 
-/// Memory grows under a pod that runs: `df` in it sees it, and the pod is the same one.
+/// A memory volume is expanded under a running pod: `df` shows it, and the pod is not restarted.
 pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("growth").await?;
     namespace.create_claim("memory", MEMORY).await?;
@@ -50,7 +50,7 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     ))?;
     wait_expanded(namespace, "memory", SECOND_SIZE).await?;
 
-    // The driver has no room for this one; a wish below it, above what there is, goes through.
+    // Beyond the driver's capacity; a smaller request above the current size succeeds.
     request_size(namespace, "memory", TOO_LARGE).await?;
     let message = until("the claim hears that the driver refuses", TIMEOUT, async || {
         let claim = namespace.claims().get("memory").await?;
@@ -85,8 +85,8 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// An image grows under its pod: as a raw device, and with xfs. ext4 grows while it is mounted for who has
-/// `CAP_SYS_RESOURCE`, which not every machine of this suite gives.
+/// An image is expanded under its pod: as a block volume, and with xfs. Online expansion of ext4 requires
+/// `CAP_SYS_RESOURCE`, which not every machine of this suite has.
 pub(super) async fn expand_images(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("images").await?;
     futures::try_join!(expand_block_device(fixture, namespace), expand_filesystem(fixture, namespace))?;
@@ -114,7 +114,7 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     namespace.create_claim_of_size("xfs", XFS, INITIAL_XFS_SIZE.quantity).await?;
     namespace.create_pod("df", &ContainerVolume::claim("xfs"), &df_script()).await?;
     namespace.wait_phase("df", "Running").await?;
-    // A filesystem keeps a part for itself.
+    // The file system's own metadata.
     wait_size_between(namespace, "df", 0, INITIAL_XFS_SIZE).await?;
     request_size(namespace, "xfs", EXPANDED_XFS_SIZE.quantity).await?;
     wait_controller_expansion(namespace, "xfs", "df", EXPANDED_XFS_SIZE).await?;
@@ -127,8 +127,7 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     fixture.wait_unstaged(XFS, namespace, "xfs").await
 }
 
-/// Waits until a pod sees a filesystem of more than so many KiB, and of at most a size, with what was written
-/// at the start.
+/// Waits until a pod sees a file system in a range of KiB, with the data written at its start.
 async fn wait_size_between(
     namespace: &TestNamespace,
     pod: &str,
@@ -150,7 +149,7 @@ async fn wait_size_between(
     .await
 }
 
-/// A script that says the size of the volume in KiB whenever it has changed, with what it wrote at the start.
+/// A script that prints the volume's size in KiB on every change, with the data written at its start.
 fn df_script() -> String {
     format!(
         "cd {MOUNT_PATH}; echo kept > f; was=; size() {{ df -P -k . | {{ read -r _; read -r _ kib _; echo $kib; }}; }}
@@ -158,15 +157,15 @@ fn df_script() -> String {
     )
 }
 
-/// Lets a claim ask for a size.
+/// Requests a size.
 async fn request_size(namespace: &TestNamespace, claim: &str, size: &str) -> Result<()> {
     let patch = Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": size } } } }));
     namespace.claims().patch(claim, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-/// Waits until the volume has the size, and wakes kubelet: by itself it looks at the volumes of a pod each
-/// minute.
+/// Waits until the volume has the size. Annotates the pod to trigger kubelet, which syncs a pod every minute
+/// otherwise.
 async fn wait_controller_expansion(
     namespace: &TestNamespace,
     claim: &str,
@@ -185,7 +184,7 @@ async fn wait_controller_expansion(
     Ok(())
 }
 
-/// Waits until the last line of a pod is this one.
+/// Waits until a pod has printed this last line.
 async fn wait_last_line(namespace: &TestNamespace, pod: &str, expected: &str) -> Result<()> {
     until(&format!("pod {pod} sees {expected:?}"), TIMEOUT, async || {
         let log = namespace.pods().logs(pod, &LogParams::default()).await?;
@@ -199,7 +198,7 @@ async fn wait_last_line(namespace: &TestNamespace, pod: &str, expected: &str) ->
     .await
 }
 
-/// Waits until a claim has its size, and nothing is open.
+/// Waits until a claim has its size and no pending expansion.
 async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) -> Result<()> {
     until(&format!("claim {claim} has {}", size.quantity), TIMEOUT, async || {
         let now = namespace.claims().get(claim).await?;
@@ -226,7 +225,7 @@ async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) 
     Ok(())
 }
 
-/// How far the growth of a claim is.
+/// State of a claim's expansion.
 fn resize_state(claim: &PersistentVolumeClaim) -> &str {
     let states = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
     states.and_then(|states| states.get("storage")).map_or("", String::as_str)

@@ -1,4 +1,4 @@
-//! What every theme stands on: a cluster with our roles and a real node, and words for claims and pods on it.
+//! The fixture of the tests: a cluster with Cofferdam's roles and a real node, and helpers for claims and pods.
 
 use std::time::Duration;
 
@@ -29,27 +29,27 @@ use crate::{
     wait::until,
 };
 
-/// How long a pod may take to start, or to go.
+/// Time limit of a pod's start and deletion.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
-/// The one node.
+/// The node.
 pub(super) const NODE: &str = "node-1";
-/// How a script ends whose pod stays: until then it has done its work.
+/// End of a script whose pod keeps running.
 pub(super) const RUN_UNTIL_TERMINATED: &str = "echo done; trap exit TERM; sleep 3600 & wait";
-/// The volume in every pod.
+/// Name of the volume in every pod.
 pub(super) const MOUNT_PATH: &str = "/volume";
 
-/// A class of volumes.
+/// A StorageClass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VolumeClass {
-    /// Its name.
+    /// Name.
     pub(super) name: &'static str,
     backend: &'static str,
     kind: &'static str,
-    /// Whether the volume comes before its pod.
+    /// True for immediate binding.
     pub(super) is_immediate: bool,
 }
 
-/// A node's memory, attached by our attacher.
+/// Memory of the node, attached by Cofferdam's attacher.
 pub(super) const MEMORY: VolumeClass =
     VolumeClass { name: "memory", backend: "memory", kind: "", is_immediate: true };
 /// Directories of the node.
@@ -59,11 +59,11 @@ pub(super) const DIRECTORY: VolumeClass =
 pub(super) const IMAGE: VolumeClass =
     VolumeClass { name: "image", backend: "pool", kind: "image", is_immediate: false };
 
-/// The same with xfs, where a filesystem is wanted.
+/// Images of the node with xfs.
 pub(super) const XFS: VolumeClass =
     VolumeClass { name: "xfs", backend: "pool", kind: "image", is_immediate: false };
 
-/// A cluster with one node, on which volumes are ours.
+/// A cluster with one node and Cofferdam's roles.
 pub(super) struct PodFixture<'a> {
     pub(super) run: &'a SuiteRun,
     pub(super) plane: ControlPlane,
@@ -86,7 +86,7 @@ impl<'a> PodFixture<'a> {
         let account = Account::new(run, &plane, &CLUSTER_ROLES).await?;
         let mut roles = vec![memory.start_roles(run, &account, &[]).await?];
         let account = Account::new(run, &plane, &["provisioner", "resizer"]).await?;
-        // Storage of a node: roles of its own, on that node.
+        // Node-local storage: the roles run on the node.
         roles.push(pool.start_roles(run, &account, &[format!("--node-name={NODE}")]).await?);
         create_driver_objects(&plane, &memory, &pool).await?;
         let root = node.root().to_owned();
@@ -97,7 +97,7 @@ impl<'a> PodFixture<'a> {
         Ok(Self { run, plane, node, memory, pool, roles })
     }
 
-    /// A namespace for a theme.
+    /// Creates the namespace of a test.
     pub(super) async fn create_namespace(&self, name: &str) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
@@ -105,7 +105,7 @@ impl<'a> PodFixture<'a> {
         Ok(TestNamespace::existing(client, name))
     }
 
-    /// Waits until no pod of the node has the volume of a claim any more.
+    /// Waits until no pod of the node uses the volume of a claim.
     pub(super) async fn wait_unstaged(
         &self,
         class: VolumeClass,
@@ -131,7 +131,7 @@ impl<'a> PodFixture<'a> {
         .await
     }
 
-    /// Ends everything, from the roles down.
+    /// Stops everything, the roles first.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in [&mut self.memory.process, &mut self.pool.process] {
             process.stop().await?;
@@ -155,7 +155,7 @@ impl<'a> PodFixture<'a> {
     }
 }
 
-/// The drivers as the cluster knows them, and their classes.
+/// Creates CSIDrivers and StorageClasses.
 async fn create_driver_objects(
     plane: &ControlPlane,
     memory: &BackendFixture,
@@ -193,14 +193,14 @@ async fn create_driver_objects(
     Ok(())
 }
 
-/// A namespace, and what stands in it.
+/// A namespace of a test.
 #[derive(Clone)]
 pub(super) struct TestNamespace {
     client: Client,
     name: String,
 }
 
-/// One container's share of a volume.
+/// The volume of a pod.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerVolume {
     volume: Value,
@@ -210,7 +210,7 @@ pub(super) struct ContainerVolume {
 }
 
 impl ContainerVolume {
-    /// A claim, mounted at [`AT`].
+    /// A claim, mounted at [`MOUNT_PATH`].
     pub(super) fn claim(name: &str) -> Self {
         Self {
             volume: json!({ "name": "volume", "persistentVolumeClaim": { "claimName": name } }),
@@ -220,7 +220,7 @@ impl ContainerVolume {
         }
     }
 
-    /// A claim, as a device at [`AT`].
+    /// A claim, as a block device at [`MOUNT_PATH`].
     pub(super) fn block_device(name: &str) -> Self {
         let device = json!({ "name": "volume", "devicePath": MOUNT_PATH });
         Self { mount: device, is_block: true, ..Self::claim(name) }
@@ -232,7 +232,7 @@ impl ContainerVolume {
         Self { volume, ..Self::claim("") }
     }
 
-    /// A claim of the pod's own.
+    /// A generic ephemeral volume.
     pub(super) fn ephemeral(class: VolumeClass) -> Self {
         let spec = claim_spec(class, "Filesystem", "ReadWriteOnce");
         let volume = json!({ "name": "volume", "ephemeral": { "volumeClaimTemplate": { "spec": spec } } });
@@ -247,7 +247,7 @@ impl ContainerVolume {
         self
     }
 
-    /// The volume can only be read, whichever container mounts it.
+    /// Makes the volume read-only.
     pub(super) fn read_only(mut self) -> Self {
         if let Some(claim) = self.volume.get_mut("persistentVolumeClaim").and_then(Value::as_object_mut) {
             claim.insert("readOnly".to_owned(), json!(true));
@@ -255,7 +255,7 @@ impl ContainerVolume {
         self
     }
 
-    /// The pod is this user, and the volume is for this group.
+    /// Sets the user of the pod and the group of the volume.
     pub(super) fn with_user(mut self, user: u32, group: u32) -> Self {
         self.security_context = json!({ "runAsUser": user, "runAsGroup": user, "fsGroup": group });
         self
@@ -286,7 +286,7 @@ impl ContainerVolume {
 }
 
 impl TestNamespace {
-    /// A namespace that is there.
+    /// An existing namespace.
     pub(super) fn existing(client: Client, namespace: &str) -> Self {
         Self { client, name: namespace.to_owned() }
     }
@@ -316,7 +316,7 @@ impl TestNamespace {
         self.api()
     }
 
-    /// Makes an object.
+    /// Creates an object.
     pub(super) async fn create<K>(&self, object: Value) -> Result<K>
     where
         K: Resource<Scope = NamespaceResourceScope> + Clone + std::fmt::Debug + DeserializeOwned + Serialize,
@@ -325,7 +325,7 @@ impl TestNamespace {
         Ok(self.api::<K>().create(&PostParams::default(), &serde_json::from_value(object)?).await?)
     }
 
-    /// Makes a claim for 64 MiB.
+    /// Creates a claim for 64 MiB.
     pub(super) async fn create_claim(&self, name: &str, class: VolumeClass) -> Result<()> {
         self.create_claim_with_modes(name, class, "Filesystem", "ReadWriteOnce").await
     }
@@ -341,7 +341,7 @@ impl TestNamespace {
         self.create_claim_from_spec(name, claim_spec(class, mode, access)).await
     }
 
-    /// Makes a claim of another size.
+    /// Creates a claim of another size.
     pub(super) async fn create_claim_of_size(
         &self,
         name: &str,
@@ -360,7 +360,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// The volume of a claim that is Bound.
+    /// Waits until a claim is Bound, and returns its volume.
     pub(super) async fn wait_bound(&self, name: &str) -> Result<PersistentVolume> {
         let volume = until(&format!("claim {name} is Bound"), TIMEOUT, async || {
             let claim = self.claims().get(name).await?;
@@ -372,13 +372,13 @@ impl TestNamespace {
         Ok(Api::all(self.client.clone()).get(&volume).await?)
     }
 
-    /// Makes a pod that runs a script.
+    /// Creates a pod that runs a script.
     pub(super) async fn create_pod(&self, name: &str, volume: &ContainerVolume, script: &str) -> Result<()> {
         self.pods().create(&PostParams::default(), &volume.pod_object(name, script)?).await?;
         Ok(())
     }
 
-    /// Makes a pod, lets it run to its good end, and removes it: what it has said.
+    /// Runs a pod until it succeeds, and deletes it. Returns its log.
     pub(super) async fn run_pod(&self, name: &str, volume: &ContainerVolume, script: &str) -> Result<String> {
         self.create_pod(name, volume, script).await?;
         let output = self.wait_output(name).await?;
@@ -386,13 +386,13 @@ impl TestNamespace {
         Ok(output)
     }
 
-    /// What a pod has said that runs to its good end.
+    /// Waits until a pod succeeds, and returns its log.
     pub(super) async fn wait_output(&self, name: &str) -> Result<String> {
         self.wait_phase(name, "Succeeded").await?;
         Ok(self.pods().logs(name, &LogParams::default()).await?.trim().to_owned())
     }
 
-    /// Makes a pod that runs a script and stays, and waits until it has done so.
+    /// Creates a pod that runs a script and keeps running. Waits until the script is done.
     pub(super) async fn start_pod(
         &self,
         name: &str,
@@ -403,7 +403,7 @@ impl TestNamespace {
         self.wait_script_done(name).await
     }
 
-    /// Waits until a pod that stays has run its script.
+    /// Waits until a pod that keeps running has run its script.
     pub(super) async fn wait_script_done(&self, name: &str) -> Result<String> {
         self.wait_phase(name, "Running").await?;
         until(&format!("pod {name} has done its work"), TIMEOUT, async || {
@@ -436,7 +436,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// What was said of an object, the newest last.
+    /// Messages of an object's events, the newest last.
     pub(super) async fn event_text(&self, name: &str) -> Result<String> {
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let mut events = self.api::<Event>().list(&params).await?.items;
@@ -447,13 +447,13 @@ impl TestNamespace {
         Ok(texts.collect::<Vec<_>>().join("; "))
     }
 
-    /// Deletes a pod, and waits until it is gone.
+    /// Deletes a pod, and waits until it is removed.
     pub(super) async fn delete_pod(&self, name: &str) -> Result<()> {
         self.pods().delete(name, &DeleteParams::default()).await?;
         self.wait_pod_deleted(name).await
     }
 
-    /// Waits until a pod is gone.
+    /// Waits until a pod is removed.
     pub(super) async fn wait_pod_deleted(&self, name: &str) -> Result<()> {
         until(&format!("pod {name} is gone"), TIMEOUT, async || {
             ensure!(
@@ -466,7 +466,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Deletes all claims, and waits until they and their volumes are gone.
+    /// Deletes all claims, and waits until they and their volumes are removed.
     pub(super) async fn delete_claims(&self) -> Result<()> {
         let mut volumes = Vec::new();
         for claim in self.claims().list(&ListParams::default()).await?.items {

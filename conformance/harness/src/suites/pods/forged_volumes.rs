@@ -1,4 +1,4 @@
-//! Volumes that somebody wrote who is not the driver: what they wish for stays outside of the pod.
+//! Forged PersistentVolumes: their pods do not start.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::fixture::{ContainerVolume, DIRECTORY, IMAGE, MOUNT_PATH, PodFixture, TIMEOUT, TestNamespace};
 use crate::wait::until;
 
-/// What a forged volume says, and what its pod hears.
+/// A forged volume, and the expected event of its pod.
 struct ForgedVolume {
     name: &'static str,
     connection_info: Value,
@@ -40,7 +40,7 @@ pub(super) async fn reject_forged_volumes(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// `stolen` is the attachment of an image that is in use, `plain` that of a directory that is not.
+/// `stolen` is the connection info of an image in use, `plain` that of an unused directory.
 fn forged_volumes(in_use: Value, unused: Value) -> [ForgedVolume; 7] {
     [
         ForgedVolume {
@@ -88,7 +88,7 @@ fn forged_volumes(in_use: Value, unused: Value) -> [ForgedVolume; 7] {
     ]
 }
 
-/// The attachment in the volume of a claim.
+/// The connection info of a claim's volume.
 async fn read_connection_info(namespace: &TestNamespace, claim: &str) -> Result<Value> {
     let volume =
         namespace.wait_bound(claim).await?.spec.and_then(|spec| spec.csi).context("no CSI volume")?;

@@ -1,4 +1,4 @@
-//! Volumes that a pod describes by itself: memory, within what the node's operator allows.
+//! Inline volumes: memory within the limits of the node's policy.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::fixture::{ContainerVolume, MOUNT_PATH, PodFixture, TIMEOUT};
 use crate::{backend::MAX_INLINE_BYTES, wait::until};
 
-/// Attributes, and the bytes that the pod gets.
+/// Attributes and expected sizes in bytes.
 const ALLOWED_SIZES: [(&str, &str, u64); 2] = [("some", "8Mi", 8 << 20), ("most", "", MAX_INLINE_BYTES)];
 
 pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
@@ -15,7 +15,7 @@ pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
     let allowed = ALLOWED_SIZES.map(async |(name, size, bytes)| {
         let attributes = if size.is_empty() { json!({}) } else { json!({ "size": size }) };
         let blocks = bytes >> 20;
-        // One more than fits.
+        // One above the limit.
         let script = format!(
             "cd {MOUNT_PATH}; stat -f -c '%b %S' .; dd if=/dev/zero of=f bs=1M count={} 2>/dev/null || echo full; stat -c %s f",
             blocks + 1

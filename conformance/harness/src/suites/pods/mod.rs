@@ -1,5 +1,5 @@
-//! Volumes of ours in pods, on a real kubelet: no sidecar, and of kube-controller-manager what is no role of
-//! ours; the scheduler is Kubernetes' own. Our roles run under their accounts.
+//! Volumes of Cofferdam's drivers in pods on a real kubelet and scheduler, without sidecars and without the
+//! upstream controllers that Cofferdam's roles replace. The roles run under their own accounts.
 
 mod access;
 mod audit;
@@ -26,7 +26,7 @@ use crate::run::SuiteRun;
 use audit::NodeAudit;
 use fixture::{PodFixture, TIMEOUT};
 
-/// What is shown at the same time, each in a namespace of its own.
+/// Tests that run concurrently, each in a namespace of its own.
 type PodTest = for<'a> fn(&'a PodFixture<'a>) -> LocalBoxFuture<'a, Result<()>>;
 const POD_TESTS: [(&str, PodTest); 16] = [
     ("pods come and go", |ground| Box::pin(data::data_of_next_pod(ground))),

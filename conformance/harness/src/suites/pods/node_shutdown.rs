@@ -1,8 +1,8 @@
-//! A node loses its power. Once somebody has said that it is out of service, its pods run on another one,
-//! with their data; and the node finds nothing to do when it comes back.
+//! Non-graceful node shutdown: a node loses its power. Once it has the out-of-service taint, its pods run on
+//! another node with their data. When it comes back it has no volumes.
 //!
-//! The storage is a CSI driver in Go that both nodes reach, served by all roles of ours: no sidecar runs, and
-//! of kube-controller-manager nothing that is a role of ours.
+//! Both nodes use the Go driver with Cofferdam's roles, without sidecars and without the upstream controllers that
+//! the roles replace.
 
 use std::time::{Duration, Instant};
 
@@ -36,13 +36,11 @@ const DRIVER: &str = "go.conformance.cofferdam.dev";
 const FIRST_NODE: &str = "node-1";
 const SECOND_NODE: &str = "node-2";
 const SET_NAME: &str = "set";
-/// The first is taken away by somebody before the node is out of service, the second by Kubernetes
-/// afterwards.
+/// The first pod is force-deleted before the taint, the second by Kubernetes afterwards.
 const PODS: [&str; 2] = ["set-0", "set-1"];
-/// How long nothing is heard of a kubelet until its node is not ready.
+/// Node monitor grace period.
 const NODE_MONITOR_GRACE: Duration = Duration::from_secs(15);
-/// How long it may take until the pod runs elsewhere: kube-controller-manager looks each 20 s for pods of a
-/// node out of service.
+/// Time limit until the pod runs on the other node. The pod garbage collector runs every 20 s.
 const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
@@ -79,7 +77,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     fixture.stop(&namespace).await
 }
 
-/// Two nodes that reach one storage.
+/// Two nodes with shared storage.
 struct TwoNodeFixture<'a> {
     run: &'a SuiteRun,
     plane: ControlPlane,
@@ -87,7 +85,7 @@ struct TwoNodeFixture<'a> {
     second: KubeletNode,
     driver: CsiDriverProcess,
     roles: ManagedProcess,
-    /// What tells kubelet of the driver, on each node.
+    /// The registrars of the nodes.
     registrars: [ManagedProcess; 2],
 }
 
@@ -123,8 +121,7 @@ impl<'a> TwoNodeFixture<'a> {
         Api::all(self.plane.client().clone())
     }
 
-    /// Makes a set of pods, which can only be on the first node. Each of its pods adds the name of its node
-    /// to what is there.
+    /// Creates a StatefulSet that can only run on the first node. Each pod appends its node's name to its volume.
     async fn create_stateful_set(&self) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
         let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
@@ -146,14 +143,14 @@ impl<'a> TwoNodeFixture<'a> {
         Ok(())
     }
 
-    /// Sets what taints the first node; those of Kubernetes' own are its business and come back.
+    /// Sets the taints of the first node. Upstream controllers restore their own.
     async fn taint(&self, taints: Value) -> Result<()> {
         let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
         self.nodes().patch(FIRST_NODE, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    /// Waits until a node's condition Ready is this.
+    /// Waits for a status of a node's condition Ready.
     async fn wait_ready_condition(&self, node: &str, expected: &str) -> Result<()> {
         until(&format!("{node} is Ready: {expected}"), TIMEOUT, async || {
             let conditions = self.nodes().get(node).await?.status.and_then(|status| status.conditions);
@@ -165,7 +162,7 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// Waits until a pod of the set runs and says what it found and wrote.
+    /// Waits until a pod of the set runs and has printed its data.
     async fn wait_log(&self, namespace: &TestNamespace, pod: &str, expected: &str) -> Result<()> {
         until(&format!("{pod} says {expected:?}"), RESCHEDULE_TIMEOUT, async || {
             let pods: Api<Pod> = namespace.pods();
@@ -179,8 +176,8 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// A pod is deleted with force, and its next one waits on the other node: nobody has said that the node
-    /// which is not heard does not write any more, so its volumes stay where they are.
+    /// A pod is force-deleted, and its successor waits on the other node: without the taint the lost node may still
+    /// write, so its volumes stay attached.
     async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
         let [pod, _] = PODS;
         namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;
@@ -195,7 +192,7 @@ impl<'a> TwoNodeFixture<'a> {
         self.check_attached_to(FIRST_NODE).await
     }
 
-    /// Looks that every volume is on this node and on no other, for the API and for the driver.
+    /// Checks that every volume is attached to this node only, in the API and at the driver.
     async fn check_attached_to(&self, node: &str) -> Result<()> {
         let all: Api<VolumeAttachment> = Api::all(self.plane.client().clone());
         let all = all.list(&ListParams::default()).await?.items;
@@ -208,7 +205,7 @@ impl<'a> TwoNodeFixture<'a> {
         Ok(())
     }
 
-    /// The first node comes back: nobody tells it of a volume, and it has none.
+    /// The first node comes back without volumes.
     async fn check_node_return(&mut self, namespace: &TestNamespace) -> Result<()> {
         self.first.power_on(self.run, &self.plane).await?;
         let [registrar, _] = &mut self.registrars;
@@ -225,7 +222,7 @@ impl<'a> TwoNodeFixture<'a> {
         })
         .await?;
         self.first.wait_without_pods(self.run, TIMEOUT).await?;
-        // Who came back has taken nothing from who runs.
+        // The running pods keep their volumes.
         for pod in PODS {
             self.wait_log(namespace, pod, &format!("{FIRST_NODE}\n{SECOND_NODE}")).await?;
         }

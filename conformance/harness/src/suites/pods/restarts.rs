@@ -1,4 +1,4 @@
-//! Kubelet ends, and starts again; and pods go that nobody waits for.
+//! Restarts of kubelet, and force-deleted pods.
 
 use anyhow::{Context as _, Result, ensure};
 use kube::api::DeleteParams;
@@ -7,7 +7,7 @@ use super::fixture::{
     ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TestNamespace, VolumeClass,
 };
 
-/// What becomes of kubelet, and of which volumes.
+/// The restart of kubelet, and the classes of the volumes.
 const RESTART_CASES: [(&str, KubeletStop, &[VolumeClass]); 2] = [
     ("stopped", KubeletStop::Graceful, &[MEMORY, IMAGE]),
     ("killed", KubeletStop::Kill, &[MEMORY, DIRECTORY, IMAGE]),
@@ -19,8 +19,8 @@ enum KubeletStop {
     Kill,
 }
 
-/// Pods that run keep their volumes while kubelet is gone, and lose them afterwards as ever: one that is
-/// deleted when kubelet is back, and one that was deleted, with force, when there was none.
+/// Running pods keep their volumes while kubelet is down. They are unmounted afterwards: for a pod deleted after
+/// the restart, and for one force-deleted before it.
 pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> {
     for (name, stop, classes) in RESTART_CASES {
         let namespace = fixture.create_namespace(name).await?;
@@ -51,7 +51,7 @@ pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> 
         fixture.node.wait_ready(&fixture.plane).await?;
         for (class, before) in classes.iter().zip(before) {
             let class = *class;
-            // Its volume is that of the pods before.
+            // It uses the volume of the earlier pods.
             let of = ContainerVolume::claim(class.name);
             let script = format!("cd {MOUNT_PATH}; cat {0}-stays {0}-goes", class.name);
             let output = namespace.run_pod(&format!("{}-new", class.name), &of, &script).await?;
@@ -67,14 +67,14 @@ pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> 
     Ok(())
 }
 
-/// The id of a pod's container, which another start would change.
+/// The id of a pod's container, which changes with a restart.
 async fn container_id(namespace: &TestNamespace, class: &VolumeClass) -> Result<String> {
     let pod = namespace.pods().get(&format!("{}-stays", class.name)).await?;
     let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();
     containers.into_iter().find_map(|container| container.container_id).context("no container")
 }
 
-/// A pod is deleted with force: for the API it is gone at once, and its volume can be had again.
+/// A pod is force-deleted, and its volume can be used again.
 pub(super) async fn force_delete(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("forced").await?;
     let rows = [MEMORY, DIRECTORY, IMAGE].map(async |class| {

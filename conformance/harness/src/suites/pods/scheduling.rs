@@ -1,4 +1,4 @@
-//! WaitForFirstConsumer with the real scheduler, and what a volume says of where it is.
+//! WaitForFirstConsumer with kube-scheduler, and the node affinity of volumes.
 
 use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt as _;

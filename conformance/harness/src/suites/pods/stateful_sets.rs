@@ -1,4 +1,4 @@
-//! A StatefulSet: each of its pods has a volume of its own, and finds it again.
+//! A StatefulSet: each pod keeps its own volume.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;

@@ -1,4 +1,4 @@
-//! What kubelet knows of a volume's size, at its summary API.
+//! Volume statistics in kubelet's summary API.
 
 use anyhow::{Context as _, Result, ensure};
 use http::Request;
@@ -11,7 +11,7 @@ use crate::wait::until;
 
 /// Bytes that the pod writes.
 const WRITTEN_BYTES: u64 = 4 << 20;
-/// A class, and the most that its volume may hold: of a directory it is whatever the node has.
+/// A class and the maximum capacity of its volume. A directory has the capacity of the node.
 const MAX_BYTES_BY_CLASS: [(VolumeClass, Option<u64>); 3] =
     [(MEMORY, Some(64 << 20)), (DIRECTORY, None), (IMAGE, Some(64 << 20))];
 
@@ -35,7 +35,7 @@ pub(super) async fn stats_summary(fixture: &PodFixture<'_>) -> Result<()> {
             let (capacity, used, free) =
                 (number("capacityBytes")?, number("usedBytes")?, number("availableBytes")?);
             ensure!(used >= WRITTEN_BYTES && free > 0 && used + free <= capacity, "{volume}");
-            // A filesystem keeps a part for itself.
+            // The file system's own metadata.
             ensure!(
                 max_bytes.is_none_or(|max_bytes| capacity <= max_bytes && capacity > max_bytes / 2),
                 "{volume}"
@@ -50,7 +50,7 @@ pub(super) async fn stats_summary(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// What the summary says of the volume of a pod that is called as its claim.
+/// The statistics of a pod's volume; pod and claim have the same name.
 async fn volume_stats(fixture: &PodFixture<'_>, name: &str) -> Result<Value> {
     let request = Request::get(format!("/api/v1/nodes/{NODE}/proxy/stats/summary")).body(Vec::new())?;
     let summary: Value = serde_json::from_str(&fixture.plane.client().request_text(request).await?)?;

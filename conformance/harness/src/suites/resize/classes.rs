@@ -1,5 +1,4 @@
-//! Claims get another VolumeAttributesClass, and the place of who modifies their volumes changes hands
-//! meanwhile.
+//! Claims change their VolumeAttributesClass while the resizers replace each other.
 
 use std::time::Duration;
 
@@ -22,10 +21,10 @@ use crate::{
 };
 
 const CLAIMS: usize = 60;
-/// How many have their class when the place changes hands; as many more get it then.
+/// Modified claims at each replacement.
 const SWAP_AFTER: [usize; 2] = [15, 45];
 const MODIFY_METHOD: &str = "ControllerModifyVolume";
-/// The driver knows a tier, whatever that is.
+/// A class with the driver's parameter `tier`.
 const VOLUME_ATTRIBUTES_CLASSES: [&str; 2] = ["bronze", "gold"];
 
 pub(super) async fn modify_claims(
@@ -51,7 +50,7 @@ pub(super) async fn modify_claims(
     modify_many(run, client, driver, slot).await
 }
 
-/// The first is refused a class; the second goes on with the one that the user names then.
+/// A class fails with the first resizer; the second applies the class that the user sets then.
 async fn modify_after_rejection(
     client: &Client,
     driver: &CsiDriverProcess,
@@ -83,7 +82,7 @@ async fn modify_after_rejection(
     claims.wait_remaining(0, TIMEOUT).await
 }
 
-/// Many at once, and the place is ours, theirs and ours.
+/// Modifies many claims with Cofferdam's, the upstream and again Cofferdam's resizer.
 async fn modify_many(
     run: &SuiteRun,
     client: &Client,
@@ -120,7 +119,7 @@ async fn modify_many(
     claims.wait_remaining(0, TIMEOUT).await
 }
 
-/// Waits until so many claims have the class, with nothing open.
+/// Waits until a number of claims has the class and no pending modification.
 async fn wait_modified(claims: &Claims, class: &str, least: usize) -> Result<()> {
     until(&format!("{least} claims have the class {class}"), TIMEOUT, async || {
         let all = claims.modifications().await?;
@@ -133,7 +132,7 @@ async fn wait_modified(claims: &Claims, class: &str, least: usize) -> Result<()>
     .await
 }
 
-/// The claims' volumes say the same, in the API and at the driver.
+/// Checks the class of all volumes, in the API and at the driver.
 async fn check_volumes(claims: &Claims, driver: &CsiDriverProcess, class: &str, count: usize) -> Result<()> {
     let of_volumes = claims.volume_attributes_classes().await?;
     ensure!(of_volumes == vec![class.to_owned(); count], "the volumes have {of_volumes:?}");

@@ -1,5 +1,5 @@
-//! Growth in other hands: what our resizer has begun or has failed at, csi-resizer ends, and the other way
-//! round. The same for classes of attributes.
+//! An expansion that one resizer started or failed is completed by the other: Cofferdam's and csi-resizer. The
+//! same for VolumeAttributesClasses.
 
 mod classes;
 
@@ -22,18 +22,18 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// How many have grown when the place changes hands; as many more grow then.
+/// Expanded claims at each replacement; as many more are pending then.
 const SWAP_AFTER: [usize; 2] = [40, 120];
-/// How long a call of the driver takes while the place changes hands: longer than either resizer waits.
+/// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
-/// How many calls are open then: both resizers make as many at once.
+/// Pending calls then: the concurrency of both resizers.
 const CONCURRENT_CALLS: u64 = 10;
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// A claim's size, and what it asks for.
+/// Initial and requested sizes.
 const INITIAL_SIZE: &str = "1Gi";
 const SMALLER_SIZE: &str = "2Gi";
 const LARGER_SIZE: &str = "3Gi";
-/// More failures than there will be calls.
+/// More failures than calls.
 const UNLIMITED_FAILURES: u32 = 1_000_000;
 const EXPAND_METHOD: &str = "ControllerExpandVolume";
 
@@ -52,20 +52,19 @@ impl Implementation {
     }
 }
 
-/// A growth that the first resizer cannot end, and what the second makes of it after the wish has become
-/// smaller.
+/// An expansion that the first resizer does not complete, and its result by the second after a smaller request.
 struct ResizeCase {
     name: &'static str,
     first: Implementation,
-    /// What the driver answers to the first.
+    /// Error of the driver for the first resizer.
     code: &'static str,
-    /// What the first leaves in the claim's status.
+    /// State in the claim's status after the first resizer.
     expected_state: &'static str,
-    /// What the claim has in the end.
+    /// Final capacity.
     final_size: &'static str,
 }
 
-/// Nobody knows whether an answer such as `UNAVAILABLE` means that the volume has grown: so it has to.
+/// After `UNAVAILABLE` the volume may be expanded, so the expansion has to be completed.
 const RESIZE_CASES: [ResizeCase; 4] = [
     ResizeCase {
         name: "ours-refused",
@@ -166,7 +165,7 @@ impl ResizeCase {
     }
 }
 
-/// Many grow at once, and the place changes hands in the middle: ours, theirs, ours.
+/// Expands many claims with Cofferdam's, the upstream and again Cofferdam's resizer.
 async fn expand_many(
     run: &SuiteRun,
     client: &Client,
@@ -210,7 +209,7 @@ async fn expand_many(
     claims.wait_remaining(0, TIMEOUT).await
 }
 
-/// The place of the resizer.
+/// Starts either resizer.
 struct ResizerSlot<'a> {
     run: &'a SuiteRun,
     account: Account,
@@ -241,12 +240,12 @@ async fn claim_expansion(claims: &Claims) -> Result<ClaimExpansion> {
     claims.expansions().await?.pop().context("no claim")
 }
 
-/// How many calls of a method have begun.
+/// Number of started calls of a method.
 async fn call_count(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
     Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
-/// Waits until calls hang, after those that have ended.
+/// Waits until calls are pending.
 async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64) -> Result<()> {
     until(&format!("{CONCURRENT_CALLS} calls of {method} hang"), TIMEOUT, async || {
         let open = call_count(driver, method).await? - ended;
@@ -256,7 +255,7 @@ async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64)
     .await
 }
 
-/// Bytes of a size in GiB.
+/// Converts a size in GiB to bytes.
 fn size_in_bytes(size: &str) -> Result<u64> {
     let number = size.strip_suffix("Gi").with_context(|| format!("{size}: expected GiB"))?;
     Ok(number.parse::<u64>()? << 30)

@@ -1,4 +1,4 @@
-//! Calls at once, calls without time, calls whose caller went away.
+//! Concurrent calls, calls with short deadlines, abandoned calls.
 
 use std::collections::BTreeSet;
 
@@ -20,16 +20,16 @@ pub(super) async fn different_names(context: &SuiteContext) -> CaseResult {
         (0..context.options.concurrency.max(2)).map(|_| context.volume_request("parallel")).collect();
     let mut handles = BTreeSet::new();
     for answer in join_all(requests.iter().map(|request| context.create(request))).await {
-        handles.insert(expect_success("one of the creates at once", answer)?.handle);
+        handles.insert(expect_success("a concurrent create", answer)?.handle);
     }
     expect_equal("one volume for each name", &requests.len(), &handles.len())?;
     for answer in join_all(handles.iter().map(|handle| context.delete(handle))).await {
-        expect_success("one of the deletes at once", answer)?;
+        expect_success("a concurrent delete", answer)?;
     }
     Ok(())
 }
 
-/// The one volume of a name, after everything that could make a second one: no listing shows another.
+/// Repeats a create, and checks that no listing shows a second volume of the name.
 async fn ensure_single_volume(context: &SuiteContext, request: &CreateVolume) -> CaseResult<CreatedVolume> {
     let volume = expect_success("the same create again", context.create(request).await)?;
     if context.backend.abilities().contains(&Ability::Listing) {
@@ -112,7 +112,7 @@ pub(super) async fn create_past_deadline(context: &SuiteContext) -> CaseResult {
 pub(super) async fn abandoned_create(context: &SuiteContext) -> CaseResult {
     let request = context.volume_request("abandoned");
     let mut call = context.start_create(&context.backend, context.call(), &request, &VolumeOrigin::Empty);
-    // Once asked, the call is on its way; then its caller goes away.
+    // The first poll starts the call; then the caller abandons it.
     let early_result = (&mut call).now_or_never();
     drop(call);
     let retried = context.create_from(&context.second_process(), &request, &VolumeOrigin::Empty).await;

@@ -1,4 +1,4 @@
-//! Calls that die after each of their host calls.
+//! Calls that are killed after each of their host calls.
 
 use std::collections::BTreeSet;
 
@@ -20,10 +20,10 @@ use crate::{
     process::RecordingBackend,
 };
 
-/// Most host calls of one call that are tried.
+/// Maximum crash points of a call.
 const MAX_HOST_CALLS: u32 = 64;
 
-/// The places where a call can die: before anything, and after each host call.
+/// Crash points: before the first host call, and after each.
 fn crash_points() -> impl Iterator<Item = FaultPoint> {
     std::iter::once(FaultPoint::Before(0)).chain((0..MAX_HOST_CALLS).map(FaultPoint::After))
 }
@@ -36,7 +36,7 @@ fn describe_fault(fault: FaultPoint) -> String {
     }
 }
 
-/// Lets a call die at a place. Tells whether it has: when it has not, it has fewer host calls.
+/// Kills a call at a crash point. Returns false if the call has fewer host calls.
 async fn crash_call<T>(
     context: &SuiteContext,
     fault: FaultPoint,
@@ -48,7 +48,7 @@ async fn crash_call<T>(
     context.faults.disarm()
 }
 
-/// Ends a case at the first place that a call has not. When that is the first of all, nothing was tried.
+/// Ends a case at the first crash point that a call does not reach. Skips it if that is the first.
 fn finish_fault_loop(fault: FaultPoint) -> CaseResult {
     match fault {
         FaultPoint::Before(0) => skip("the call makes no host calls"),
@@ -57,7 +57,7 @@ fn finish_fault_loop(fault: FaultPoint) -> CaseResult {
     }
 }
 
-/// What the storage holds beyond what it held before.
+/// Contents of state and pool that were not there before.
 fn check_no_leftovers(context: &SuiteContext, before: &BTreeSet<String>, fault: FaultPoint) -> CaseResult {
     let new: Vec<_> = context.stored_entries().difference(before).cloned().collect();
     let expected = || format!("nothing new in the state and the pool after a call {}", describe_fault(fault));
@@ -83,7 +83,7 @@ async fn create_through_crashes(context: &SuiteContext, label: &str, origin: &Vo
     let before = context.stored_entries();
     for fault in crash_points() {
         let request = context.volume_request(label);
-        // What it made is noted also when the healing below fails.
+        // Recorded for the cleanup, in case the repetition below fails.
         context.record_create(
             &request,
             origin,
@@ -275,7 +275,7 @@ pub(super) async fn modify(context: &SuiteContext) -> CaseResult {
     fail(format!("a modification within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-/// The volumes of a request that a listing shows: none from a driver that keeps no owners.
+/// Listed volumes of a request; none for drivers that do not store owners.
 async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseResult<Vec<VolumeHandle>> {
     if !context.backend.abilities().contains(&Ability::Listing) {
         return Ok(Vec::new());
@@ -287,7 +287,7 @@ async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseR
     Ok(handles)
 }
 
-/// Compares the volumes of a request that a listing shows with those that there may be.
+/// Compares the listed volumes of a request with the expected ones.
 async fn check_listed_volumes(
     context: &SuiteContext,
     request: &CreateVolume,
@@ -301,7 +301,7 @@ async fn check_listed_volumes(
     expect_that(unexpected.is_none(), expected, || format!("{found:?}"))
 }
 
-/// Compares the snapshots of a volume with those that there may be.
+/// Compares the snapshots of a volume with the expected ones.
 async fn check_snapshot_count(
     context: &SuiteContext,
     volume: &VolumeHandle,

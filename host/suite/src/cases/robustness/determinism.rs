@@ -1,4 +1,4 @@
-//! Calls that change nothing.
+//! Read-only calls.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::{Ability, CreateVolume, CreatedVolume, PageRequest, Snapshot};
@@ -20,7 +20,7 @@ pub(super) async fn reads(context: &SuiteContext) -> CaseResult {
     first.iter().zip(&second).try_for_each(|((what, first), (_, second))| expect_equal(what, first, second))
 }
 
-/// Everything that the driver tells of a volume and its snapshot, each with what it is.
+/// Everything that the driver reports about a volume and its snapshot, with labels.
 async fn read_all(
     context: &SuiteContext,
     request: &CreateVolume,
@@ -35,7 +35,7 @@ async fn read_all(
         answers.push(("the description", format!("{status:?}")));
     }
     if has_ability(Ability::Listing) {
-        // Volumes of others may come and go.
+        // Other volumes may be created and deleted meanwhile.
         let mut listed = context.list_all(None).await?;
         listed.retain(|status| status.volume.handle == volume.handle);
         answers.push(("the listed volume", format!("{listed:?}")));

@@ -1,4 +1,4 @@
-//! What the errors of a run were like, and what it leaves. These cases come last.
+//! Errors and leftovers of a run. These cases run last.
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Finality, Secrets, StorageError};
@@ -9,7 +9,7 @@ use crate::{
     context::{SuiteContext, VolumeOrigin},
 };
 
-/// Makes some calls that every driver refuses, so that there are errors to look at when few cases are run.
+/// Sends requests that every driver rejects, so that there are errors to check if few cases run.
 async fn provoke_errors(context: &SuiteContext) {
     drop(
         context
@@ -24,7 +24,7 @@ async fn provoke_errors(context: &SuiteContext) {
     );
 }
 
-/// A driver that needs none for it is not wrong: then there is nothing to see.
+/// Skips the case if the driver needs no secrets for the call.
 pub(super) async fn without_secrets(context: &SuiteContext) -> CaseResult {
     use ErrorKind::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
     let request = context.volume_request("secretless");

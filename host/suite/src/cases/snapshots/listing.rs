@@ -1,4 +1,4 @@
-//! Snapshots in lists.
+//! Listings of snapshots.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,11 @@ use crate::{
     context::SuiteContext,
 };
 
-/// Most entries of a listing that are read: a listing that goes round in circles never ends.
+/// Maximum entries read from a listing, in case its pages repeat.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// Everything that a listing of snapshots returns, part by part.
+    /// All pages of a listing of snapshots.
     pub(crate) async fn list_snapshots(
         &self,
         source: Option<&VolumeHandle>,
@@ -42,7 +42,7 @@ impl SuiteContext {
     }
 }
 
-/// Some snapshots of a new volume.
+/// Creates snapshots of a new volume.
 async fn create_several(
     context: &SuiteContext,
     count: usize,
@@ -59,7 +59,7 @@ async fn create_several(
     Ok((volume.handle, handles))
 }
 
-/// Compares a listing with what must be in it, each once.
+/// Checks that a listing contains each expected snapshot once.
 fn check_complete(what: &str, expected: &BTreeSet<SnapshotHandle>, listed: &[Snapshot]) -> CaseResult {
     let found: BTreeSet<_> = listed.iter().map(|snapshot| snapshot.handle.clone()).collect();
     expect_that(
@@ -114,7 +114,7 @@ pub(super) async fn limit(context: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-/// Deletes what the first page ended with, cuts another, and reads on.
+/// Deletes the last entry of the first page, creates a snapshot, and reads the other pages.
 pub(super) async fn while_changing(context: &SuiteContext) -> CaseResult {
     let (volume, mut expected) = create_several(context, 4).await?;
     let list = async |page: PageRequest| {
@@ -143,5 +143,5 @@ pub(super) async fn bad_token(context: &SuiteContext) -> CaseResult {
     let page =
         PageRequest { starting_token: Some("cofferdam-test-no-such-place".to_owned()), max_entries: None };
     let answer = context.backend.list_snapshots(context.call(), None, page).await;
-    expect_error("a place that no listing returned", &answer, ErrorKind::Aborted)
+    expect_error("a token that no listing returned", &answer, ErrorKind::Aborted)
 }

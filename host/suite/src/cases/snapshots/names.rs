@@ -1,4 +1,4 @@
-//! What a snapshot may be called.
+//! Names of snapshots.
 
 use cofferdam_domain::storage::{CreateSnapshot, ErrorKind};
 

@@ -1,4 +1,4 @@
-//! Volumes that do not exist, or no more.
+//! Missing and deleted volumes.
 
 use cofferdam_domain::{VolumeHandle, storage::ErrorKind};
 

@@ -1,4 +1,4 @@
-//! What a volume may be called.
+//! Names of volumes.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use crate::{
     context::SuiteContext,
 };
 
-/// CSI's limit for names, in bytes.
+/// CSI's limit of names, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 
-/// Names of one byte that nobody gives to what is dear to them: what has it is deleted in the end.
+/// Unlikely names of one byte: a volume with such a name is deleted at the end.
 const SHORT_NAMES: [&str; 7] = ["~", "^", "!", "=", "+", "@", "%"];
 
 pub(super) async fn short(context: &SuiteContext) -> CaseResult {
@@ -43,7 +43,7 @@ pub(super) async fn similar(context: &SuiteContext) -> CaseResult {
         .await
 }
 
-/// Creates a volume of each name, and finds it again.
+/// Creates a volume of each name, and repeats each create.
 async fn check_distinct<const N: usize>(context: &SuiteContext, names: [String; N]) -> CaseResult {
     let mut handles = BTreeSet::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! What the driver keeps: one blob, so that every change is whole.
+//! The state of the driver: one blob, so that every change is atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use cofferdam_guest::{
 use serde::{Deserialize, Serialize};
 
 const KEY: &str = "db";
-/// How often a decision is made anew after a foreign write.
+/// Maximum attempts of a transaction.
 const ATTEMPTS: usize = 256;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub(crate) struct BrokenDriverState {
 pub(crate) struct VolumeEntry {
     pub(crate) name: String,
     pub(crate) size: u64,
-    /// The size that it was created with.
+    /// Size at creation.
     pub(crate) first_size: u64,
     pub(crate) parameters: BTreeMap<String, String>,
     pub(crate) first_mutable_parameters: BTreeMap<String, String>,
@@ -32,7 +32,7 @@ pub(crate) struct VolumeEntry {
     pub(crate) is_multi_node: bool,
     pub(crate) origin: Option<String>,
     pub(crate) owner: Option<OwnerEntry>,
-    /// Node → how it is published there.
+    /// Publications by node.
     pub(crate) published: BTreeMap<String, String>,
     pub(crate) changed_at_ms: u64,
 }
@@ -73,17 +73,17 @@ fn read() -> Result<(BrokenDriverState, Option<state::Version>)> {
     })
 }
 
-/// Looks at what is kept.
+/// Reads the state.
 pub(crate) fn load() -> Result<BrokenDriverState> {
     read().map(|(db, _)| db)
 }
 
-/// Decides on what is kept and keeps what was decided, anew as long as others write in between.
+/// Changes the state in a transaction, repeated on conflicts.
 pub(crate) fn update<T>(decide: impl FnMut(&mut BrokenDriverState) -> Result<T>) -> Result<T> {
     update_with_retry(true, decide)
 }
 
-/// As [`change`]; the impatient take their time, and give up when another was faster.
+/// As [`change`], optionally slow and without repetition on conflicts.
 pub(crate) fn update_with_retry<T>(
     retries: bool,
     mut decide: impl FnMut(&mut BrokenDriverState) -> Result<T>,
@@ -112,14 +112,14 @@ pub(crate) fn update_with_retry<T>(
     Err(StorageError::aborted("too many others write").without_effect())
 }
 
-/// Writes a key beside the blob, for rules about crashes. The key may exist.
+/// Writes a separate key, for rules about crashes. The key may exist.
 pub(crate) fn write_marker(key: &str) -> Result<()> {
     let replaces = state::read::<u8>(&state::HostStore, key)?.map(|found| found.version);
     state::HostStore.commit(&[state::put(key, &1_u8, replaces)?])?;
     Ok(())
 }
 
-/// Removes a key that was scribbled.
+/// Removes a separate key.
 pub(crate) fn remove_marker(key: &str) -> Result<()> {
     if let Some(found) = state::read::<u8>(&state::HostStore, key)? {
         state::HostStore.commit(&[state::remove(key, found.version)])?;
@@ -127,13 +127,12 @@ pub(crate) fn remove_marker(key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether a key was scribbled.
+/// Returns true if a separate key exists.
 pub(crate) fn has_marker(key: &str) -> Result<bool> {
     Ok(state::read::<u8>(&state::HostStore, key)?.is_some())
 }
 
-/// Does something that leaves a mark before it begins, and wipes it in the end: what died in between is
-/// refused when it comes again.
+/// Writes a key before an operation and removes it afterwards. A repetition after a crash fails.
 pub(crate) fn with_marker<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if has_marker(key)? {
         return Err(StorageError::failed_precondition("it was begun before"));

@@ -1,4 +1,4 @@
-//! Volumes that grow and change.
+//! Expansion and modification.
 
 use cofferdam_guest::{
     KeyValues, Result, StorageError, VolumeHandle,
@@ -48,7 +48,7 @@ impl Expansion for BrokenDriver {
             let before = found.size;
             found.size = required;
             found.changed_at_ms = db::now();
-            Ok(if is_broken_for("expansion/grows", &found.name, "growing") { before } else { required })
+            Ok(if is_broken_for("expansion/expands", &found.name, "growing") { before } else { required })
         })?;
         if let Some(marker) = marker {
             db::remove_marker(&marker)?;
@@ -57,7 +57,7 @@ impl Expansion for BrokenDriver {
     }
 }
 
-/// Looks how large the volume is, and makes it as large as required when it was smaller; less takes longer.
+/// Expands a volume without a transaction; smaller sizes take longer.
 fn expand_without_lock(wanted: &ExpandRequest) -> Result<Expanded> {
     let required = wanted.capacity.required_bytes.unwrap_or(1);
     let before = db::load()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
@@ -73,7 +73,7 @@ fn expand_without_lock(wanted: &ExpandRequest) -> Result<Expanded> {
     Ok(Expanded { capacity_bytes: before.max(required), node_expansion: false })
 }
 
-/// Leaves a mark that stands in the way when the call comes again.
+/// Leaves a key that makes a repetition of the call fail.
 fn write_crash_marker(handle: &str) -> Result<Option<String>> {
     let is_crash_case = |name: &str| is_broken_for("crashes/expand", name, "dying-expansion");
     if !db::load()?.volumes.get(handle).is_some_and(|found| is_crash_case(&found.name)) {
@@ -120,7 +120,7 @@ fn modify(handle: &str, parameters: &KeyValues) -> Result<()> {
     })
 }
 
-/// Gives a volume those parameters that are known, before anybody looks whether all are.
+/// Sets the known parameters before it validates all of them.
 fn apply_known_parameters(handle: &str, parameters: &KeyValues) -> Result<()> {
     db::update(|db| {
         if let Some(found) = db.volumes.get_mut(handle) {

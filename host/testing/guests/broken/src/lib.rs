@@ -1,16 +1,15 @@
-//! A driver that can do everything over the `state` import, and breaks one rule of the contract when it is
-//! told to.
+//! A driver with every interface on the `state` import. A setting makes it break one rule of the contract.
 //!
 //! | setting | meaning |
 //! |---|---|
-//! | `break` | the id of a case of the conformance suite: what it tests is done wrong, and as little else as possible |
-//! | `features` | the features that it names, with blanks between; all when absent |
-//! | `topology` | `key=value`: the place where all volumes are; absent for none |
-//! | `per-node` | how many volumes fit a node; absent for any number |
-//! | `secret` | the name of a secret that a create must have; absent for none |
-//! | `url` | what a create asks over HTTP when it is done; absent for nothing |
+//! | `broken-rule` | the id of a case of the conformance suite: the rule to break, with as few side effects as possible |
+//! | `features` | features of its description, separated by blanks (default: all) |
+//! | `topology` | `key=value`: topology segment of all volumes (default: none) |
+//! | `volumes-per-node` | maximum volumes per node (default: no limit) |
+//! | `secret` | name of a secret that a create requires (default: none) |
+//! | `url` | URL that a create calls at its end (default: none) |
 //!
-//! It proves the suite: a rule that no driver can break is no rule.
+//! It tests the suite: every case has to be able to fail.
 #![forbid(unsafe_code)]
 
 mod db;
@@ -26,7 +25,7 @@ use cofferdam_guest::{
     settings,
 };
 
-/// Everything that the driver can do.
+/// The driver.
 pub(crate) struct BrokenDriver;
 
 cofferdam_guest::export!(
@@ -35,38 +34,38 @@ cofferdam_guest::export!(
 
 const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion single-node-multi-writer volume-mount-group";
 
-/// Whether this is the rule that is broken.
+/// Returns true if this rule is broken.
 pub(crate) fn is_broken(rule: &str) -> bool {
-    settings::get("break").is_some_and(|broken| broken == rule)
+    settings::get("broken-rule").is_some_and(|broken| broken == rule)
 }
 
-/// Whether this is the rule that is broken, for things whose name has this label.
+/// Returns true if this rule is broken for names with this label.
 pub(crate) fn is_broken_for(rule: &str, name: &str, label: &str) -> bool {
     name.contains(&format!("-{label}-")) && is_broken(rule)
 }
 
-/// Whether the driver names a feature.
+/// Returns true if the description has a feature.
 pub(crate) fn has_feature(feature: &str) -> bool {
     settings::get("features").unwrap_or_else(|| FEATURES.to_owned()).split(' ').any(|named| named == feature)
 }
 
-/// The place where all volumes are.
+/// Topology segment of all volumes.
 pub(crate) fn topology_segment() -> Option<(String, String)> {
     let place = settings::get("topology")?;
     place.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
-/// How many volumes fit a node.
+/// Maximum volumes per node.
 pub(crate) fn volumes_per_node() -> Option<u32> {
-    settings::get("per-node")?.parse().ok()
+    settings::get("volumes-per-node")?.parse().ok()
 }
 
-/// A text that never comes twice.
+/// A unique text.
 pub(crate) fn nonce() -> String {
     format!("{:032x}", u128::from_le_bytes(ambient::random::<16>()))
 }
 
-/// Computes for a while: long enough for other calls to come in between, and for a deadline to pass.
+/// Computes long enough for concurrent calls to interleave, and for a deadline to pass.
 pub(crate) fn busy_wait() {
     let until = ambient::now() + std::time::Duration::from_millis(100);
     while ambient::now() < until {
@@ -77,7 +76,7 @@ pub(crate) fn busy_wait() {
 impl Backend for BrokenDriver {
     fn describe() -> Result<Description> {
         let name = if is_broken("identity/loads") { "Not A Name" } else { "broken.example" };
-        let version = if is_broken("identity/same-every-time") { nonce() } else { "1".to_owned() };
+        let version = if is_broken("identity/description-is-constant") { nonce() } else { "1".to_owned() };
         let mut description = Description::new(name, version);
         let features = settings::get("features").unwrap_or_else(|| FEATURES.to_owned());
         description.volumes_per_node = volumes_per_node();

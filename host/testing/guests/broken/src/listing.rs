@@ -1,4 +1,4 @@
-//! What there is, and what there is room for.
+//! Listing, inspection and capacity.
 
 use cofferdam_guest::{
     Condition, Owner, ReclaimPolicy, Result, StorageError, VolumeHandle, VolumeStatus,
@@ -9,7 +9,7 @@ use crate::{
     BrokenDriver, db, db::VolumeEntry, has_feature, is_broken, is_broken_for, nonce, request, volumes,
 };
 
-/// Reads a place that a listing returned.
+/// Parses a token.
 pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<String>> {
     let Some(after) = after else { return Ok(None) };
     match after.strip_prefix("after:") {
@@ -19,8 +19,8 @@ pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<St
     }
 }
 
-/// A part of a listing, and where the next one begins. A rule that is broken lets one entry too many through;
-/// another one counts entries instead of remembering the last.
+/// A page, and the token of the next one. One broken rule returns an entry too many; another one uses offsets
+/// as tokens.
 pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,
@@ -51,7 +51,7 @@ pub(crate) fn list_page<'a, T>(
 
 fn volume_status(handle: &str, stored: &VolumeEntry) -> VolumeStatus {
     let mut volume = volumes::volume_of(handle, stored);
-    if stored.size > stored.first_size && is_broken("expansion/is-seen") {
+    if stored.size > stored.first_size && is_broken("expansion/is-reported") {
         volume.capacity_bytes = Some(stored.first_size);
     }
     let has_nodes = (has_feature("published-nodes") && !is_broken("features/published-nodes"))
@@ -125,8 +125,8 @@ impl Capacity for BrokenDriver {
         if wanted.capabilities.is_empty() && is_broken("capacity/no-arguments") {
             return Err(StorageError::invalid_argument("room for what"));
         }
-        let minimum = if is_broken("capacity/sane") { u64::MAX >> 1 } else { 1 };
-        let maximum = if is_broken("capacity/maximum-is-true") { 1 } else { request::MAX_SIZE };
+        let minimum = if is_broken("capacity/is-consistent") { u64::MAX >> 1 } else { 1 };
+        let maximum = if is_broken("capacity/maximum-is-enforced") { 1 } else { request::MAX_SIZE };
         Ok(CapacityReport {
             available_bytes: 1 << 60,
             maximum_volume_bytes: Some(maximum),

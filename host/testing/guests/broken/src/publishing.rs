@@ -27,7 +27,7 @@ impl Publishing for BrokenDriver {
     }
 }
 
-/// Looks whether the volume is free, and takes it when it was.
+/// Publishes a volume unless it is published, without a transaction.
 fn publish_without_lock(wanted: &PublishRequest) -> Result<Attachment> {
     if db::load()?.volumes.get(&wanted.handle).is_some_and(|found| !found.published.is_empty()) {
         return Err(StorageError::failed_precondition("it is published to another node"));
@@ -61,7 +61,7 @@ fn publish(wanted: &PublishRequest) -> Result<Attachment> {
         };
         if let Some(other) = found.published.get(&wanted.node) {
             let writing = !capability.contains("read-only") && !other.contains("read-only");
-            if *other != capability && !(writing && is_broken("publishing/other-way")) {
+            if *other != capability && !(writing && is_broken("publishing/different-publish")) {
                 return Err(StorageError::already_exists(format!("it is published there for {other}")));
             }
             return Ok(found.name.clone());

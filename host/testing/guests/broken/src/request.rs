@@ -1,4 +1,4 @@
-//! What a request asks for, checked.
+//! Validation of requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use cofferdam_guest::{
 
 use crate::{db::BrokenDriverState, is_broken, is_broken_for};
 
-/// Size when the request leaves it open.
+/// Default size.
 const DEFAULT_SIZE: u64 = 1 << 20;
-/// Largest volume.
+/// Maximum size of a volume.
 pub(crate) const MAX_SIZE: u64 = 1 << 50;
-/// CSI's limit for names.
+/// CSI's limit of names.
 const MAX_NAME: usize = 128;
 
-/// FNV-1a with 128 bits.
+/// FNV-1a, 128 bits.
 pub(crate) fn digest(text: &str) -> String {
     let hash = text.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
         (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
@@ -23,7 +23,7 @@ pub(crate) fn digest(text: &str) -> String {
     format!("{hash:032x}")
 }
 
-/// Whether a name may be one.
+/// Returns true if a name is valid.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_invalid = name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control);
     let is_broken_rule = (name.len() < 2 && is_broken("volumes/short-name"))
@@ -34,7 +34,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The handle of a volume's name.
+/// The handle of a name.
 pub(crate) fn volume_handle(name: &str) -> String {
     let mut name = name.to_owned();
     if name.len() == MAX_NAME && is_broken("volumes/long-names") {
@@ -46,7 +46,7 @@ pub(crate) fn volume_handle(name: &str) -> String {
     format!("v-{}", digest(&name))
 }
 
-/// The parameters of a class: `label` is the only one.
+/// Parameters of a StorageClass: only `label`.
 pub(crate) fn parse_parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
     if parameters.len() > 100 && is_broken("limits/many-parameters") {
@@ -63,7 +63,7 @@ pub(crate) fn parse_parameters(pairs: KeyValues) -> Result<BTreeMap<String, Stri
     }
 }
 
-/// The parameters that can be changed: `iops` is the only one.
+/// Mutable parameters: only `iops`.
 pub(crate) fn parse_mutable_parameters(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
     match parameters.keys().find(|key| *key != "iops") {
@@ -74,7 +74,7 @@ pub(crate) fn parse_mutable_parameters(pairs: KeyValues, rule: &str) -> Result<B
     }
 }
 
-/// Ways of use, written out.
+/// Capabilities as text.
 pub(crate) fn format_capabilities(capabilities: &[VolumeCapability], rule: &str) -> Result<BTreeSet<String>> {
     if capabilities.is_empty() && !is_broken(rule) {
         return Err(StorageError::invalid_argument("there is no way of use"));
@@ -82,7 +82,7 @@ pub(crate) fn format_capabilities(capabilities: &[VolumeCapability], rule: &str)
     capabilities.iter().map(format_capability).collect()
 }
 
-/// A way of use, written out.
+/// A capability as text.
 pub(crate) fn format_capability(capability: &VolumeCapability) -> Result<String> {
     let mode = capability.mode;
     let is_single_node_mode =
@@ -102,7 +102,7 @@ pub(crate) fn format_capability(capability: &VolumeCapability) -> Result<String>
     Ok(format!("{mode:?} {access}"))
 }
 
-/// Whether a way of use is one of many nodes.
+/// Returns true for multi-node access modes.
 pub(crate) fn is_multi_node(capability: &VolumeCapability) -> bool {
     matches!(
         capability.mode,
@@ -112,7 +112,7 @@ pub(crate) fn is_multi_node(capability: &VolumeCapability) -> bool {
     )
 }
 
-/// Chooses the size of a new volume.
+/// The size of a new volume.
 pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
     let required = range.required_bytes.unwrap_or(DEFAULT_SIZE.min(limit));
@@ -136,7 +136,7 @@ pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     Ok(required)
 }
 
-/// The size of what a volume is made from.
+/// The size of a content source.
 pub(crate) fn source_size(db: &BrokenDriverState, origin: Option<&str>) -> Result<u64> {
     let Some(origin) = origin else { return Ok(0) };
     let volume = db.volumes.get(origin).map(|volume| volume.size);

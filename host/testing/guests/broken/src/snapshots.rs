@@ -1,4 +1,4 @@
-//! Snapshots and groups of them.
+//! Snapshots and group snapshots.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn handle_of(name: &str) -> String {
     format!("s-{}", request::digest(name))
 }
 
-/// Looks whether the snapshot is there, and cuts it when it was not.
+/// Creates a snapshot unless it exists, without a transaction.
 fn create_without_lock(wanted: &SnapshotRequest, handle: &str) -> Result<Snapshot> {
     if let Some((handle, found)) = db::load()?.snapshots.iter().find(|(_, found)| found.name == wanted.name) {
         return Ok(snapshot_of(handle, found));
@@ -114,7 +114,7 @@ impl Snapshots for BrokenDriver {
         match db.snapshots.get(&handle) {
             Some(found) => {
                 let mut found = snapshot_of(&handle, found);
-                if is_broken("group-snapshots/members-know") {
+                if is_broken("group-snapshots/members-name-their-group") {
                     found.group = None;
                 }
                 if is_broken("snapshots/get") {
@@ -170,7 +170,7 @@ fn delete(handle: &str) -> Result<()> {
             }
             return Ok(());
         };
-        if found.group.is_some() && !is_broken("group-snapshots/member-stays") {
+        if found.group.is_some() && !is_broken("group-snapshots/delete-single-member") {
             return Err(StorageError::invalid_argument("it belongs to a group"));
         }
         if is_broken_for("snapshots/delete-deletes", &found.name, "deleted") {
@@ -264,7 +264,7 @@ impl GroupSnapshots for BrokenDriver {
                 }
                 return Ok(());
             };
-            check_members(found, &snapshots, "group-snapshots/delete-strangers")?;
+            check_members(found, &snapshots, "group-snapshots/delete-foreign-members")?;
             let gone = found.members.clone();
             db.groups.remove(&handle);
             if is_broken("group-snapshots/delete-members") {
@@ -290,7 +290,7 @@ impl GroupSnapshots for BrokenDriver {
             }
             return Err(StorageError::not_found(format!("there is no group {handle:?}")));
         };
-        check_members(found, &snapshots, "group-snapshots/get-strangers")?;
+        check_members(found, &snapshots, "group-snapshots/get-foreign-members")?;
         let mut found = group_snapshot(&db, &handle, found);
         if is_broken("group-snapshots/get") {
             found.created_at_ms = found.created_at_ms.wrapping_add(u64::from(nonce().len() == 32));

@@ -30,7 +30,7 @@ impl Restoring for BrokenDriver {
     }
 }
 
-/// The interface whose rules a creation keeps or breaks.
+/// The interface whose rules a create follows or breaks.
 fn interface(origin: Option<&str>) -> &'static str {
     match origin {
         None => "volumes",
@@ -39,7 +39,7 @@ fn interface(origin: Option<&str>) -> &'static str {
     }
 }
 
-/// Creates a volume or finds it.
+/// Creates or finds a volume.
 pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<Volume> {
     let name = request.name.clone();
     assert!(!is_broken_for("errors/no-defects", &name, "provoked"), "a defect");
@@ -71,7 +71,7 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     Ok(volume)
 }
 
-/// Tells a server that a volume is there. Nobody knows what it did when its answer is lost.
+/// Reports a volume to a server. The outcome is unknown if the response is lost.
 fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {
@@ -82,18 +82,18 @@ fn notify_server(name: &str) -> Result<()> {
     }
 }
 
-/// Refuses a volume for another place.
+/// Rejects a volume for another topology segment.
 fn check_topology(request: &CreateRequest) -> Result<()> {
     let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
     let is_reachable =
         topology.requisite.is_empty() || topology.requisite.iter().any(|wanted| wanted.contains(&place));
-    if is_reachable || is_broken("topology/nowhere") {
+    if is_reachable || is_broken("topology/unknown-segment") {
         return Ok(());
     }
     Err(StorageError::resource_exhausted("there is nothing in that place"))
 }
 
-/// Where a volume can be reached.
+/// Topology of a volume.
 fn volume_topology() -> Vec<Vec<(String, String)>> {
     let Some((key, value)) = topology_segment() else {
         let foreign_segment = vec![("zone".to_owned(), "a".to_owned())];
@@ -112,7 +112,7 @@ fn is_race_case(name: &str) -> bool {
         || is_broken_for("deadlines/abandoned-create", name, "abandoned")
 }
 
-/// Looks whether the volume is there, and makes it when it was not there: two calls at once make two volumes.
+/// Creates a volume unless it exists, without a transaction: concurrent calls create two.
 fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result<Volume> {
     if let Some((handle, found)) = db::load()?.volumes.iter().find(|(_, found)| found.name == name) {
         return Ok(volume_of(handle, found));
@@ -125,12 +125,12 @@ fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result
     })
 }
 
-/// Rules about calls that die: what is written too early, and stands in the way when the call comes again.
+/// Rules about crashes: keys that are written too early make a repetition of the call fail.
 fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
     let is_crash_case = is_broken_for("crashes/create", name, "dying-create")
         || is_broken_for("crashes/clone", name, "dying-clone")
         || is_broken_for("crashes/restore", name, "dying-restore");
-    let is_deadline_case = is_broken_for("deadlines/hurried-create", name, "hurried");
+    let is_deadline_case = is_broken_for("deadlines/create", name, "hurried");
     if !is_crash_case && !is_deadline_case {
         return Ok(None);
     }
@@ -195,12 +195,12 @@ fn check_filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()
     }
 }
 
-/// Whether the volume of a name is what the same name asks for now.
+/// Returns true if an existing volume matches the request.
 fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &CreateRequest) -> Result<()> {
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)
         && range.limit_bytes.is_none_or(|limit| found.size <= limit);
-    let grown = found.size > found.first_size && is_broken("expansion/create-still-finds");
+    let grown = found.size > found.first_size && is_broken("expansion/create-finds-expanded");
     let other_source = format!("{}/other-source", interface(found.origin.as_deref()));
     let differences = [
         (!fits, "volumes/create-other-size", "size"),
@@ -243,14 +243,14 @@ fn insert_volume(
     Ok(created)
 }
 
-/// What a volume is to the caller.
+/// The volume as returned to the caller.
 pub(crate) fn volume_of(handle: &str, stored: &VolumeEntry) -> Volume {
     let mut volume = Volume::new(handle, stored.size);
     let is_random = is_broken_for("volumes/create-is-idempotent", &stored.name, "twice")
         || is_broken_for("cloning/is-idempotent", &stored.name, "cloned")
         || is_broken_for("restoring/is-idempotent", &stored.name, "restored");
     volume.topology = volume_topology();
-    if is_broken("publishing/attachment") {
+    if is_broken("publishing/connection-info") {
         volume.attachment = Some(cofferdam_guest::Attachment::none());
     }
     volume.context = stored.parameters.clone().into_iter().collect();
@@ -276,7 +276,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
     if is_crash_case {
         db::write_marker(&format!("trash/{}", nonce()))?;
     }
-    let is_deadline_case = |name: &str| is_broken_for("deadlines/hurried-delete", name, "hurried-delete");
+    let is_deadline_case = |name: &str| is_broken_for("deadlines/delete", name, "hurried-delete");
     if is_deadline_case(&db::name_of(handle)?) {
         return db::with_marker(&format!("deleting/{handle}"), || {
             busy_wait();
@@ -300,7 +300,7 @@ fn remove(handle: &str, retries: bool) -> Result<()> {
         };
         if is_broken_for("volumes/delete-deletes", &found.name, "gone")
             || is_broken_for("cleanup/nothing-is-left", &found.name, "last")
-            || is_broken_for("listing/forgets-deleted", &found.name, "forgotten")
+            || is_broken_for("listing/omits-deleted", &found.name, "forgotten")
         {
             return Ok(());
         }
@@ -321,7 +321,7 @@ fn remove(handle: &str, retries: bool) -> Result<()> {
     })
 }
 
-/// Tells whether a volume can be used in some ways.
+/// Validates capabilities.
 pub(crate) fn validate(request: ValidateRequest) -> Result<Validation> {
     let uses = request::format_capabilities(&request.capabilities, "volumes/validate-no-capability")?;
     let db = db::load()?;
