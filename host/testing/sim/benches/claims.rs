@@ -1,13 +1,12 @@
-//! Claims from created to Bound: the real roles and the real memory backend in the sandbox, on the embedded
-//! API in-process.
-//!
-//! Prints throughput, latency and the number of writes per claim; the aims stand beside them.
+//! Claims from creation to Bound: the real roles and the real memory backend in the sandbox, on the embedded
+//! API server in-process.
+//! Prints throughput, latency and the number of writes per claim, next to the target values.
 #![allow(
     clippy::print_stdout,
     clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
-    reason = "a measurement that cannot be made ends here, and its result is for a terminal"
+    reason = "a failed measurement panics, and the result is printed to the terminal"
 )]
 
 use std::{
@@ -33,9 +32,9 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// Claims of one round.
+/// Claims per round.
 const CLAIMS: usize = 5_000;
-/// Clients that create them at once.
+/// Concurrent clients that create claims.
 const CLIENTS: usize = 50;
 
 #[derive(Default)]
@@ -45,7 +44,7 @@ struct WriteCounts {
     events: AtomicU64,
 }
 
-/// The API, counting what the roles write.
+/// The API server, counting the writes of the roles.
 #[derive(Clone)]
 struct CountingApi {
     api: ApiService,
@@ -83,12 +82,12 @@ fn main() {
     runtime.expect("a runtime starts").block_on(run());
 }
 
-/// Creates an object, as a user does.
+/// Creates an object as a user.
 async fn post(api: &ApiService, path: &str, object: &serde_json::Value) {
     let request = Request::post(path)
         .header(http::header::CONTENT_TYPE, "application/json")
         .body(Body::from(object.to_string().into_bytes()))
-        .expect("a path and a body are a request");
+        .expect("path and body are a valid request");
     let Ok(response) = tower::Service::call(&mut api.clone(), request).await;
     assert!(response.status().is_success(), "{path}: {}", response.status());
 }
@@ -111,12 +110,12 @@ async fn run() {
     };
     let settings = Settings { roles: Role::ALL.into(), ..Settings::default() };
     let process =
-        Arc::new(ControllerManager::new(settings, parts, &mut registry).expect("the settings are good"));
+        Arc::new(ControllerManager::new(settings, parts, &mut registry).expect("the settings are valid"));
     let stop = CancellationToken::new();
     let running = Arc::clone(&process);
     let token = stop.clone();
     let task = tokio::spawn(async move { running.run(token).await });
-    process.ready().wait_for(|ready| *ready).await.expect("the process lives");
+    process.ready().wait_for(|ready| *ready).await.expect("the process runs");
 
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "bench"},
@@ -124,7 +123,8 @@ async fn run() {
     });
     post(&api.service(), "/apis/storage.k8s.io/v1/storageclasses", &class).await;
 
-    // Bound is when the roles' own cache, fed by the answers of their writes, shows it.
+    // A claim counts as Bound when the cache of the roles shows it, which is also updated by the responses of
+    // their writes.
     let (bound, mut bound_claims) = tokio::sync::mpsc::unbounded_channel::<(Arc<str>, Instant)>();
     process.cache().claims.subscribe(move |change| {
         let phase = |claim: &Option<Arc<cofferdam_domain::Claim>>| claim.as_ref().map(|claim| claim.phase);
@@ -167,18 +167,18 @@ async fn run() {
         while bound_at.len() < CLAIMS {
             let next_bound = tokio::time::timeout(Duration::from_secs(60), bound_claims.recv()).await;
             let (name, at) =
-                next_bound.expect("the next claim is Bound within a minute").expect("the process lives");
+                next_bound.expect("the next claim is Bound within a minute").expect("the process runs");
             bound_at.insert(name, at);
         }
         let took = started.elapsed();
         let mut latencies = Vec::new();
         for client in clients {
-            for (name, at) in client.await.expect("a client ends well") {
+            for (name, at) in client.await.expect("the client does not panic") {
                 latencies.push(bound_at[&*name].saturating_duration_since(at));
             }
         }
         latencies.sort();
-        // Events and the journal's last removals follow.
+        // Wait for events and for the last removals from the journal.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let after = [&writes.objects, &writes.journal, &writes.events].map(|c| c.load(Ordering::Relaxed));
         let per_claim = |n: usize| (after[n] - before[n]) as f64 / CLAIMS as f64;
@@ -193,7 +193,7 @@ async fn run() {
             per_claim(2),
         );
     }
-    println!("{:<8}{:>12}{:>12}{:>12}{:>14}{:>15}{:>14}", "aim", ">= 2000", "", "", "<= 4", "<= 0.5", "1");
+    println!("{:<8}{:>12}{:>12}{:>12}{:>14}{:>15}{:>14}", "target", ">= 2000", "", "", "<= 4", "<= 0.5", "1");
     stop.cancel();
-    task.await.expect("the process ends well").expect("and without an error");
+    task.await.expect("the process does not panic").expect("the process stops without an error");
 }

@@ -1,4 +1,4 @@
-//! An array and its driver, scripted: what it holds outlives the processes that call it.
+//! A scripted storage array and its driver. The array outlives the processes that call it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -20,36 +20,35 @@ use cofferdam_domain::{
 use futures::future::BoxFuture;
 
 use crate::{
+    action::UserAction,
     effects::{ActivityGuard, Effect, Effects},
-    simulation::UserAction,
 };
 
-/// What goes wrong with one call.
+/// A fault of one driver call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DriverFault {
-    /// Nothing happens, and the driver says so.
+    /// The call fails with this error and has no effect.
     Refuse(ErrorKind),
-    /// Nothing happens, and nobody knows.
+    /// The call has no effect; the caller gets an error with unknown outcome.
     LostRequest,
-    /// It happens, and nobody hears of it.
+    /// The call takes effect; the caller gets an error with unknown outcome.
     LostResponse,
-    /// It takes this long.
+    /// The call takes this long.
     Slow(Duration),
-    /// A user does this while the driver is at work; then all is well.
+    /// The user acts during the call, which then succeeds.
     ConcurrentAction(UserAction),
-    /// A user does this while the driver is at work; then this goes wrong.
+    /// The user acts during the call, then the other fault applies.
     ConcurrentActionThen(UserAction, Box<DriverFault>),
-    /// The process' watches end and no other one begins, as with a connection that hangs; then this goes
-    /// wrong.
+    /// The process's watches end and new ones hang, as with a stuck connection; then the other fault applies.
     StaleWatchesThen(Box<DriverFault>),
-    /// The volume has this many bytes, whatever was asked for.
+    /// The response has this size in bytes, whatever was requested.
     WrongSize(u64),
-    /// It happens, and is undone by whoever works on the array itself.
+    /// The call takes effect and is reverted outside of Kubernetes.
     Reverted,
 }
 
 impl DriverFault {
-    /// Whether the driver says that nothing happens.
+    /// Returns true if the driver reports a final error.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Refuse(_) => true,
@@ -64,73 +63,73 @@ impl DriverFault {
     }
 }
 
-/// By then every watch of a process has ended by itself, and none that began after it is given up as dead
-/// yet.
+/// After this time every watch of a process has expired, and a watch that started since has not been given up
+/// as dead yet.
 const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 
 /// A volume of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayVolume {
-    /// The request that made it.
+    /// The request that created it.
     pub request: CreateVolume,
     /// Its size in bytes.
     pub size: u64,
-    /// When it was created or changed last, in milliseconds since the Unix epoch.
+    /// Time of creation or of the last change, in milliseconds since the Unix epoch.
     pub changed_at_ms: u64,
     /// Nodes that it is published to.
     pub published_nodes: Vec<NodeId>,
 }
 
-/// How the driver lists its volumes.
+/// ListVolumes behavior of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListingBehavior {
-    /// With the owners of volumes.
+    /// Entries contain the owners of volumes.
     pub owners: bool,
-    /// With the times of their last changes.
+    /// Entries contain the times of the last changes.
     pub change_times: bool,
-    /// At most so many a page, whatever is asked for; 0 for as many as are asked for.
+    /// Maximum page size, whatever is requested; 0 for the requested size.
     pub page_size: usize,
-    /// After the last page comes another one, for ever.
+    /// The last page is followed by another one, without end.
     pub endless: bool,
-    /// With the nodes that volumes are published to.
+    /// Entries contain the nodes that volumes are published to.
     pub published_nodes: bool,
 }
 
-/// What a scenario wants of the driver's publishing.
+/// ControllerPublishVolume behavior of the driver.
 #[derive(Clone, Debug, Default)]
 pub struct PublishingBehavior {
-    /// The driver has none: its volumes are reachable from everywhere.
+    /// The driver does not publish volumes: they are reachable from every node.
     pub unsupported: bool,
-    /// What goes wrong with its publish calls, one each.
+    /// Faults of publish calls, one per call.
     pub publish_faults: Vec<DriverFault>,
-    /// What goes wrong with its unpublish calls, one each.
+    /// Faults of unpublish calls, one per call.
     pub unpublish_faults: Vec<DriverFault>,
 }
 
-/// What a scenario wants of the driver's growing and modifying.
+/// Expand and modify behavior of the driver.
 #[derive(Clone, Debug, Default)]
 pub struct ResizingBehavior {
-    /// The driver can do neither.
+    /// The driver supports neither.
     pub unsupported: bool,
-    /// The node has a part in growing.
+    /// Expansion also requires a node expansion.
     pub node_expansion_required: bool,
-    /// What goes wrong with its expand calls, one each.
+    /// Faults of expand calls, one per call.
     pub expand_faults: Vec<DriverFault>,
-    /// What goes wrong with its modify calls, one each.
+    /// Faults of modify calls, one per call.
     pub modify_faults: Vec<DriverFault>,
 }
 
-/// What a scenario wants of the places of the driver's volumes.
+/// Topology behavior of the driver.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TopologyBehavior {
-    /// Topology keys; none where volumes are reachable from everywhere.
+    /// Topology keys; empty if volumes are reachable from every node.
     pub keys: &'static [&'static str],
-    /// Places without room, such as `zone=a`. The driver looks no further than at the place that is
-    /// preferred.
+    /// Topology segments without capacity, such as `zone=a`. The driver considers only the first preferred
+    /// topology.
     pub full_segments: &'static [&'static str],
-    /// Whether the driver tells how much room there is.
+    /// The driver supports GetCapacity.
     pub reports_capacity: bool,
-    /// Whether the driver does not tell its keys, as CSI drivers cannot: they stand in CSINodes.
+    /// The topology keys are only in CSINodes, as with CSI drivers, which cannot report them.
     pub keys_only_in_csi_node: bool,
 }
 
@@ -147,35 +146,36 @@ struct Array {
     publish_faults: VecDeque<DriverFault>,
     unpublish_faults: VecDeque<DriverFault>,
     published: BTreeMap<VolumeOnNode, PublishVolume>,
-    /// Publications that may still take effect, and those that have.
+    /// Publish requests that have taken effect or still may.
     publish_requests: BTreeMap<VolumeOnNode, PublishVolume>,
-    /// Volumes that no process has created and that were published once: they are listed, too.
+    /// Volumes that no process has created and that were published; ListVolumes returns them, too.
     unmanaged: BTreeSet<String>,
     supports_resize: bool,
-    /// The node has a part in growing.
+    /// Expansion also requires a node expansion.
     node_expansion_required: bool,
     expand_faults: VecDeque<DriverFault>,
     modify_faults: VecDeque<DriverFault>,
-    /// Sizes of volumes that have grown, by their handles.
+    /// Sizes of expanded volumes, by handle.
     sizes: BTreeMap<String, u64>,
-    /// Growths and modifications that may still take effect.
+    /// Expand requests that may still take effect.
     pending_expansions: BTreeMap<String, ExpandVolume>,
+    /// Modify requests that may still take effect.
     pending_modifications: BTreeMap<String, Parameters>,
-    /// Volumes that a call changes just now.
+    /// Volumes with an expand or modify call in progress.
     changes_in_progress: BTreeSet<String>,
     listing: Option<ListingBehavior>,
     list_faults: VecDeque<DriverFault>,
     calls: Vec<String>,
     completed_calls: usize,
     violations: Vec<String>,
-    /// Requests that may still take effect: whoever asks again asks the same.
+    /// Create requests that may still take effect: a repeated request must have the same arguments.
     pending_creates: BTreeMap<String, CreateVolume>,
 }
 
 /// The simulation's wall clock.
 pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 
-/// What a user does, handed to whoever can do it; done when every process has been told of it.
+/// Performs a user action. Completes when every process has seen the change.
 pub(crate) type UserActionHandler = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The array, shared by all processes of a simulation.
@@ -203,14 +203,14 @@ impl ScriptedDriver {
         Self { array: Arc::new(Mutex::new(array)), user_actions, clock }
     }
 
-    /// Makes the driver list its volumes; the calls meet these faults, one each, in this order.
+    /// Enables ListVolumes. Its calls take one fault each, in order.
     pub fn set_listing(&self, listing: ListingBehavior, faults: Vec<DriverFault>) {
         let mut array = self.lock();
         array.listing = Some(listing);
         array.list_faults = faults.into();
     }
 
-    /// Says what the driver does when it publishes.
+    /// Sets the publish behavior.
     pub fn set_publishing(&self, publishing: PublishingBehavior) {
         let mut array = self.lock();
         array.supports_publish = !publishing.unsupported;
@@ -218,7 +218,7 @@ impl ScriptedDriver {
         array.unpublish_faults = publishing.unpublish_faults.into();
     }
 
-    /// Says what the driver does when it grows and modifies volumes.
+    /// Sets the expand and modify behavior.
     pub fn set_resizing(&self, resizing: ResizingBehavior) {
         let mut array = self.lock();
         (array.supports_resize, array.node_expansion_required) =
@@ -227,42 +227,42 @@ impl ScriptedDriver {
         array.modify_faults = resizing.modify_faults.into();
     }
 
-    /// Says where the driver's volumes can be.
+    /// Sets the topology behavior.
     pub fn set_topology(&self, topology: TopologyBehavior) {
         self.lock().topology = topology;
     }
 
-    /// How a node's driver says where the node is.
+    /// The source of a node's topology.
     pub(crate) fn topology_source(&self) -> NodeTopologySource {
-        let places = self.lock().topology;
-        match places.keys {
-            _ if places.keys_only_in_csi_node => NodeTopologySource::CsiNode,
+        let topology = self.lock().topology;
+        match topology.keys {
+            _ if topology.keys_only_in_csi_node => NodeTopologySource::CsiNode,
             [names::NODE_TOPOLOGY_KEY] => NodeTopologySource::Name,
             _ => NodeTopologySource::Labels,
         }
     }
 
-    /// Handles and nodes of what is published.
+    /// Handles and nodes of the published volumes.
     pub fn published(&self) -> Vec<(String, String)> {
         self.lock().published.keys().cloned().collect()
     }
 
-    /// Puts a volume into the array, or another in its place, that no process has asked for.
+    /// Adds or replaces a volume of the array without a request of a process.
     pub fn insert(&self, volume: ArrayVolume) {
         self.lock().volumes.insert(volume.request.name.clone(), volume);
     }
 
-    /// Takes a volume out of the array, as somebody who works on the array itself.
+    /// Removes a volume from the array without a request of a process.
     pub fn remove(&self, name: &str) {
         self.lock().volumes.remove(name);
     }
 
-    /// Ends what goes wrong with deletions.
+    /// Removes the remaining faults of delete calls.
     pub fn clear_delete_faults(&self) {
         self.lock().delete_faults.clear();
     }
 
-    /// Volumes by name.
+    /// Volumes of the array, by name.
     pub fn volumes(&self) -> BTreeMap<String, ArrayVolume> {
         self.lock().volumes.clone()
     }
@@ -272,12 +272,13 @@ impl ScriptedDriver {
         self.lock().calls.clone()
     }
 
-    /// How many calls have come to an end, listings included.
+    /// Number of completed calls, including ListVolumes.
     pub(crate) fn completed_calls(&self) -> usize {
         self.lock().completed_calls
     }
 
-    /// Breaches of the contract: the same name with other arguments before the last answer was final.
+    /// Breaches of the driver contract: a name with other arguments while the outcome of an earlier request
+    /// is unknown.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
@@ -289,18 +290,18 @@ impl ScriptedDriver {
         node: Option<&'static str>,
         effects: Arc<Effects>,
     ) -> Arc<dyn Backend> {
-        let (listing, publishes, resizes, places) = {
+        let (listing, publishes, resizes, topology) = {
             let array = self.lock();
             (array.listing, array.supports_publish, array.supports_resize, array.topology)
         };
-        let keys = if places.keys_only_in_csi_node { &[] } else { places.keys };
+        let keys = if topology.keys_only_in_csi_node { &[] } else { topology.keys };
         let description = Description {
             name: name.into(),
             version: "1".to_owned(),
             topology_keys: keys.iter().map(|key| (*key).to_owned()).collect(),
-            // Nor can they tell this.
+            // CSI drivers cannot report their placement either.
             placement: match node {
-                Some(_) if !places.keys_only_in_csi_node => Placement::Node,
+                Some(_) if !topology.keys_only_in_csi_node => Placement::Node,
                 Some(_) | None => Placement::Central,
             },
             volumes_per_node: None,
@@ -318,7 +319,7 @@ impl ScriptedDriver {
             (publishes && node.is_none()).then_some(Ability::Publishing),
             resizes.then_some(Ability::Expansion),
             resizes.then_some(Ability::Modification),
-            places.reports_capacity.then_some(Ability::Capacity),
+            topology.reports_capacity.then_some(Ability::Capacity),
         ];
         let abilities = abilities.into_iter().flatten().collect();
         Arc::new(CrashingBackend { driver: self.clone(), node, description, abilities, effects })
@@ -336,17 +337,17 @@ impl ScriptedDriver {
     ) -> Result<CreatedVolume, StorageError> {
         let mut array = self.lock();
         let size = size.or(request.capacity.required).unwrap_or_default();
-        if let Some(there) = array.volumes.get(&name)
-            && there.request != request
+        if let Some(existing) = array.volumes.get(&name)
+            && existing.request != request
         {
-            let message = format!("{name} was asked for with other arguments");
+            let message = format!("{name} was requested with other arguments");
             array.violations.push(message.clone());
             return Err(StorageError::final_outcome(ErrorKind::AlreadyExists, message));
         }
         let segments = preferred_segments(&request).first().copied().map(format_segments);
         if segments.is_some_and(|segments| array.topology.full_segments.contains(&segments.as_str())) {
             array.pending_creates.remove(&name);
-            return Err(StorageError::final_outcome(ErrorKind::ResourceExhausted, "there is no room"));
+            return Err(StorageError::final_outcome(ErrorKind::ResourceExhausted, "no capacity"));
         }
         let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
         let volume = array.volumes.entry(name).or_insert_with(|| ArrayVolume {
@@ -381,7 +382,7 @@ impl ScriptedDriver {
         let next = entries.last().filter(|_| has_more).map(|(name, _)| name.clone());
         VolumePage {
             volumes: entries.into_iter().map(|(_, status)| status).collect(),
-            // Every page ends elsewhere than the one before, as a page must.
+            // Every page token differs from the previous one.
             next_token: if listing.endless { next.or_else(|| Some(format!("{after}~"))) } else { next },
         }
     }
@@ -397,12 +398,12 @@ fn created_volume(volume: &ArrayVolume) -> CreatedVolume {
     }
 }
 
-/// The places that a request prefers, in their order.
+/// The preferred topologies of a request, in order.
 fn preferred_segments(request: &CreateVolume) -> Vec<&Segments> {
     request.topology.iter().flat_map(|topology| &topology.preferred).collect()
 }
 
-/// A place as scenarios show it.
+/// A topology segment in the form of the scenario table.
 fn format_segments(segments: &Segments) -> String {
     segments.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
@@ -435,14 +436,14 @@ fn unmanaged_status(handle: &str) -> VolumeStatus {
 }
 
 impl Array {
-    /// The node gets the volume, or the reason why not.
+    /// Publishes a volume to a node.
     fn publish(&mut self, request: PublishVolume) -> Result<ConnectionInfo, StorageError> {
         let publication = (request.handle.to_string(), request.node_id.to_string());
         let refuse = |kind, message| Err(StorageError::final_outcome(kind, message));
-        if self.published.get(&publication).is_some_and(|there| *there != request) {
+        if self.published.get(&publication).is_some_and(|existing| *existing != request) {
             return refuse(
                 ErrorKind::AlreadyExists,
-                format!("{} is published in another way", publication.0),
+                format!("{} is published with other arguments", publication.0),
             );
         }
         let is_multi_node = match request.capability.access_mode {
@@ -467,14 +468,14 @@ impl Array {
         Ok(ConnectionInfo { kind: "directory".to_owned(), version: 1, fields })
     }
 
-    /// The volume has at least this size, or exactly that one.
+    /// Expands a volume. `reported_size` replaces the size in the response.
     fn expand(&mut self, request: &ExpandVolume, reported_size: Option<u64>) -> ExpandedVolume {
         let handle = request.handle.as_str();
         let volume = self.volumes.get(handle.strip_prefix("handle-").unwrap_or_default());
         let size = volume.map(|volume| volume.size).unwrap_or_default();
         let before = self.sizes.get(handle).copied().unwrap_or(size);
         let size = before.max(request.capacity.required.unwrap_or_default());
-        // A wrong answer says nothing of the volume.
+        // A reported size that is too small does not change the volume.
         let size = reported_size.filter(|reported_size| *reported_size > size).unwrap_or(size);
         self.sizes.insert(handle.to_owned(), size);
         self.pending_expansions.remove(handle);
@@ -485,21 +486,21 @@ impl Array {
     }
 
     fn unpublish(&mut self, handle: &VolumeHandle, node: Option<&NodeId>) {
-        let is_kept = |place: &VolumeOnNode| {
-            place.0 != handle.as_str() || node.is_some_and(|node| place.1 != node.as_str())
+        let is_retained = |publication: &VolumeOnNode| {
+            publication.0 != handle.as_str() || node.is_some_and(|node| publication.1 != node.as_str())
         };
-        self.published.retain(|place, _| is_kept(place));
-        self.publish_requests.retain(|place, _| is_kept(place));
+        self.published.retain(|publication, _| is_retained(publication));
+        self.publish_requests.retain(|publication, _| is_retained(publication));
     }
 }
 
-/// How a call of publishing shows.
+/// A call in the form of [`ScriptedDriver::calls`].
 fn format_call(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, suffix: &str) -> String {
     let secrets: String = call.secrets.iter().map(|(name, _)| format!(" with {name}")).collect();
     format!("{verb} {handle} {node}{suffix}{secrets}")
 }
 
-/// A call that changes a volume: no other may.
+/// An expand or modify call in progress. Another one for the same volume is a violation.
 struct ChangeGuard {
     driver: ScriptedDriver,
     handle: String,
@@ -523,18 +524,18 @@ impl Drop for ChangeGuard {
 
 struct CrashingBackend {
     driver: ScriptedDriver,
-    /// The node that its storage is in. Names and handles are the same on every node: only the place tells
-    /// two volumes apart.
+    /// The node of its storage. Names and handles are the same on every node: the topology distinguishes
+    /// their volumes.
     node: Option<&'static str>,
     description: Description,
     abilities: BTreeSet<Ability>,
     effects: Arc<Effects>,
 }
 
-/// A call that has not ended yet, whatever its end will be.
+/// A call in progress. It counts as completed when dropped.
 struct DriverCallGuard {
     driver: ScriptedDriver,
-    _busy: ActivityGuard,
+    _activity: ActivityGuard,
 }
 
 impl Drop for DriverCallGuard {
@@ -544,19 +545,19 @@ impl Drop for DriverCallGuard {
 }
 
 impl CrashingBackend {
-    /// How the array calls a volume.
+    /// The array's key of a volume.
     fn array_key(&self, name: &str) -> String {
         self.node.map_or_else(|| name.to_owned(), |node| format!("{node}/{name}"))
     }
 
     fn start_call(&self) -> DriverCallGuard {
-        DriverCallGuard { driver: self.driver.clone(), _busy: self.effects.start_call() }
+        DriverCallGuard { driver: self.driver.clone(), _activity: self.effects.start_call() }
     }
 
     async fn inject(&self, fault: Option<DriverFault>) -> Result<(bool, Option<u64>), StorageError> {
         match fault {
             None => Ok((false, None)),
-            Some(DriverFault::Refuse(kind)) => Err(StorageError::final_outcome(kind, "the array refuses")),
+            Some(DriverFault::Refuse(kind)) => Err(StorageError::final_outcome(kind, "injected error")),
             Some(DriverFault::LostRequest) => {
                 Err(StorageError::unknown_outcome(ErrorKind::Unavailable, "the request was lost"))
             }
@@ -587,7 +588,7 @@ impl CrashingBackend {
 fn lost_response() -> StorageError {
     StorageError {
         kind: ErrorKind::DeadlineExceeded,
-        message: "the answer was lost".to_owned(),
+        message: "the response was lost".to_owned(),
         retry_after_ms: None,
         finality: Finality::Unknown,
     }
@@ -620,7 +621,7 @@ impl Backend for CrashingBackend {
             let _call = self.start_call();
             let topology: String = preferred_segments(&request)
                 .into_iter()
-                .map(|place| format!(" {}", format_segments(place)))
+                .map(|segments| format!(" {}", format_segments(segments)))
                 .collect();
             let attributes = format_segments(&request.mutable_parameters);
             let attributes = if attributes.is_empty() { attributes } else { format!(" with {attributes}") };
@@ -630,10 +631,10 @@ impl Backend for CrashingBackend {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if request.topology.is_some() && array.topology.keys.is_empty() {
-                    array.violations.push(format!("{} was asked for at a place", request.name));
+                    array.violations.push(format!("{} was requested with a topology", request.name));
                 }
                 if array.pending_creates.get(&key).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{key} was asked for in two ways"));
+                    array.violations.push(format!("{key} was requested with two sets of arguments"));
                 }
                 array.pending_creates.insert(key.clone(), request.clone());
                 let fault = array.create_faults.pop_front();
@@ -642,10 +643,10 @@ impl Backend for CrashingBackend {
                 }
                 fault
             };
-            let (answer_lost, size) = self.inject(fault).await?;
-            let answer = self.driver.create(key, request, size);
+            let (response_lost, size) = self.inject(fault).await?;
+            let response = self.driver.create(key, request, size);
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { answer }
+            if response_lost { Err(lost_response()) } else { response }
         })
     }
 
@@ -666,14 +667,14 @@ impl Backend for CrashingBackend {
                 }
                 array.delete_faults.pop_front()
             };
-            let (answer_lost, _) = self.inject(fault).await?;
+            let (response_lost, _) = self.inject(fault).await?;
             {
                 let mut array = self.driver.lock();
                 array.volumes.remove(&key);
                 array.pending_creates.remove(&key);
             }
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { Ok(()) }
+            if response_lost { Err(lost_response()) } else { Ok(()) }
         })
     }
 
@@ -692,7 +693,9 @@ impl Backend for CrashingBackend {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if array.publish_requests.get(&publication).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{} was published in two ways", publication.0));
+                    array
+                        .violations
+                        .push(format!("{} was published with two sets of arguments", publication.0));
                 }
                 array.publish_requests.insert(publication.clone(), request.clone());
                 let fault = array.publish_faults.pop_front();
@@ -702,20 +705,20 @@ impl Backend for CrashingBackend {
                 fault
             };
             let is_reverted = fault == Some(DriverFault::Reverted);
-            let (answer_lost, _) = self.inject(fault).await?;
-            let answer = {
+            let (response_lost, _) = self.inject(fault).await?;
+            let response = {
                 let mut array = self.driver.lock();
-                let answer = array.publish(request);
-                if answer.is_err() {
+                let response = array.publish(request);
+                if response.is_err() {
                     array.publish_requests.remove(&publication);
                 }
                 if is_reverted {
                     array.published.remove(&publication);
                 }
-                answer
+                response
             };
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { answer }
+            if response_lost { Err(lost_response()) } else { response }
         })
     }
 
@@ -735,10 +738,10 @@ impl Backend for CrashingBackend {
                 array.calls.push(call.clone());
                 array.unpublish_faults.pop_front()
             };
-            let (answer_lost, _) = self.inject(fault).await?;
+            let (response_lost, _) = self.inject(fault).await?;
             self.driver.lock().unpublish(&handle, node.as_ref());
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { Ok(()) }
+            if response_lost { Err(lost_response()) } else { Ok(()) }
         })
     }
 
@@ -759,7 +762,7 @@ impl Backend for CrashingBackend {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if array.pending_expansions.get(&handle).is_some_and(|before| *before != request) {
-                    array.violations.push(format!("{handle} was grown in two ways"));
+                    array.violations.push(format!("{handle} was expanded with two sets of arguments"));
                 }
                 array.pending_expansions.insert(handle.clone(), request.clone());
                 let fault = array.expand_faults.pop_front();
@@ -768,10 +771,10 @@ impl Backend for CrashingBackend {
                 }
                 fault
             };
-            let (answer_lost, size) = self.inject(fault).await?;
-            let answer = self.driver.lock().expand(&request, size);
+            let (response_lost, size) = self.inject(fault).await?;
+            let response = self.driver.lock().expand(&request, size);
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { Ok(answer) }
+            if response_lost { Err(lost_response()) } else { Ok(response) }
         })
     }
 
@@ -791,7 +794,7 @@ impl Backend for CrashingBackend {
                 let mut array = self.driver.lock();
                 array.calls.push(call.clone());
                 if array.pending_modifications.get(&handle).is_some_and(|before| *before != parameters) {
-                    array.violations.push(format!("{handle} was modified in two ways"));
+                    array.violations.push(format!("{handle} was modified with two sets of arguments"));
                 }
                 array.pending_modifications.insert(handle.clone(), parameters);
                 let fault = array.modify_faults.pop_front();
@@ -800,10 +803,10 @@ impl Backend for CrashingBackend {
                 }
                 fault
             };
-            let (answer_lost, _) = self.inject(fault).await?;
+            let (response_lost, _) = self.inject(fault).await?;
             self.driver.lock().pending_modifications.remove(&handle);
             self.effects.record(Effect::Call(call)).await;
-            if answer_lost { Err(lost_response()) } else { Ok(()) }
+            if response_lost { Err(lost_response()) } else { Ok(()) }
         })
     }
 
@@ -816,15 +819,15 @@ impl Backend for CrashingBackend {
                 (array.listing.unwrap_or_default(), array.list_faults.pop_front())
             };
             let page = self.driver.list_page(listing, &request);
-            let (answer_lost, _) = self.inject(fault).await?;
-            if answer_lost { Err(lost_response()) } else { Ok(page) }
+            let (response_lost, _) = self.inject(fault).await?;
+            if response_lost { Err(lost_response()) } else { Ok(page) }
         })
     }
 
     fn get_capacity(&self, _: Call, query: CapacityQuery) -> BoxFuture<'_, Result<Capacity, StorageError>> {
         Box::pin(async move {
             self.effects.wait_if_crashed().await;
-            let _busy = self.effects.start_call();
+            let _activity = self.effects.start_call();
             let segments = query.topology.as_ref().map(format_segments).unwrap_or_default();
             let full = self.driver.lock().topology.full_segments.contains(&segments.as_str());
             let available = if full { 0 } else { 1 << 60 };

@@ -1,5 +1,4 @@
-//! The world around the processes: the cluster that they stand on, the user, and whether anything still
-//! happens.
+//! State that processes and user share: the cluster, the faults, the violations, and detection of idleness.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,67 +14,62 @@ use cofferdam_controllers::{ControllerManager, NodeDeployment};
 use cofferdam_domain::{
     Claim, CsiDriver, CsiNode, Node, Pod, StorageClass, Volume, VolumeAttachment, VolumeAttributesClass,
 };
-use http::{Method, Request, StatusCode};
+use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
 use serde_json::Value;
 use tokio::time::Instant;
-use tower::{BoxError, ServiceExt as _};
+use tower::BoxError;
 
 use crate::{
+    action::UserAction,
+    api::{self, NODES_PATH, VOLUME_ATTACHMENTS_PATH, send_request, text},
     effects::{ApiFault, Effects, FaultKind},
-    invariants,
+    history::History,
     objects::{self, collection_path},
-    simulation::UserAction,
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
-/// On paused time: longer than every back-off of the roles together with the longest they remember anything.
-/// What has not happened by then does not happen.
+/// Paused time: longer than every back-off of the roles plus the longest time they retain any state. The
+/// processes are idle afterwards.
 const SETTLE_TIME: Duration = Duration::from_secs(3600);
-/// On paused time: long enough for every watch to tell.
+/// Paused time: long enough for every watch to deliver its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
-/// On real time: longer than every pause that a role makes there before it does something, see
-/// [`World::longest_retry`].
+/// Real time: longer than every delay of a role before it acts, see
+/// [`SimulationFixture::max_retry_interval`].
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
-/// On real time, while the driver is at work: long enough for a process that has been told to act on it.
-/// Below what a role waits before it tells users that the driver takes its time.
+/// Real time, during a driver call: long enough for a process to act on a watch event. Shorter than the delay
+/// after which a role reports a slow driver to users.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
-/// On real time: what has not become quiet by then does not.
+/// Real time: time limit of waiting for idleness.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two looks.
+/// Poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The same on paused time, in the end.
+/// Maximum poll interval in paused time, after exponential increase.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Longest pause before everybody's knowledge is looked at again: it takes nine lists.
+/// Maximum interval of cache checks: each check needs nine lists.
 const MAX_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Where VolumeAttachments are.
-pub(crate) const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-
-/// Where Nodes are.
-pub(crate) const NODES_PATH: &str = "/api/v1/nodes";
-
-/// A process that lives, or whose death nobody has seen yet.
+/// A process that is running, or has crashed and is not replaced yet.
 struct LiveProcess {
     effects: Arc<Effects>,
     process: Option<Arc<ControllerManager>>,
-    /// The only node that it looks at, where it looks at one.
+    /// The only node that it watches; absent if it watches all nodes.
     node: Option<&'static str>,
 }
 
-/// What all processes and the user share.
+/// State that all processes and the user share.
 pub(crate) struct SimulationFixture {
     pub(crate) cluster: Arc<dyn TestCluster>,
     pub(crate) user_api: ApiTransport,
     processes: Mutex<Vec<LiveProcess>>,
     violations: Mutex<Vec<String>>,
-    /// Attachments that processes have made, by volume.
+    /// VolumeAttachments that processes have created, by PersistentVolume.
     created_attachments: Mutex<HashMap<String, HashSet<String>>>,
-    history: Mutex<invariants::History>,
-    /// What goes wrong with writes, one each.
+    history: Mutex<History>,
+    /// Faults of API writes, for one request each.
     api_faults: Mutex<Vec<ApiFault>>,
-    /// Whether an administrator has made something since all processes knew everything.
+    /// True if an administrator has created objects that some process may not have seen yet.
     has_new_setup: AtomicBool,
 }
 
@@ -93,17 +87,17 @@ impl SimulationFixture {
         })
     }
 
-    /// Whether time passes as on a clock on the wall.
+    /// Returns true if the cluster runs in real time.
     pub(crate) fn is_real_time(&self) -> bool {
         self.cluster.environment() != EnvironmentKind::InProcess
     }
 
-    /// The longest pause of a role after a failure, where time is real: nobody waits five minutes for a test.
+    /// Maximum back-off of the roles in real time, so that tests do not wait five minutes.
     pub(crate) fn max_retry_interval(&self) -> Option<Duration> {
         self.is_real_time().then_some(Duration::from_secs(1))
     }
 
-    /// The race of nodes for claims, in a time for which somebody waits.
+    /// Shortens the delays of the immediate-binding contest between nodes in real time.
     pub(crate) fn with_short_delays(&self, deployment: NodeDeployment) -> NodeDeployment {
         match self.is_real_time() {
             false => deployment,
@@ -132,7 +126,7 @@ impl SimulationFixture {
         self.lock_processes().retain(|live| !Arc::ptr_eq(&live.effects, effects));
     }
 
-    /// Notes what must not be.
+    /// Records the violation of an invariant.
     pub(crate) fn report_violation(&self, violation: String) {
         self.violations.lock().unwrap_or_else(PoisonError::into_inner).push(violation);
     }
@@ -141,7 +135,8 @@ impl SimulationFixture {
         self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes note of an attachment of a volume that a process has made. Returns all that have been.
+    /// Records a VolumeAttachment that a process has created for a PersistentVolume. Returns all that were
+    /// created for it.
     pub(crate) fn record_attachment(&self, volume: &str, attachment: &str) -> HashSet<String> {
         let mut all = self.created_attachments.lock().unwrap_or_else(PoisonError::into_inner);
         let attachments = all.entry(volume.to_owned()).or_default();
@@ -149,17 +144,17 @@ impl SimulationFixture {
         attachments.clone()
     }
 
-    /// What the judge remembers.
-    pub(crate) fn with_history<T>(&self, access: impl FnOnce(&mut invariants::History) -> T) -> T {
+    /// Accesses the history that invariants depend on.
+    pub(crate) fn with_history<T>(&self, access: impl FnOnce(&mut History) -> T) -> T {
         access(&mut self.history.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says what goes wrong with writes, one each.
+    /// Sets the faults of API writes. Each fault applies to one request.
     pub(crate) fn set_api_faults(&self, api_faults: Vec<ApiFault>) {
         *self.api_faults.lock().unwrap_or_else(PoisonError::into_inner) = api_faults;
     }
 
-    /// What goes wrong with a write; returns the request, too.
+    /// Removes and returns the fault of a request, together with the request, whose body is read for this.
     pub(crate) async fn take_api_fault(
         &self,
         request: Request<Body>,
@@ -183,7 +178,7 @@ impl SimulationFixture {
         Ok((Request::from_parts(parts, Body::from(body.to_vec())), fault))
     }
 
-    /// What has not gone wrong yet.
+    /// The faults that have not been applied yet.
     pub(crate) fn unused_api_faults(&self) -> Vec<ApiFault> {
         self.api_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -192,21 +187,27 @@ impl SimulationFixture {
         self.processes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a user does to objects, and an operator to the cluster.
+    /// Performs an action of a user or an administrator.
     pub(crate) async fn perform(&self, action: &UserAction) {
         let json = "application/json";
         self.wait_after_setup(action).await;
-        invariants::record_user_action(self, action).await;
+        let deleted = match action {
+            UserAction::Delete(path) if !self.is_real_time() => {
+                api::get(&self.user_api, path.split('?').next().unwrap_or_default()).await
+            }
+            _ => None,
+        };
+        self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {
             UserAction::Create(object) => {
-                let answer =
+                let response =
                     send_request(&self.user_api, Method::POST, &collection_path(object), json, object).await;
-                answer.and_then(|(status, body)| {
+                response.and_then(|(status, body)| {
                     let message = text(&body, "/message");
                     status.is_success().then_some(()).ok_or_else(|| format!("{status}: {message}").into())
                 })
             }
-            // To be refused is what some rows are about.
+            // Some rows expect the API server to reject the request.
             UserAction::Delete(path) => {
                 send_request(&self.user_api, Method::DELETE, path, json, &Value::Null).await.map(drop)
             }
@@ -224,8 +225,9 @@ impl SimulationFixture {
         }
     }
 
-    /// Watches of two kinds have no order on real time, and administrators prepare a cluster before it is
-    /// used: what they have made is known before the first action that is not theirs.
+    /// Waits until all processes have seen the administrator's objects before the first other action. In real
+    /// time watches of different kinds are not ordered, and administrators prepare a cluster before it is
+    /// used.
     async fn wait_after_setup(&self, action: &UserAction) {
         if !self.is_real_time() {
             return;
@@ -234,21 +236,21 @@ impl SimulationFixture {
             self.has_new_setup.store(true, Ordering::SeqCst);
         } else if self.has_new_setup.swap(false, Ordering::SeqCst) {
             let caches_current = async {
-                let mut pause = POLL_INTERVAL;
+                let mut interval = POLL_INTERVAL;
                 while !self.is_every_cache_current().await {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_CACHE_CHECK_INTERVAL);
+                    tokio::time::sleep(interval).await;
+                    interval = (interval * 2).min(MAX_CACHE_CHECK_INTERVAL);
                 }
             };
             if tokio::time::timeout(SETTLE_TIMEOUT, caches_current).await.is_err() {
                 self.report_violation(format!(
-                    "not every process knows after {SETTLE_TIMEOUT:?} what administrators have made"
+                    "the cache of a process does not have all setup objects after {SETTLE_TIMEOUT:?}"
                 ));
             }
         }
     }
 
-    /// Waits until nothing happens any more.
+    /// Waits until all processes are idle.
     pub(crate) async fn settle(&self) {
         if self.is_real_time() {
             self.wait_for_quiet(QUIET_PERIOD, false, SETTLE_TIMEOUT).await;
@@ -257,7 +259,7 @@ impl SimulationFixture {
         }
     }
 
-    /// Waits, within a call of the driver, until every process has been told of what a user has just done.
+    /// Waits during a driver call until every process has seen the user's last change.
     pub(crate) async fn wait_for_watches(&self) {
         if self.is_real_time() {
             self.wait_for_quiet(QUIET_PERIOD_IN_CALL, true, SETTLE_TIMEOUT).await;
@@ -266,14 +268,15 @@ impl SimulationFixture {
         }
     }
 
-    /// Waits until `sign`, or until nothing happens any more without it.
+    /// Waits until `is_met` returns true, or until all processes are idle.
     pub(crate) async fn wait_until<F: Future<Output = bool>>(&self, is_met: impl Fn() -> F) {
         let polling = async {
-            let mut pause = POLL_INTERVAL;
+            let mut interval = POLL_INTERVAL;
             while !is_met().await {
-                tokio::time::sleep(pause).await;
-                // An hour of paused time is many looks.
-                pause = (pause * 2).min(if self.is_real_time() { POLL_INTERVAL } else { MAX_POLL_INTERVAL });
+                tokio::time::sleep(interval).await;
+                // An hour of paused time would need many polls.
+                interval =
+                    (interval * 2).min(if self.is_real_time() { POLL_INTERVAL } else { MAX_POLL_INTERVAL });
             }
         };
         tokio::select! {
@@ -283,47 +286,47 @@ impl SimulationFixture {
         }
     }
 
-    /// Waits until every process knows what is in the API, and for so long nobody has asked the API or the
-    /// driver anything.
+    /// Waits until every cache is current and for the time `quiet` no request was sent to the API server or
+    /// the driver.
     async fn wait_for_quiet(&self, quiet: Duration, in_call: bool, limit: Duration) {
         let started = Instant::now();
-        let mut pause = POLL_INTERVAL;
+        let mut interval = POLL_INTERVAL;
         let mut last_activity = None;
-        // Since when it is silent, and how many looks ago: on a machine that stands still, time alone is no
-        // silence.
+        // Start of the silence, and number of polls since: on an overloaded machine elapsed time alone proves
+        // nothing.
         let mut quiet_since: Option<(Instant, u32)> = None;
         while started.elapsed() < limit {
             let now = self.activity(in_call);
             if now.is_none() || now != last_activity {
-                (last_activity, quiet_since, pause) = (now, None, POLL_INTERVAL);
-            } else if quiet_since.is_none_or(|(quiet_since, looks)| {
-                quiet_since.elapsed() >= quiet && POLL_INTERVAL * looks >= quiet / 2
+                (last_activity, quiet_since, interval) = (now, None, POLL_INTERVAL);
+            } else if quiet_since.is_none_or(|(quiet_since, polls)| {
+                quiet_since.elapsed() >= quiet && POLL_INTERVAL * polls >= quiet / 2
             }) {
-                // Told of everything before the silence, and not of anything new at its end: then nobody had
-                // a reason to act.
+                // The caches were current before the silence and are at its end, so no process has anything
+                // left to do.
                 let caches_current =
                     self.is_every_cache_current().await && self.activity(in_call) == last_activity;
                 if caches_current && quiet_since.is_some() {
                     return;
                 }
-                pause =
-                    if caches_current { POLL_INTERVAL } else { (pause * 2).min(MAX_CACHE_CHECK_INTERVAL) };
+                interval =
+                    if caches_current { POLL_INTERVAL } else { (interval * 2).min(MAX_CACHE_CHECK_INTERVAL) };
                 quiet_since = caches_current.then(|| (Instant::now(), 0));
             }
-            tokio::time::sleep(pause).await;
-            if let Some((_, looks)) = &mut quiet_since {
-                *looks += 1;
+            tokio::time::sleep(interval).await;
+            if let Some((_, polls)) = &mut quiet_since {
+                *polls += 1;
             }
         }
-        self.report_violation(format!("something still happens after {limit:?}"));
+        self.report_violation(format!("the processes are not idle after {limit:?}"));
     }
 
-    /// How much has happened; absent while something does.
+    /// Number of requests and calls so far; absent while one is in progress.
     fn activity(&self, in_call: bool) -> Option<usize> {
         self.lock_processes().iter().map(|live| live.effects.activity(in_call)).sum()
     }
 
-    /// Whether the caches of all processes show what the API has.
+    /// Returns true if the caches of all processes match the API server.
     async fn is_every_cache_current(&self) -> bool {
         let claims = self.list("/api/v1/persistentvolumeclaims").await;
         let volumes = self.list("/api/v1/persistentvolumes").await;
@@ -347,9 +350,11 @@ impl SimulationFixture {
                     && is_cache_current::<Claim>(&cache, &claims)
                     && is_cache_current::<Volume>(&cache, &volumes)
                     && is_cache_current::<StorageClass>(&cache, &classes)
-                    // Not every role looks at these.
-                    && (!cache.attachments.is_synced() || is_cache_current::<VolumeAttachment>(&cache, &attachments))
-                    && (!cache.csi_nodes.is_synced() || is_cache_current::<CsiNode>(&cache, &visible(&csi_nodes)))
+                    // Not every role watches these kinds.
+&& (!cache.attachments.is_synced()
+                        || is_cache_current::<VolumeAttachment>(&cache, &attachments))
+&& (!cache.csi_nodes.is_synced()
+                        || is_cache_current::<CsiNode>(&cache, &visible(&csi_nodes)))
                     && (!cache.csi_drivers.is_synced() || is_cache_current::<CsiDriver>(&cache, &csi_drivers))
                     && (!cache.pods.is_synced() || is_cache_current::<Pod>(&cache, &pods))
                     && (!cache.attributes_classes.is_synced()
@@ -371,7 +376,7 @@ impl SimulationFixture {
     }
 }
 
-/// Whether the cache shows exactly these objects of a kind, each in this version.
+/// Returns true if the cache contains exactly these objects of a kind, in the same versions.
 fn is_cache_current<K: CachedKind>(cache: &Cache, objects: &[Value]) -> bool {
     let store = K::store(cache);
     let mut keys = HashSet::new();
@@ -388,31 +393,4 @@ fn is_cache_current<K: CachedKind>(cache: &Cache, objects: &[Value]) -> bool {
         current
     });
     current && store.list().iter().all(|known| keys.contains(&known.key()))
-}
-
-pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
-    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// One request as a user makes it: the status and the body of the answer.
-///
-/// # Errors
-/// When there is no answer.
-pub(crate) async fn send_request(
-    api: &ApiTransport,
-    method: Method,
-    path: &str,
-    content_type: &str,
-    body: &Value,
-) -> Result<(StatusCode, Value), BoxError> {
-    let body = if body.is_null() { String::new() } else { body.to_string() };
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(http::header::CONTENT_TYPE, content_type)
-        .body(Body::from(body.into_bytes()))?;
-    let response = api.clone().oneshot(request).await?;
-    let status = response.status();
-    let bytes = response.into_body().collect().await?.to_bytes();
-    Ok((status, serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
 }

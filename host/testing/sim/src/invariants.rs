@@ -1,11 +1,10 @@
-//! What must never happen to attachments that are made for pods, looked at in the API itself with every write
-//! of a process: a volume for one node is never asked for on two, and none is taken from a node that is told
-//! of it or uses it, but by force; from a pod, not even so.
+//! Invariants of VolumeAttachments that the attach-detach controller creates, checked against the API server
+//! with every write of a process:
+//! - a single-node volume is never attached to two nodes;
+//! - a volume in `volumesAttached` or `volumesInUse` is not detached, except by force-detach;
+//! - a volume that a pod uses is never detached.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::time::Duration;
 
 use cofferdam_domain::{DriverName, NodeName, VolumeHandle, names};
 use http::Method;
@@ -13,71 +12,19 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::{
-    fixture::{NODES_PATH, SimulationFixture, VOLUME_ATTACHMENTS_PATH, send_request, text},
-    simulation::UserAction,
+    api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, claim_names, get, list_at, text},
+    fixture::SimulationFixture,
 };
 
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// What a volume in use is left on a node that is not heard any more, or gone.
+/// Force-detach timeout of a volume in use on a NotReady or deleted node.
 const FORCE_DETACH_AFTER: Duration = Duration::from_secs(360);
-/// What a pod may have been there without every process knowing of it.
+/// Maximum time until every process has seen a new pod.
 const WATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// What users have done, and when, as far as it is judged.
-#[derive(Default)]
-pub(crate) struct History {
-    /// Pods by name.
-    pods_created_at: HashMap<String, Instant>,
-    /// When the last pod of a claim has left a node.
-    pods_deleted_at: HashMap<(String, String), Instant>,
-    /// What nodes that are gone used last.
-    volumes_in_use: HashMap<String, Value>,
-    /// Attachments whose deletion a process has asked for, by uid: what has begun is carried through.
-    detach_requested: HashSet<String>,
-}
-
-/// Takes note of what a user is about to do.
-pub(crate) async fn record_user_action(fixture: &SimulationFixture, action: &UserAction) {
-    match action {
-        UserAction::Create(object) if text(object, "/kind") == "Pod" => {
-            let name = text(object, "/metadata/name").to_owned();
-            fixture.with_history(|memory| memory.pods_created_at.insert(name, Instant::now()));
-        }
-        UserAction::Create(object) if text(object, "/kind") == "Node" => {
-            fixture.with_history(|memory| memory.volumes_in_use.remove(text(object, "/metadata/name")));
-        }
-        UserAction::Delete(path) if !fixture.is_real_time() => {
-            let Some(object) = get(fixture, path.split('?').next().unwrap_or_default()).await else { return };
-            let name = text(&object, "/metadata/name").to_owned();
-            match text(&object, "/kind") {
-                "Pod" => fixture.with_history(|memory| {
-                    let node = text(&object, "/spec/nodeName");
-                    for claim in claim_names(&object) {
-                        memory.pods_deleted_at.insert((node.to_owned(), claim.to_owned()), Instant::now());
-                    }
-                }),
-                "Node" => {
-                    let in_use = object.pointer("/status/volumesInUse").cloned().unwrap_or_default();
-                    fixture.with_history(|memory| drop(memory.volumes_in_use.insert(name, in_use)));
-                }
-                _ => {}
-            }
-        }
-        UserAction::Create(_)
-        | UserAction::Delete(_)
-        | UserAction::Patch(..)
-        | UserAction::Backup
-        | UserAction::Restore
-        | UserAction::Compact
-        | UserAction::Settle
-        | UserAction::Wait(_)
-        | UserAction::Until(_) => {}
-    }
-}
-
-/// Judges a request before it is carried out.
+/// Checks a request before it is sent.
 pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, path: &str) {
     let Some(name) = path.strip_prefix(VOLUME_ATTACHMENTS_PATH).and_then(|rest| rest.strip_prefix('/'))
     else {
@@ -86,19 +33,21 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
     if *method != Method::DELETE || !is_for_pods(name) || fixture.is_real_time() {
         return;
     }
-    let Some(attachment) = get(fixture, path).await else { return };
+    let Some(attachment) = get(&fixture.user_api, path).await else { return };
     let uid = text(&attachment, "/metadata/uid").to_owned();
-    let is_new = fixture.with_history(|memory| memory.detach_requested.insert(uid));
+    let is_new = fixture.with_history(|history| history.detach_requested.insert(uid));
     let name_text = display_name(&attachment);
     let node_name = text(&attachment, "/spec/nodeName");
     let volume = find_volume(fixture, &attachment).await;
     let claim = claim_name(fixture, &attachment, volume.as_ref()).await;
-    let (unique, node) =
-        (volume.as_ref().map(unique_volume_name), get(fixture, &format!("{NODES_PATH}/{node_name}")).await);
+    let (unique, node) = (
+        volume.as_ref().map(unique_volume_name),
+        get(&fixture.user_api, &format!("{NODES_PATH}/{node_name}")).await,
+    );
     let is_volume = |one: &Value| unique.is_some() && one.as_str() == unique.as_deref();
     let attached = node.iter().flat_map(|node| list_at(node, "/status/volumesAttached"));
     if attached.filter_map(|one| one.get("name")).any(is_volume) {
-        fixture.report_violation(format!("detached: {name_text}, of which the node is told"));
+        fixture.report_violation(format!("detached: {name_text} is still in volumesAttached"));
     }
     if !is_new {
         return;
@@ -106,8 +55,8 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
     let volumes_in_use = match &node {
         Some(node) => list_at(node, "/status/volumesInUse").to_vec(),
         None => fixture
-            .with_history(|memory| {
-                memory
+            .with_history(|history| {
+                history
                     .volumes_in_use
                     .get(node_name)
                     .map(|volumes_in_use| list_at(volumes_in_use, "").to_vec())
@@ -117,7 +66,7 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
     let in_use = volumes_in_use.iter().any(is_volume);
     let since_pod_deleted = |claim: &String| {
         let key = (node_name.to_owned(), claim.clone());
-        fixture.with_history(|memory| memory.pods_deleted_at.get(&key).map(Instant::elapsed))
+        fixture.with_history(|history| history.pods_deleted_at.get(&key).map(Instant::elapsed))
     };
     let is_before_force_detach = claim
         .as_ref()
@@ -127,15 +76,15 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
         && !node.as_ref().is_some_and(is_out_of_service)
         && (node.as_ref().is_some_and(is_ready) || is_before_force_detach)
     {
-        fixture.report_violation(format!("detached: {name_text}, which the node uses"));
+        fixture.report_violation(format!("detached: {name_text} is still in volumesInUse"));
     }
-    // What was made by way of an object that is no more goes under a pod that does not use it yet, and is
-    // made again.
+    // A VolumeAttachment of a deleted PersistentVolume is also deleted under a pod that does not use the
+    // volume yet, and created again.
     let is_orphan = text(&attachment, "/spec/source/persistentVolumeName")
         != volume.as_ref().map(|volume| text(volume, "/metadata/name")).unwrap_or_default();
     let Some(claim) = claim.filter(|_| in_use || !is_orphan) else { return };
     if is_attach_required(fixture, &attachment).await && has_pod(fixture, node_name, &claim).await {
-        fixture.report_violation(format!("detached: {name_text}, which a pod there uses"));
+        fixture.report_violation(format!("detached: {name_text} is used by a pod on the node"));
     }
 }
 
@@ -149,14 +98,14 @@ fn is_ready(node: &Value) -> bool {
     ready.any(|condition| text(condition, "/status") == "True")
 }
 
-/// Whether the driver of an attachment has its volumes attached.
+/// Returns true if the driver of a VolumeAttachment requires attach.
 async fn is_attach_required(fixture: &SimulationFixture, attachment: &Value) -> bool {
     let path = format!("/apis/storage.k8s.io/v1/csidrivers/{}", text(attachment, "/spec/attacher"));
-    let driver = get(fixture, &path).await;
+    let driver = get(&fixture.user_api, &path).await;
     driver.is_none_or(|driver| driver.pointer("/spec/attachRequired") != Some(&Value::Bool(false)))
 }
 
-/// Whether a pod on a node, of which every process has heard, uses a claim.
+/// Returns true if a pod on the node uses the claim and every process has seen the pod.
 async fn has_pod(fixture: &SimulationFixture, node: &str, claim: &str) -> bool {
     let pods = fixture.list("/api/v1/pods").await;
     pods.iter().any(|pod| {
@@ -165,8 +114,8 @@ async fn has_pod(fixture: &SimulationFixture, node: &str, claim: &str) -> bool {
             .any(|one| one.pointer("/state/running").is_some());
         let is_terminated = matches!(text(pod, "/status/phase"), "Failed" | "Succeeded")
             || (pod.pointer("/metadata/deletionTimestamp").is_some() && !runs);
-        let since_created = fixture.with_history(|memory| {
-            memory.pods_created_at.get(text(pod, "/metadata/name")).map(Instant::elapsed)
+        let since_created = fixture.with_history(|history| {
+            history.pods_created_at.get(text(pod, "/metadata/name")).map(Instant::elapsed)
         });
         text(pod, "/spec/nodeName") == node
             && !is_terminated
@@ -175,12 +124,8 @@ async fn has_pod(fixture: &SimulationFixture, node: &str, claim: &str) -> bool {
     })
 }
 
-/// The claims that a pod names.
-fn claim_names(pod: &Value) -> impl Iterator<Item = &str> {
-    list_at(pod, "/spec/volumes").iter().map(|volume| text(volume, "/persistentVolumeClaim/claimName"))
-}
-
-/// The claim that an attachment's volume is of; where the volume is gone, the one that names it.
+/// The claim of a VolumeAttachment's volume. For a deleted PersistentVolume it is the claim that references
+/// it.
 async fn claim_name(
     fixture: &SimulationFixture,
     attachment: &Value,
@@ -198,12 +143,12 @@ async fn claim_name(
     (!name.is_empty()).then_some(name)
 }
 
-/// Whether what a request brings about is judged by its answer.
+/// Returns true if the response of a request is checked.
 pub(crate) fn is_response_checked(fixture: &SimulationFixture, method: &Method, path: &str) -> bool {
     *method == Method::POST && path == VOLUME_ATTACHMENTS_PATH && !fixture.is_real_time()
 }
 
-/// Judges an attachment that has been made.
+/// Checks a VolumeAttachment that was created.
 pub(crate) async fn check_created_attachment(fixture: &SimulationFixture, attachment: &Value) {
     let (name, node) = (text(attachment, "/metadata/name"), text(attachment, "/spec/nodeName"));
     let volume_name = text(attachment, "/spec/source/persistentVolumeName");
@@ -213,19 +158,21 @@ pub(crate) async fn check_created_attachment(fixture: &SimulationFixture, attach
         return;
     }
     for other in fixture.record_attachment(volume_name, name).into_iter().filter(|other| other != name) {
-        let Some(other_attachment) = get(fixture, &format!("{VOLUME_ATTACHMENTS_PATH}/{other}")).await else {
+        let Some(other_attachment) =
+            get(&fixture.user_api, &format!("{VOLUME_ATTACHMENTS_PATH}/{other}")).await
+        else {
             continue;
         };
         if text(&other_attachment, "/spec/source/persistentVolumeName") == volume_name {
             fixture.report_violation(format!(
-                "on two nodes: {volume_name}, on {} and {node}",
+                "multi-attach: {volume_name} on {} and {node}",
                 text(&other_attachment, "/spec/nodeName")
             ));
         }
     }
 }
 
-/// Volumes that nodes are told of and that are not attached.
+/// Volumes in `volumesAttached` that are not attached.
 pub(crate) fn stale_volumes_attached(nodes: &[Value], attachments: &[Value]) -> Vec<String> {
     let attached = |node: &str, handle: &str| {
         attachments.iter().any(|one| {
@@ -240,19 +187,21 @@ pub(crate) fn stale_volumes_attached(nodes: &[Value], attachments: &[Value]) -> 
     for node in nodes {
         let name = text(node, "/metadata/name");
         let not_attached = attached_handles(node).into_iter().filter(|handle| !attached(name, handle));
-        violations
-            .extend(not_attached.map(|handle| format!("told: {name} of {handle}, which is not attached")));
+        violations.extend(
+            not_attached
+                .map(|handle| format!("volumesAttached: {name} lists {handle}, which is not attached")),
+        );
     }
     violations
 }
 
-/// A node with what it is told of; absent for one that is told of nothing.
+/// The line of `FinalState::volumes_attached` for a Node; absent if its list is empty.
 pub(crate) fn volumes_attached_line(node: &Value) -> Option<String> {
     let handles = attached_handles(node);
     (!handles.is_empty()).then(|| format!("{} on {}", handles.join(", "), text(node, "/metadata/name")))
 }
 
-/// The name of an attachment; one that was made for pods by its volume and node.
+/// The name of a VolumeAttachment; for one of the attach-detach controller its volume and node.
 pub(crate) fn display_name(attachment: &Value) -> String {
     match text(attachment, "/metadata/name") {
         name if is_for_pods(name) => {
@@ -264,7 +213,7 @@ pub(crate) fn display_name(attachment: &Value) -> String {
     }
 }
 
-/// Handles of the CSI volumes that a node is told of, and the names of others.
+/// Handles of the CSI volumes in a Node's `volumesAttached`, and the names of other volumes.
 fn attached_handles(node: &Value) -> Vec<String> {
     let names = list_at(node, "/status/volumesAttached").iter().map(|one| text(one, "/name"));
     let mut handles: Vec<String> =
@@ -287,14 +236,10 @@ fn unique_volume_name(volume: &Value) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
-fn list_at<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
-    object.pointer(pointer).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
-}
-
-/// The volume that an attachment names, or else the one that has its identity.
+/// The PersistentVolume of a VolumeAttachment, or else one with the same driver and handle.
 async fn find_volume(fixture: &SimulationFixture, attachment: &Value) -> Option<Value> {
     let volume_name = text(attachment, "/spec/source/persistentVolumeName");
-    if let Some(volume) = get(fixture, &format!("{VOLUMES}/{volume_name}")).await {
+    if let Some(volume) = get(&fixture.user_api, &format!("{VOLUMES}/{volume_name}")).await {
         return Some(volume);
     }
     let node = NodeName::from(text(attachment, "/spec/nodeName"));
@@ -303,9 +248,4 @@ async fn find_volume(fixture: &SimulationFixture, attachment: &Value) -> Option<
         let handle = VolumeHandle::from(text(volume, "/spec/csi/volumeHandle"));
         names::volume_attachment_name(&driver, &handle, &node).as_str() == text(attachment, "/metadata/name")
     })
-}
-
-async fn get(fixture: &SimulationFixture, path: &str) -> Option<Value> {
-    let (status, object) = send_request(&fixture.user_api, Method::GET, path, "", &Value::Null).await.ok()?;
-    status.is_success().then_some(object)
 }

@@ -1,26 +1,33 @@
-//! Simulation of roles: the real roles over a scripted driver, and over the embedded API on paused time or
-//! any other [`Ground`].
-//!
-//! A [`Simulation`] outlives the processes that work in it: a process is killed after any of its effects (a
-//! write that the API took, a call that the driver carried out), with the answer lost, and the next one
-//! starts on what is there. Time is tokio's paused clock, so that an hour of back-off passes at once and
-//! every run of the same scenario takes the same course.
+//! Simulation of the roles: the real roles with a scripted driver, on the embedded API server in paused time
+//! or on any other [`TestCluster`].
+//! A [`Simulation`] outlives its processes. It kills a process after any of its effects (a write that the API
+//! server accepted, a call that the driver carried out) before the response arrives, and starts another one
+//! on the state that remains. Time is tokio's paused clock: an hour of back-off takes no real time, and a
+//! scenario always runs in the same order.
 #![forbid(unsafe_code)]
 
+mod action;
+mod api;
 pub mod driver;
 pub mod effects;
 mod fixture;
+mod history;
 mod invariants;
 pub mod objects;
+mod process_api;
+mod rbac;
+mod scenario;
 pub mod scenarios;
 pub mod simulation;
 pub mod test_cluster;
 
+pub use action::{UserAction, WaitFor};
 pub use driver::{
     ArrayVolume, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
     TopologyBehavior,
 };
 pub use effects::{ApiFault, Effect, Effects, FaultKind};
-pub use scenarios::{Scenario, scenarios, skipped_count};
-pub use simulation::{FinalState, Simulation, UsedRules, UserAction, WaitFor};
+pub use scenario::Scenario;
+pub use scenarios::{scenarios, skipped_count};
+pub use simulation::{FinalState, Simulation, UsedRules};
 pub use test_cluster::{ApiTransport, EnvironmentKind, HttpCluster, InProcessCluster, TestCluster, TestUser};

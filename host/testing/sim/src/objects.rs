@@ -1,11 +1,14 @@
-//! Objects that scenarios are made of.
+//! Builders of the objects that scenarios use.
 
 use serde_json::{Value, json};
 
-/// Driver of every scenario.
+/// The CSI driver name of every scenario.
 pub const DRIVER: &str = "sim.cofferdam.dev";
 
-/// A class of the scenario's driver.
+/// API path of the claim `a`.
+pub(crate) const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
+
+/// A StorageClass of the scenarios' driver.
 pub fn class(name: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
@@ -13,7 +16,7 @@ pub fn class(name: &str) -> Value {
     })
 }
 
-/// A claim of 1 GiB in the namespace `default`.
+/// A PersistentVolumeClaim of 1 GiB in the namespace `default`.
 pub fn claim(name: &str, class: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
@@ -23,7 +26,7 @@ pub fn claim(name: &str, class: &str) -> Value {
     })
 }
 
-/// A static volume of the scenario's driver.
+/// A static PersistentVolume of the scenarios' driver.
 pub fn volume(name: &str, class: &str, size: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
@@ -34,7 +37,7 @@ pub fn volume(name: &str, class: &str, size: &str) -> Value {
     })
 }
 
-/// A pod on a node that uses a claim.
+/// A pod on `node-1` that uses a claim.
 pub fn pod(name: &str, claim: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
@@ -45,7 +48,7 @@ pub fn pod(name: &str, claim: &str) -> Value {
     })
 }
 
-/// A node, as the scenario's driver calls it.
+/// A CSINode with the driver's node ID.
 pub fn csi_node(name: &str, id: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": name},
@@ -58,7 +61,7 @@ pub fn node(name: &str, labels: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
 }
 
-/// A Node that is ready, and whose volumes the controller attaches.
+/// A Ready Node with controller-managed attach.
 pub fn ready_node(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Node",
@@ -69,17 +72,17 @@ pub fn ready_node(name: &str) -> Value {
     })
 }
 
-/// The condition of a Node that its kubelet is there, or is not heard any more.
+/// The `Ready` condition of a Node: `True`, or `Unknown` as after missed heartbeats.
 pub fn ready_condition(ready: bool) -> Value {
     json!({"type": "Ready", "status": if ready { "True" } else { "Unknown" }})
 }
 
-/// The name under which nodes know a volume of the scenario's driver.
+/// The unique volume name that `volumesAttached` and `volumesInUse` contain.
 pub fn unique_volume_name(handle: &str) -> String {
     format!("kubernetes.io/csi/{DRIVER}^{handle}")
 }
 
-/// The CSIDriver of the scenario's driver.
+/// The CSIDriver object of the scenarios' driver.
 pub fn csi_driver(attach_required: bool) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": DRIVER},
@@ -87,7 +90,7 @@ pub fn csi_driver(attach_required: bool) -> Value {
     })
 }
 
-/// That a volume of the scenario's driver shall be attached to a node.
+/// A VolumeAttachment of the scenarios' driver.
 pub fn volume_attachment(name: &str, volume: &str, node: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": name},
@@ -95,7 +98,7 @@ pub fn volume_attachment(name: &str, volume: &str, node: &str) -> Value {
     })
 }
 
-/// A VolumeAttributesClass of the scenario's driver.
+/// A VolumeAttributesClass of the scenarios' driver.
 pub fn attributes_class(name: &str, speed: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttributesClass", "metadata": {"name": name},
@@ -103,7 +106,7 @@ pub fn attributes_class(name: &str, speed: &str) -> Value {
     })
 }
 
-/// What holds deletions back, as a process leaves it in the namespace of its journal after a restore.
+/// The restore marker, as a process creates it in the namespace of its journal after a restore.
 pub fn restore_marker() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -111,7 +114,7 @@ pub fn restore_marker() -> Value {
     })
 }
 
-/// An object with members changed as by a merge patch.
+/// Applies a JSON merge patch to an object.
 pub fn with(mut object: Value, change: &Value) -> Value {
     fn merge(object: &mut Value, change: &Value) {
         match (object.as_object_mut(), change) {
@@ -131,13 +134,13 @@ pub fn with(mut object: Value, change: &Value) -> Value {
     object
 }
 
-/// Whether an object is of a kind that administrators make, and that others only name.
+/// Returns true for kinds that administrators create before the cluster is used.
 pub(crate) fn is_cluster_setup(object: &Value) -> bool {
     let kinds = ["StorageClass", "VolumeAttributesClass", "CSIDriver", "CSINode", "Node"];
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kinds.contains(&kind))
 }
 
-/// Where an object of a kind lives in the API: the collection's path.
+/// The API path of an object's collection.
 pub fn collection_path(object: &Value) -> String {
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let version = text("/apiVersion");

@@ -1,4 +1,4 @@
-//! One run of a scenario: a cluster, an array, a user, and a process that may be killed.
+//! One run of a scenario: a cluster, a storage array, a user, and processes, one of which may be killed.
 
 use std::{
     collections::BTreeSet,
@@ -13,10 +13,9 @@ use cofferdam_backend::Backend;
 use cofferdam_controllers::{
     ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Role,
     Settings,
-    rbac::{self, DriverPlacement, NodeTopologySource},
+    rbac::{DriverPlacement, NodeTopologySource, rules},
 };
 use futures::future::BoxFuture;
-use http::Method;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -24,120 +23,90 @@ use tokio_util::sync::CancellationToken;
 use tower::BoxError;
 
 use crate::{
+    action::{UserAction, WaitFor},
+    api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, text},
     driver::{
         Clock, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
         TopologyBehavior,
     },
-    effects::{ApiFault, CrashingApi, Effect, Effects, Rbac},
-    fixture::{NODES_PATH, SimulationFixture, VOLUME_ATTACHMENTS_PATH, send_request, text},
+    effects::{ApiFault, Effect, Effects},
+    fixture::SimulationFixture,
     invariants,
     objects::DRIVER,
+    process_api::CrashingApi,
+    rbac::Rbac,
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
-/// Pause between two scans for orphans, where the driver lists its volumes.
+/// Interval of orphan scans, where the driver lists its volumes.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
-/// On real time: pause before a process that could not begin is started again.
+/// Real time: delay before a process that failed to start is started again.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
-/// How often; a process that does not begin then never does, and the scenario says why.
+/// Maximum starts of a process; after that the error is reported as a violation.
 const MAX_STARTS: usize = 100;
-/// How long a process has to end when it is told to.
+/// Time for a process to stop after its cancellation.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Something that a user or an operator does.
-#[derive(Clone, Debug, PartialEq)]
-pub enum UserAction {
-    /// Creates an object.
-    Create(Value),
-    /// Deletes the object at this path.
-    Delete(&'static str),
-    /// Merge-patches the object at this path.
-    Patch(&'static str, Value),
-    /// Remembers the state of the cluster.
-    Backup,
-    /// Puts the cluster back to the remembered state.
-    Restore,
-    /// Makes every watch fall behind: its version is too old.
-    Compact,
-    /// Waits until nothing happens any more.
-    Settle,
-    /// Waits this long.
-    Wait(Duration),
-    /// Waits until there is this sign, or until nothing happens any more without it.
-    Until(WaitFor),
-}
-
-/// Something to wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitFor {
-    /// The driver was called so often, and has answered.
-    CallsCompleted(usize),
-    /// There is this event, as [`Outcome::events`] shows it.
-    Event(&'static str),
-    /// The object at this path is gone.
-    Deleted(&'static str),
-}
-
-/// What is there at the end.
+/// The state of cluster and array at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FinalState {
-    /// `name phase volume` of every claim, sorted; one that is Pending with the node that was chosen, `name
-    /// Pending on node`.
+    /// `name phase volume` of every claim, sorted; `name Pending on node` for a Pending claim with a selected
+    /// node.
     pub claims: Vec<String>,
-    /// `name phase claim` of every volume, sorted; provisioned ones by the name of their claim, and what is
-    /// not reachable from everywhere with its places, `name phase claim key=value`.
+    /// `name phase claim` of every PersistentVolume, sorted. Provisioned ones have the name of their claim,
+    /// and those with node affinity also their topology: `name phase claim key=value`.
     pub volumes: Vec<String>,
-    /// What claims and their volumes say of growing and modifying, of those that say anything; sorted. `name
-    /// 1Gi/2Gi` are their sizes; then come `allocated=2Gi`, the state, the conditions, `no-node`, `was=1Gi`,
-    /// `class=a/b` and `target=b` with its state.
+    /// Resize and modify status of claims and their volumes, for those that have any; sorted. `name 1Gi/2Gi`
+    /// are the capacities of claim and volume, followed by `allocated=2Gi`, the resize status, the
+    /// conditions, `no-node`, `was=1Gi`, `class=a/b` and `target=b` with its status.
     pub resizes: Vec<String>,
-    /// `name attached kind` or `name detached` of every attachment, with `attachError CODE` and `detachError`
-    /// where there are such; sorted.
+    /// `name attached kind` or `name detached` of every VolumeAttachment, with `attachError CODE` and
+    /// `detachError` where they are set; sorted.
     pub attachments: Vec<String>,
-    /// `handles on node` of every node that is told of attached volumes, sorted.
+    /// `handles on node` of every node with a non-empty `volumesAttached`, sorted.
     pub volumes_attached: Vec<String>,
-    /// `handle node` of what the array has published, sorted.
+    /// `handle node` of every published volume, sorted.
     pub published: Vec<String>,
-    /// Names of the array's volumes' owners: claims by name, sorted.
+    /// Owners of the array's volumes: names of claims, sorted.
     pub array_owners: Vec<String>,
-    /// Intents that are still written down.
+    /// Number of journal entries that remain.
     pub intents: usize,
     /// `object type reason` of every event, sorted, each once.
     pub events: Vec<String>,
-    /// Calls that reached the driver, with claims' names.
+    /// Calls that reached the driver, with the names of claims.
     pub calls: Vec<String>,
-    /// What was to go wrong with writes, and did not, for nobody has asked for them.
+    /// API faults whose request was never sent.
     pub unused_faults: Vec<String>,
-    /// What must never be: leaks, losses, breaches of the contract with drivers.
+    /// Violated invariants: leaks, losses, breaches of the driver contract.
     pub violations: Vec<String>,
 }
 
-/// The world of a scenario.
+/// A cluster, a scripted driver and the processes of a scenario.
 pub struct Simulation {
     fixture: Arc<SimulationFixture>,
     driver: ScriptedDriver,
     clock: Clock,
-    /// Of the process that started last.
+    /// Metrics of the process that was started last.
     metrics: Mutex<Registry>,
     process_specs: Vec<ProcessSpec>,
     scans_for_orphans: bool,
     start_count: AtomicU64,
 }
 
-/// The roles of one process, and what they may do.
+/// The roles of one process, and their permissions.
 struct ProcessSpec {
     roles: BTreeSet<Role>,
     drivers: DriverPlacement,
     rbac: Arc<Rbac>,
-    /// The node that it is on, where the driver's storage is in nodes.
+    /// The node of a process with a node-local driver.
     node: Option<&'static str>,
-    /// Whether it has the driver.
+    /// True if the process runs the driver.
     has_driver: bool,
 }
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(rbac::rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
@@ -147,7 +116,7 @@ impl ProcessSpec {
         Self { node: Some(node), ..Self::new([Role::Provisioner, Role::Resizer].into(), drivers) }
     }
 
-    /// A process for each role.
+    /// Splits the specification into one process per role.
     fn into_single_roles(self) -> Vec<Self> {
         let Self { roles, drivers, node, has_driver: drives, .. } = self;
         roles
@@ -157,14 +126,14 @@ impl ProcessSpec {
     }
 }
 
-/// What one process used of its rules.
+/// The RBAC rules that one process used.
 #[derive(Clone, Debug)]
 pub struct UsedRules {
     /// Its roles.
     pub roles: BTreeSet<Role>,
-    /// Where its drivers' storage is.
+    /// The placement of its drivers' storage.
     pub drivers: DriverPlacement,
-    /// What it used, as `verb group/resource`.
+    /// The used rules, as `verb group/resource`.
     pub used: BTreeSet<String>,
 }
 
@@ -175,8 +144,8 @@ struct RunningProcess {
 }
 
 impl Simulation {
-    /// A fresh cluster in this process, on paused time, and an array. Create and delete calls meet these
-    /// faults, one each, in this order.
+    /// Creates an empty cluster in this process, in paused time, and an array. Create and delete calls take
+    /// one fault each, in order.
     pub fn new(roles: &[Role], create_faults: Vec<DriverFault>, delete_faults: Vec<DriverFault>) -> Self {
         let cluster = InProcessCluster::new();
         let user = cluster.api();
@@ -188,10 +157,10 @@ impl Simulation {
         )
     }
 
-    /// The same on another ground, which has to be as fresh.
+    /// The same on another cluster, which has to be empty.
     ///
     /// # Errors
-    /// When the ground lets nobody in.
+    /// When the cluster cannot be reached.
     pub fn on_cluster(
         cluster: Arc<dyn TestCluster>,
         roles: &[Role],
@@ -231,14 +200,15 @@ impl Simulation {
         }
     }
 
-    /// Makes the driver list its volumes, and the processes look for orphans among them.
+    /// Enables ListVolumes, and orphan scans.
     #[must_use]
     pub fn with_listing(self, listing: ListingBehavior, faults: Vec<DriverFault>) -> Self {
         self.driver.set_listing(listing, faults);
         self.with_orphan_scan()
     }
 
-    /// Says what the driver does when it publishes; `told`: it lists where its volumes are published.
+    /// Sets the publish behavior of the driver. `lists_published_nodes` enables the
+    /// LIST_VOLUMES_PUBLISHED_NODES capability.
     #[must_use]
     pub fn with_publishing(self, publishing: PublishingBehavior, lists_published_nodes: bool) -> Self {
         self.driver.set_publishing(publishing);
@@ -251,35 +221,35 @@ impl Simulation {
         self
     }
 
-    /// Says what the driver does when it grows and modifies volumes.
+    /// Sets the expand and modify behavior of the driver.
     #[must_use]
     pub fn with_resizing(self, resizing: ResizingBehavior) -> Self {
         self.driver.set_resizing(resizing);
         self
     }
 
-    /// Says where the driver's volumes can be.
+    /// Sets the topology behavior of the driver.
     #[must_use]
     pub fn with_topology(self, topology: TopologyBehavior) -> Self {
         self.driver.set_topology(topology);
         self
     }
 
-    /// Says what goes wrong with writes of the processes, one each.
+    /// Sets the faults of API writes. Each fault applies to one request.
     #[must_use]
     pub fn with_api_faults(self, api_faults: Vec<ApiFault>) -> Self {
         self.fixture.set_api_faults(api_faults);
         self
     }
 
-    /// Makes the processes look for orphans, also where the driver lists nothing.
+    /// Enables orphan scans, also where the driver lists nothing.
     #[must_use]
     pub fn with_orphan_scan(self) -> Self {
         Self { scans_for_orphans: true, ..self }
     }
 
-    /// Gives each role a process of its own, as a cluster does that runs them in several pods. The first one
-    /// is who may die.
+    /// Runs each role in a process of its own, as a cluster with several Deployments does. The first process
+    /// may be killed.
     #[must_use]
     pub fn with_process_per_role(self) -> Self {
         Self {
@@ -288,8 +258,8 @@ impl Simulation {
         }
     }
 
-    /// Puts the driver's storage into nodes: each has a process that provisions and grows for it, and one
-    /// more process has the roles that need no driver. The first node's is who may die.
+    /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
+    /// process has the roles that need no driver. The process of the first node may be killed.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -297,49 +267,50 @@ impl Simulation {
         }
         let without_driver =
             ProcessSpec::new([Role::PvController, Role::Protection].into(), DriverPlacement::ClusterWide);
-        let teams = nodes.iter().map(|node| ProcessSpec::on_node(node, self.driver.topology_source()));
+        let node_processes =
+            nodes.iter().map(|node| ProcessSpec::on_node(node, self.driver.topology_source()));
         Self {
-            process_specs: teams.chain([ProcessSpec { has_driver: false, ..without_driver }]).collect(),
+            process_specs: node_processes
+                .chain([ProcessSpec { has_driver: false, ..without_driver }])
+                .collect(),
             ..self
         }
     }
 
-    /// Lets another process be who may die: the one that comes so many after the first.
+    /// Selects the process that may be killed by its index.
     #[must_use]
     pub fn with_crashing_process(mut self, index: usize) -> Self {
-        let teams = self.process_specs.len().max(1);
-        self.process_specs.rotate_left(index % teams);
+        let count = self.process_specs.len().max(1);
+        self.process_specs.rotate_left(index % count);
         self
     }
 
-    /// The array.
+    /// The driver.
     pub fn driver(&self) -> &ScriptedDriver {
         &self.driver
     }
 
-    /// What each process used of the rules of its roles.
+    /// The RBAC rules that each process used.
     pub fn used_rules(&self) -> Vec<UsedRules> {
-        let rules_of = |team: &ProcessSpec| UsedRules {
-            roles: team.roles.clone(),
-            drivers: team.drivers,
-            used: team.rbac.used(),
+        let rules_of = |spec: &ProcessSpec| UsedRules {
+            roles: spec.roles.clone(),
+            drivers: spec.drivers,
+            used: spec.rbac.used(),
         };
         self.process_specs.iter().map(rules_of).collect()
     }
 
-    /// Now, in the world of the simulation.
+    /// The current time of the simulation.
     pub fn now(&self) -> jiff::Timestamp {
         (self.clock)()
     }
 
-    /// The object at a path; absent where there is none.
+    /// Reads the object at a path; absent if it does not exist.
     pub async fn object(&self, path: &str) -> Option<Value> {
-        let (status, object) =
-            send_request(&self.fixture.user_api, Method::GET, path, "", &Value::Null).await.ok()?;
-        status.is_success().then_some(object)
+        get(&self.fixture.user_api, path).await
     }
 
-    /// What a scrape of the process that started last shows.
+    /// The metrics of the process that was started last, in the Prometheus text format.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
         let registry = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
@@ -348,14 +319,14 @@ impl Simulation {
         text
     }
 
-    /// Plays a scenario. A process that is to die after its `n`-th effect does, and another takes its place.
+    /// Runs a scenario. With `crash_after`, the first process is killed after that effect and replaced.
     pub async fn run(&self, actions: &[UserAction], crash_after: Option<usize>) -> (FinalState, Vec<Effect>) {
         let (Some(crashing), others) =
             (self.process_specs.first(), self.process_specs.get(1..).unwrap_or_default())
         else {
             return (FinalState::default(), Vec::new());
         };
-        let others: Vec<RunningProcess> = others.iter().map(|team| self.start(team, None)).collect();
+        let others: Vec<RunningProcess> = others.iter().map(|spec| self.start(spec, None)).collect();
         let first = self.start(crashing, crash_after);
         let effects = Arc::clone(&first.effects);
         let running = Arc::new(tokio::sync::Mutex::new(first));
@@ -366,7 +337,7 @@ impl Simulation {
             let next = self.start(crashing, None);
             self.fixture.remove_process(&running.effects);
             *running = next;
-            // One death is enough: the next process lives to the end.
+            // The replacement is never killed.
             std::future::pending::<()>().await;
         };
         let user_script = async {
@@ -384,7 +355,7 @@ impl Simulation {
         all.iter().for_each(|running| running.stop.cancel());
         let ended = futures::future::join_all(all.iter_mut().map(|running| &mut running.task));
         if tokio::time::timeout(STOP_TIMEOUT, ended).await.is_err() {
-            self.fixture.report_violation(format!("a process has not ended within {STOP_TIMEOUT:?}"));
+            self.fixture.report_violation(format!("a process has not stopped within {STOP_TIMEOUT:?}"));
         }
         for running in all {
             running.effects.kill();
@@ -400,8 +371,8 @@ impl Simulation {
             self.fixture.report_violation(format!("a process has no client: {error}"));
             self.fixture.user_api.clone()
         });
-        let (world, rbac) = (Arc::clone(&self.fixture), Arc::clone(&spec.rbac));
-        let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture: world };
+        let (fixture, rbac) = (Arc::clone(&self.fixture), Arc::clone(&spec.rbac));
+        let api = CrashingApi { api, effects: Arc::clone(&effects), rbac, fixture };
         let client = kube::Client::new(api, "default");
         let backend = || self.driver.for_process(DRIVER, spec.node, Arc::clone(&effects));
         let backends: Vec<Arc<dyn Backend>> = spec.has_driver.then(backend).into_iter().collect();
@@ -426,16 +397,16 @@ impl Simulation {
         let process = ControllerManager::new(settings, parts, &mut registry).map(Arc::new);
         self.fixture.add_process(&effects, process.as_ref().ok(), spec.node);
         *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
-        let world = Arc::clone(&self.fixture);
+        let fixture = Arc::clone(&self.fixture);
         let task = tokio::spawn(async move {
             let run = async |process: Arc<ControllerManager>| {
                 let mut left = MAX_STARTS;
                 loop {
                     match process.run(token.clone()).await {
-                        // The API is not there, as when a watch's versions are compacted on Kubernetes:
-                        // kubelet starts it again.
+                        // The API server is unavailable, as when Kubernetes compacts the versions of a watch:
+                        // kubelet restarts the process.
                         Err(ControllerManagerError::Start(_))
-                            if world.is_real_time() && left > 0 && !token.is_cancelled() =>
+                            if fixture.is_real_time() && left > 0 && !token.is_cancelled() =>
                         {
                             left -= 1;
                             tokio::time::sleep(RESTART_DELAY).await;
@@ -449,7 +420,7 @@ impl Simulation {
                 Err(error) => Err(error),
             };
             if let Err(error) = ended {
-                world.report_violation(format!("a process ended: {error}"));
+                fixture.report_violation(format!("a process ended: {error}"));
             }
         });
         RunningProcess { effects, stop, task }
@@ -459,7 +430,7 @@ impl Simulation {
         match action {
             UserAction::Settle => self.fixture.settle().await,
             UserAction::Wait(time) => tokio::time::sleep(*time).await,
-            UserAction::Until(sign) => self.fixture.wait_until(|| self.is_met(*sign)).await,
+            UserAction::Until(condition) => self.fixture.wait_until(|| self.is_met(*condition)).await,
             UserAction::Create(_)
             | UserAction::Delete(_)
             | UserAction::Patch(..)
@@ -477,7 +448,7 @@ impl Simulation {
         }
     }
 
-    /// Looks at everything.
+    /// Reads the state of cluster and array, and checks the invariants.
     pub async fn final_state(&self) -> FinalState {
         let claims = self.fixture.list("/api/v1/persistentvolumeclaims").await;
         let volumes = self.fixture.list("/api/v1/persistentvolumes").await;
@@ -495,7 +466,7 @@ impl Simulation {
         violations.extend(
             self.process_specs
                 .iter()
-                .flat_map(|team| team.rbac.denied())
+                .flat_map(|spec| spec.rbac.denied())
                 .map(|request| format!("forbidden: {request}")),
         );
         let claim_of = |uid: &str| {
@@ -567,14 +538,14 @@ impl Simulation {
     }
 }
 
-/// Whether a volume's affinity names this node.
+/// Returns true if a volume's node affinity contains this node.
 fn is_reachable_from(volume: &Value, node: &str) -> bool {
     affinity_segments(volume)
         .split([' ', ','])
         .any(|pair| pair.split_once('=').is_some_and(|(_, value)| value == node))
 }
 
-/// Where a volume is reachable from, as its affinity says.
+/// The topology in a volume's node affinity.
 fn affinity_segments(volume: &Value) -> String {
     let list = |object: &Value, pointer: &str| -> Vec<Value> {
         object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default()
@@ -603,7 +574,7 @@ fn sorted(lines: impl Iterator<Item = String>) -> Vec<String> {
     lines
 }
 
-/// What a claim and its volume say of growing and modifying.
+/// The line of [`FinalState::resizes`] for one claim.
 fn resize_line(claim: &Value, volumes: &[Value]) -> Option<String> {
     let name = text(claim, "/spec/volumeName");
     let volume = volumes.iter().find(|volume| text(volume, "/metadata/name") == name).unwrap_or(&Value::Null);
@@ -651,7 +622,8 @@ fn attachment_line(attachment: &Value) -> String {
     line
 }
 
-/// What is published and nobody asks for, and what is said to be attached and is not.
+/// Publications without a VolumeAttachment, and VolumeAttachments with `attached: true` that are not
+/// published.
 fn attachment_violations(
     attachments: &[Value],
     volumes: &[Value],
@@ -666,19 +638,22 @@ fn attachment_violations(
     };
     let requested: BTreeSet<_> = attachments.iter().map(publication).collect();
     let unrequested = published.iter().filter(|publication| !requested.contains(*publication));
-    let mut violations: Vec<String> =
-        unrequested.map(|(handle, node)| format!("astray: nobody asks for {handle} on {node}")).collect();
+    let mut violations: Vec<String> = unrequested
+        .map(|(handle, node)| {
+            format!("unrequested: {handle} is published to {node} without a VolumeAttachment")
+        })
+        .collect();
     for attachment in attachments {
-        // Without metadata the driver had nothing to do for it.
+        // A driver without ControllerPublishVolume sets no attachment metadata.
         let attached = !text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment").is_empty();
         if attached && !published.contains(&publication(attachment)) {
-            violations.push(format!("astray: {} is not attached", text(attachment, "/metadata/name")));
+            violations.push(format!("not published: {} says attached", text(attachment, "/metadata/name")));
         }
     }
     violations
 }
 
-/// What must never be left over once everything has settled.
+/// Leaks and losses once all processes are idle.
 fn volume_violations(
     claims: &[Value],
     volumes: &[Value],
@@ -693,7 +668,8 @@ fn volume_violations(
             text(volume, "/spec/csi/volumeHandle") == format!("handle-{name}")
                 && node.is_none_or(|node| is_reachable_from(volume, node))
         });
-        // On a node, what has no object is one too many: the claim may have its volume elsewhere.
+        // A node-local volume without a PersistentVolume is a leak: its claim may have a volume on another
+        // node.
         let has_claim =
             node.is_none() && claims.iter().any(|claim| name.ends_with(text(claim, "/metadata/uid")));
         if !has_object && !has_claim {

@@ -1,4 +1,4 @@
-//! Grounds: what scenarios are played on. The same table runs on each of them.
+//! Clusters that the scenarios run on. The same table runs on each of them.
 
 use std::{
     fmt,
@@ -22,26 +22,26 @@ use tower::{ServiceExt as _, util::BoxCloneSyncService};
 pub use crate::driver::Clock;
 pub use tower::BoxError;
 
-/// The API as somebody reaches it.
+/// The API server, as one client reaches it.
 pub type ApiTransport = BoxCloneSyncService<Request<Body>, Response<ResponseBody>, BoxError>;
 
-/// The body of an answer: all of it at once, or a watch.
+/// The body of a response: complete, or a watch stream.
 pub type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// What an operation on a ground comes to.
+/// The result of an operation on a [`TestCluster`].
 pub type ClusterFuture<'a> = BoxFuture<'a, Result<(), BoxError>>;
 
-/// 2026-01-01T00:00:00Z, when every simulation on paused time begins.
+/// 2026-01-01T00:00:00Z, the start of every simulation in paused time.
 const START_UNIX_SECONDS: i64 = 1_767_225_600;
 
-/// The grounds that there are.
+/// Kind of a [`TestCluster`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvironmentKind {
-    /// The embedded API in the same process, on tokio's paused time.
+    /// The embedded API server in the same process, in tokio's paused time.
     InProcess,
-    /// The embedded API behind TLS and HTTP, on real time.
+    /// The embedded API server over TLS and HTTP, in real time.
     Http,
-    /// kube-apiserver and etcd, on real time.
+    /// kube-apiserver and etcd, in real time.
     Kubernetes,
 }
 
@@ -55,45 +55,45 @@ impl fmt::Display for EnvironmentKind {
     }
 }
 
-/// Who calls the API.
+/// Identity of an API client.
 #[derive(Clone, Copy, Debug)]
 pub enum TestUser {
-    /// The user of the cluster, who may do everything.
+    /// The cluster's administrator, who may do everything.
     Admin,
-    /// A process of ours: it may do what its roles need, where the ground has accounts.
+    /// A Cofferdam process. On clusters with RBAC it has only the permissions of its roles.
     Process,
 }
 
-/// A cluster to play on, and what may happen to it as a whole.
+/// A cluster that scenarios run on.
 pub trait TestCluster: Send + Sync + 'static {
-    /// Which one it is.
+    /// The cluster's kind.
     fn environment(&self) -> EnvironmentKind;
 
-    /// The wall clock of who works here.
+    /// The wall clock of the processes and of the API server.
     fn clock(&self) -> Clock;
 
-    /// The API for one more process, or for the user, with connections of its own.
+    /// Connects one more process, or the user. Connections are not shared.
     ///
     /// # Errors
-    /// When no client can be made.
+    /// When no client can be created.
     fn connect(&self, who: TestUser) -> Result<ApiTransport, BoxError>;
 
-    /// Makes every watch fall behind: its version is too old.
+    /// Compacts the history, so that every watch expires (410 Gone).
     fn compact(&self) -> ClusterFuture<'_>;
 
-    /// Remembers the state of the cluster.
+    /// Saves the state of the cluster.
     fn backup(&self) -> ClusterFuture<'_>;
 
-    /// Puts the cluster back to the remembered state.
+    /// Restores the saved state of the cluster.
     fn restore(&self) -> ClusterFuture<'_>;
 }
 
-/// The clock on the wall.
+/// The system's clock.
 pub fn wall_clock() -> Clock {
     Arc::new(jiff::Timestamp::now)
 }
 
-/// A kube client as the API that it reaches.
+/// The transport of a kube client.
 pub fn client_transport(client: Client) -> ApiTransport {
     ApiTransport::new(tower::service_fn(move |request| {
         let client = client.clone();
@@ -108,7 +108,7 @@ where
     response.map(|body| body.map_err(Into::into).boxed_unsync())
 }
 
-/// The embedded API in this process, on paused time.
+/// The embedded API server in this process, in paused time.
 pub struct InProcessCluster {
     api: ApiServer,
     clock: Clock,
@@ -116,7 +116,7 @@ pub struct InProcessCluster {
 }
 
 impl InProcessCluster {
-    /// A fresh cluster, whose clock stands at the beginning of 2026 and follows tokio's.
+    /// Creates an empty cluster. Its clock starts at the beginning of 2026 and follows tokio's.
     pub fn new() -> Self {
         let started = tokio::time::Instant::now();
         let now = move || {
@@ -177,7 +177,7 @@ impl TestCluster for InProcessCluster {
     }
 }
 
-/// The embedded API on a port of loopback, with TLS and a token.
+/// The embedded API server on a loopback port, with TLS and a token.
 pub struct HttpCluster {
     inner: InProcessCluster,
     serving: ServerHandle,
@@ -185,7 +185,7 @@ pub struct HttpCluster {
 }
 
 impl HttpCluster {
-    /// Starts one.
+    /// Starts the cluster.
     ///
     /// # Errors
     /// When it cannot listen.
@@ -194,13 +194,13 @@ impl HttpCluster {
         let serving = inner.api.serve(ServeOptions::default()).await?;
         let kubeconfig = Kubeconfig::from_yaml(&serving.kubeconfig())?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        // As our program has it.
+        // The same settings as in `cofferdam run`.
         config.default_retry = false;
         config.connect_timeout = Some(Duration::from_secs(5));
         Ok(Self { inner, serving, config })
     }
 
-    /// Ends it.
+    /// Stops the cluster.
     pub async fn stop(self) {
         self.serving.shutdown().await;
     }

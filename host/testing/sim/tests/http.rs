@@ -1,5 +1,5 @@
-//! The scenario table on the embedded API behind TLS and HTTP, on real time: many rows at once, each on a
-//! server of its own.
+//! The scenario table on the embedded API server over TLS and HTTP, in real time. Rows run concurrently, each
+//! on a server of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
@@ -13,8 +13,8 @@ use cofferdam_sim::{
 use futures::{StreamExt as _, stream};
 use tokio::task::JoinSet;
 
-/// Scenarios that are played at once: what a role waits for in real time must not depend on how many rows the
-/// table has.
+/// Concurrent scenarios. A constant, so that the delays of the roles in real time do not depend on the size
+/// of the table.
 const CONCURRENCY: usize = 48;
 
 async fn run_scenario(scenario: Scenario) -> Vec<String> {
@@ -35,7 +35,7 @@ async fn final_state(scenario: &Scenario) -> FinalState {
 async fn every_scenario_converges_over_http() {
     let (selected, skipped): (Vec<_>, Vec<_>) =
         scenarios().into_iter().partition(|scenario| scenario.skip_reason(EnvironmentKind::Http).is_none());
-    assert_eq!(skipped.len(), skipped_count(EnvironmentKind::Http), "what cannot be played here is known");
+    assert_eq!(skipped.len(), skipped_count(EnvironmentKind::Http), "unexpected number of skipped scenarios");
     let results = stream::iter(selected)
         .map(|scenario| tokio::spawn(run_scenario(scenario)))
         .buffer_unordered(CONCURRENCY);
@@ -44,11 +44,12 @@ async fn every_scenario_converges_over_http() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Who is decided at the same time as another, and loses, is not forgotten: seen as one claim in ten that
-/// stayed Pending.
+/// A claim that loses a binding conflict is retried. Regression test: one claim in ten stayed Pending.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_claims_for_one_volume_are_both_bound() {
-    let row = || scenarios().into_iter().find(|row| row.name.starts_with("two claims, one free volume"));
+    let row = || {
+        scenarios().into_iter().find(|row| row.name.starts_with("two claims, one matching PersistentVolume"))
+    };
     let mut runs: JoinSet<FinalState> =
         (0..60).map(|_| row().unwrap()).map(|row| async move { final_state(&row).await }).collect();
     while let Some(outcome) = runs.join_next().await {
@@ -60,10 +61,12 @@ async fn two_claims_for_one_volume_are_both_bound() {
     }
 }
 
-/// Whoever of two nodes is the first at a claim, there is one volume.
+/// Either node may win the claim; exactly one volume is created.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_compete_for_a_claim_and_create_one_volume() {
-    let row = || scenarios().into_iter().find(|row| row.name.starts_with("two nodes race for a claim"));
+    let row = || {
+        scenarios().into_iter().find(|row| row.name.starts_with("two nodes compete for an immediate claim"))
+    };
     let mut runs: JoinSet<FinalState> =
         (0..40).map(|_| row().unwrap()).map(|row| async move { final_state(&row).await }).collect();
     let mut winners = [0, 0];
@@ -79,5 +82,5 @@ async fn two_nodes_compete_for_a_claim_and_create_one_volume() {
         assert!(outcome.violations.is_empty(), "{:?}", outcome.violations);
         winners[usize::from(outcome.array_owners == ["a on n2"])] += 1;
     }
-    assert!(winners.iter().all(|times| *times > 0), "the same node is always the first: {winners:?}");
+    assert!(winners.iter().all(|times| *times > 0), "the same node always wins: {winners:?}");
 }

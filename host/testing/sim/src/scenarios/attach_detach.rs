@@ -1,18 +1,19 @@
-//! Pods that bring their volumes to nodes and take them along: attach-detach together with the attacher.
+//! Attach-detach controller together with the attacher.
 
 use std::time::Duration;
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, Scenario};
 use crate::{
     DriverFault, EnvironmentKind, PublishingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::Event,
     objects::{
-        claim, csi_driver, csi_node, pod, ready_condition, ready_node, unique_volume_name, volume, with,
+        CLAIM, claim, csi_driver, csi_node, pod, ready_condition, ready_node, unique_volume_name, volume,
+        with,
     },
+    scenario::{Scenario, in_real_time},
 };
 
 const POD: &str = "/api/v1/namespaces/default/pods/p";
@@ -23,9 +24,15 @@ const NODE_STATUS: &str = "/api/v1/nodes/node-1/status";
 const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/node-1";
 const DRIVER: &str = "/apis/storage.k8s.io/v1/csidrivers/sim.cofferdam.dev";
 pub(super) const VOLUME: &str = "/api/v1/persistentvolumes/v";
-/// SHA-256 of `static-v`, the driver and `node-1`.
-pub(super) const ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32";
-pub(super) const ATTACHMENT_STATUS: &str = "/apis/storage.k8s.io/v1/volumeattachments/csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32/status";
+/// The name is the SHA-256 of `static-v`, the driver's name and `node-1`.
+pub(super) const ATTACHMENT: &str = concat!(
+    "/apis/storage.k8s.io/v1/volumeattachments/",
+    "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32"
+);
+pub(super) const ATTACHMENT_STATUS: &str = concat!(
+    "/apis/storage.k8s.io/v1/volumeattachments/",
+    "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32/status"
+);
 
 pub(super) const ATTACHED_TO_NODE_1: &[&str] = &["v on node-1 attached directory"];
 pub(super) const ATTACHED_TO_NODE_2: &[&str] = &["v on node-2 attached directory"];
@@ -34,17 +41,11 @@ const ATTACHED_AFTER_WAITING: &[&str] =
     &["p Normal SuccessfulAttachVolume", "q Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"];
 pub(super) const FAILED_FIRST: &[&str] = &["p Normal SuccessfulAttachVolume", "p Warning FailedAttachVolume"];
 
-pub(super) const SIX_MINUTES: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "six minutes of real time"),
-    (EnvironmentKind::Kubernetes, "six minutes of real time"),
-];
+pub(super) const SIX_MINUTES: &[(EnvironmentKind, &str)] = &in_real_time("takes six minutes of real time");
 
-const TEN_SECONDS: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "ten seconds of real time"),
-    (EnvironmentKind::Kubernetes, "ten seconds of real time"),
-];
+const TEN_SECONDS: &[(EnvironmentKind, &str)] = &in_real_time("takes ten seconds of real time");
 
-/// Two nodes, and a claim with its volume.
+/// Two nodes, and a claim bound to a volume.
 pub(super) fn setup(volume: Value) -> Vec<UserAction> {
     vec![
         Create(csi_node("node-1", "id-1")),
@@ -62,7 +63,7 @@ pub(super) fn after_setup(actions: impl IntoIterator<Item = UserAction>) -> Vec<
     setup(volume("v", "none", "1Gi")).into_iter().chain(actions).collect()
 }
 
-/// A pod on the first node, and its volume there.
+/// A pod on the first node with its volume attached.
 pub(super) fn pod_running(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     after_setup([Create(pod("p", "a")), Settle].into_iter().chain(actions))
 }
@@ -72,7 +73,7 @@ pub(super) fn second_pod() -> UserAction {
     Create(with(pod("q", "a"), &json!({"spec": {"nodeName": "node-2"}})))
 }
 
-/// The first node says that it uses the volume, or no longer.
+/// Adds the volume to the first node's `volumesInUse`, or removes it.
 pub(super) fn set_volumes_in_use(in_use: bool) -> UserAction {
     let volumes = if in_use { vec![unique_volume_name("static-v")] } else { Vec::new() };
     Patch(NODE_STATUS, json!({"status": {"volumesInUse": volumes}}))
@@ -90,12 +91,12 @@ fn publish_faults(publish_faults: Vec<DriverFault>) -> PublishingBehavior {
     PublishingBehavior { publish_faults, ..PublishingBehavior::default() }
 }
 
-/// A claim with its volume.
+/// A claim bound to its volume.
 pub(super) fn base() -> Scenario {
     Scenario { claims: &["a Bound v"], volumes: &["v Bound a"], ..Scenario::default() }
 }
 
-/// The volume is on the first node.
+/// The volume is attached to the first node.
 pub(super) fn attached() -> Scenario {
     Scenario {
         attachments: ATTACHED_TO_NODE_1,
@@ -107,12 +108,12 @@ pub(super) fn attached() -> Scenario {
     }
 }
 
-/// It has been there.
+/// The volume was attached to the first node and is detached.
 pub(super) fn detached() -> Scenario {
     Scenario { events: SUCCEEDED, calls: &["publish static-v id-1", "unpublish static-v id-1"], ..base() }
 }
 
-/// It is on the second node, and has been on the first.
+/// The volume was detached from the first node and is attached to the second.
 pub(super) fn moved() -> Scenario {
     Scenario {
         attachments: ATTACHED_TO_NODE_2,
@@ -128,15 +129,23 @@ pub(super) fn moved() -> Scenario {
 pub(super) fn scenarios() -> Vec<Scenario> {
     let not_attached = || Scenario { events: &[], ..base() };
     vec![
-        Scenario { name: "a pod brings its volume to its node", actions: pod_running([]), ..attached() },
-        Scenario { name: "and takes it along", actions: pod_running([set_volumes_in_use(true), set_volumes_in_use(false), Delete(POD)]), ..detached() },
         Scenario {
-            name: "a pod that is done needs its volume no more",
+            name: "pod scheduled: its volume is attached to the node",
+            actions: pod_running([]),
+            ..attached()
+        },
+        Scenario {
+            name: "pod deleted and volume unmounted: the volume is detached",
+            actions: pod_running([set_volumes_in_use(true), set_volumes_in_use(false), Delete(POD)]),
+            ..detached()
+        },
+        Scenario {
+            name: "pod Succeeded: its volume is detached",
             actions: pod_running([Patch(POD_STATUS, json!({"status": {"phase": "Succeeded"}}))]),
             ..detached()
         },
         Scenario {
-            name: "a pod that goes while its container runs keeps its volume",
+            name: "terminating pod with a running container: its volume stays attached",
             actions: pod_running([
                 Patch(
                     POD_STATUS,
@@ -150,23 +159,28 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "a node that uses a volume keeps it",
+            name: "pod deleted, volume still in volumesInUse: it stays attached",
             actions: pod_running([set_volumes_in_use(true), Delete(POD), Settle]),
             ..attached()
         },
         Scenario {
-            name: "until it has unmounted it",
+            name: "volume removed from volumesInUse: it is detached",
             actions: pod_running([set_volumes_in_use(true), Delete(POD), Settle, set_volumes_in_use(false)]),
             ..detached()
         },
         Scenario {
-            name: "a node that is not heard any more keeps it for six minutes",
-            actions: pod_running([set_volumes_in_use(true), node_not_ready(), Delete(POD), Wait(Duration::from_secs(359))]),
+            name: "NotReady node: a volume in use is detached six minutes after the pod was deleted",
+            actions: pod_running([
+                set_volumes_in_use(true),
+                node_not_ready(),
+                Delete(POD),
+                Wait(Duration::from_secs(359)),
+            ]),
             skipped_on: SIX_MINUTES,
             ..detached()
         },
         Scenario {
-            name: "a node that is out of service loses it at once",
+            name: "node with the out-of-service taint: the volume is detached at once",
             actions: pod_running([
                 set_volumes_in_use(true),
                 node_not_ready(),
@@ -174,36 +188,41 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Settle,
                 Patch(
                     NODE,
-                    json!({"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]}}),
+                    json!({"spec": {"taints": [
+                        {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"},
+                    ]}}),
                 ),
             ]),
             ..detached()
         },
         Scenario {
-            name: "a node that is gone loses at once what it did not use",
+            name: "Node deleted, volume not in use: it is detached at once",
             actions: pod_running([Delete(NODE), Settle, Delete(POD_FORCE_DELETE)]),
             ..detached()
         },
         Scenario {
-            name: "a node that comes again is told again",
+            name: "Node recreated: volumesAttached is set again",
             actions: pod_running([Delete(NODE), Settle, Create(ready_node("node-1"))]),
             ..attached()
         },
         Scenario {
-            name: "a node whose kubelet attaches by itself is left alone",
+            name: "node without controller-managed attach: it is ignored",
             actions: after_setup([
                 Patch(
                     NODE,
-                    json!({"metadata": {"annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": null}}}),
+                    json!({"metadata": {"annotations": {
+                        "volumes.kubernetes.io/controller-managed-attach-detach": null,
+                    }}}),
                 ),
-                // Watches of two kinds have no order.
+                // Watches of different kinds are not ordered.
                 Settle,
                 Create(pod("p", "a")),
             ]),
             ..not_attached()
         },
         Scenario {
-            name: "a volume for one node follows its pod, detached first",
+            name: "ReadWriteOnce volume: \
+                  it is detached from the first node before it is attached to the second",
             actions: pod_running([
                 set_volumes_in_use(true),
                 second_pod(),
@@ -215,13 +234,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..moved()
         },
         Scenario {
-            name: "two pods of one claim on two nodes: the second waits",
+            name: "two pods of a ReadWriteOnce claim on two nodes: the second gets FailedAttachVolume",
             actions: pod_running([second_pod()]),
             events: &["p Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"],
             ..attached()
         },
         Scenario {
-            name: "a volume for many nodes",
+            name: "ReadWriteMany volume: it is attached to both nodes and detached from one",
             actions: setup(shared_volume())
                 .into_iter()
                 .chain([Create(pod("p", "a")), Settle, second_pod(), Settle, Delete(POD_FORCE_DELETE)])
@@ -234,17 +253,17 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "two pods on one node: the volume stays for the second",
+            name: "two pods on one node: the volume stays attached for the second",
             actions: pod_running([Create(pod("q", "a")), Settle, Delete(POD_FORCE_DELETE)]),
             ..attached()
         },
         Scenario {
-            name: "a driver that needs no attaching",
+            name: "CSIDriver with attachRequired false: no VolumeAttachment is created",
             actions: [Create(csi_driver(false))].into_iter().chain(pod_running([])).collect(),
             ..not_attached()
         },
         Scenario {
-            name: "and whose CSIDriver is replaced",
+            name: "CSIDriver with attachRequired false recreated: no VolumeAttachment is created",
             actions: [Create(csi_driver(false))]
                 .into_iter()
                 .chain(pod_running([Delete(DRIVER), Wait(Duration::from_secs(1)), Create(csi_driver(false))]))
@@ -252,24 +271,21 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..not_attached()
         },
         Scenario {
-            name: "and whose CSIDriver is gone: it may need it",
+            name: "CSIDriver with attachRequired false deleted: the volume is attached",
             actions: [Create(csi_driver(false))].into_iter().chain(pod_running([Delete(DRIVER)])).collect(),
             skipped_on: TEN_SECONDS,
             ..attached()
         },
         Scenario {
-            name: "a driver that needs it no more",
+            name: "attachRequired changed to false: the volume is detached",
             actions: [Create(csi_driver(true))]
                 .into_iter()
-                .chain(pod_running([
-                    Delete(DRIVER),
-                    Create(csi_driver(false)),
-                ]))
+                .chain(pod_running([Delete(DRIVER), Create(csi_driver(false))]))
                 .collect(),
             ..detached()
         },
         Scenario {
-            name: "a claim that comes late",
+            name: "claim created after its pod: the volume is attached",
             actions: vec![
                 Create(csi_node("node-1", "id-1")),
                 Create(ready_node("node-1")),
@@ -282,7 +298,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "a volume whose node has no CSINode: the pod is told",
+            name: "node without a CSINode: FailedAttachVolume until it is created",
             actions: [Create(ready_node("node-1")), Create(volume("v", "none", "1Gi")), Settle]
                 .into_iter()
                 .chain([Create(claim("a", "none")), Settle, Create(pod("p", "a"))])
@@ -292,12 +308,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "a CSINode that loses its driver: what is attached stays, and is detached",
+            name: "driver removed from the CSINode: the volume stays attached and can be detached",
             actions: pod_running([Patch(CSI_NODE, json!({"spec": {"drivers": []}})), Settle, Delete(POD)]),
             ..detached()
         },
         Scenario {
-            name: "a node that comes late",
+            name: "Node created after its pod: the volume is attached",
             actions: vec![
                 Create(csi_node("node-1", "id-1")),
                 Create(volume("v", "none", "1Gi")),
@@ -310,11 +326,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "a volume of an in-tree plugin: the pod is told",
+            name: "volume of an in-tree plugin: FailedAttachVolume is emitted on the pod",
             actions: setup(with(
                 volume("v", "none", "1Gi"),
                 &json!({"spec": {
-                    "csi": null, "iscsi": {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0},
+                    "csi": null, "iscsi": {
+                        "targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0,
+                    },
                 }}),
             ))
             .into_iter()
@@ -324,23 +342,29 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a claim of the name of a generic ephemeral volume that is somebody else's",
-            actions: after_setup([Create(with(
-                pod("a", "a"),
-                &json!({"metadata": {"name": "a"}, "spec": {"volumes": [{"name": "data", "ephemeral": {
-                    "volumeClaimTemplate": {"spec": {
-                        "storageClassName": "none", "accessModes": ["ReadWriteOnce"],
-                        "resources": {"requests": {"storage": "1Gi"}},
-                    }},
-                }}]}}),
-            )), Create(claim("a-data", "none")), Until(Event("a-data Warning ProvisioningFailed")), Create(volume("w", "none", "1Gi"))]),
+            name: "generic ephemeral volume whose claim has another owner: \
+                  FailedAttachVolume is emitted on the pod",
+            actions: after_setup([
+                Create(with(
+                    pod("a", "a"),
+                    &json!({"metadata": {"name": "a"}, "spec": {"volumes": [{"name": "data", "ephemeral": {
+                        "volumeClaimTemplate": {"spec": {
+                            "storageClassName": "none", "accessModes": ["ReadWriteOnce"],
+                            "resources": {"requests": {"storage": "1Gi"}},
+                        }},
+                    }}]}}),
+                )),
+                Create(claim("a-data", "none")),
+                Until(Event("a-data Warning ProvisioningFailed")),
+                Create(volume("w", "none", "1Gi")),
+            ]),
             claims: &["a Bound v", "a-data Bound w"],
             volumes: &["v Bound a", "w Bound a-data"],
             events: &["a Warning FailedAttachVolume", "a-data Warning ProvisioningFailed"],
             ..base()
         },
         Scenario {
-            name: "inline CSI volumes are not attached",
+            name: "inline CSI volume: it is not attached",
             actions: after_setup([Create(with(
                 pod("p", "a"),
                 &json!({"spec": {"volumes": [{"name": "data", "csi": {"driver": "sim.cofferdam.dev"}}]}}),
@@ -348,43 +372,56 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..not_attached()
         },
         Scenario {
-            name: "an attachment for a pod whose volume is no more",
-            actions: vec![Create(csi_node("node-1", "id-1")), Create(ready_node("node-1")), Create(json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-                "metadata": {"name": ATTACHMENT.rsplit('/').next()},
-                "spec": {
-                    "attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": "v"},
-                },
-            }))],
+            name: "VolumeAttachment whose PersistentVolume and pod do not exist: it is deleted",
+            actions: vec![
+                Create(csi_node("node-1", "id-1")),
+                Create(ready_node("node-1")),
+                Create(json!({
+                    "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                    "metadata": {"name": ATTACHMENT.rsplit('/').next()},
+                    "spec": {
+                        "attacher": "sim.cofferdam.dev", "nodeName": "node-1",
+                        "source": {"persistentVolumeName": "v"},
+                    },
+                })),
+            ],
             ..Scenario::default()
         },
         Scenario {
-            name: "and one that was left behind",
-            // As long as the node uses the volume, the attacher cannot come too late.
-            actions: after_setup([set_volumes_in_use(true), Create(json!({
-                "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
-                "metadata": {"name": ATTACHMENT.rsplit('/').next(), "finalizers": ["example.com/x"]},
-                "spec": {
-                    "attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": "v"},
-                },
-            })), Settle, set_volumes_in_use(false), Settle, Patch(ATTACHMENT, json!({"metadata": {"finalizers": null}}))]),
+            name: "VolumeAttachment left without a pod: it is detached when the volume is not in use",
+            // The volume stays in use until the attacher has attached it.
+            actions: after_setup([
+                set_volumes_in_use(true),
+                Create(json!({
+                    "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
+                    "metadata": {"name": ATTACHMENT.rsplit('/').next(), "finalizers": ["example.com/x"]},
+                    "spec": {
+                        "attacher": "sim.cofferdam.dev", "nodeName": "node-1",
+                        "source": {"persistentVolumeName": "v"},
+                    },
+                })),
+                Settle,
+                set_volumes_in_use(false),
+                Settle,
+                Patch(ATTACHMENT, json!({"metadata": {"finalizers": null}})),
+            ]),
             calls: &["publish static-v id-1", "unpublish static-v id-1"],
             ..not_attached()
         },
         Scenario {
-            name: "an attachment that somebody deletes is made again",
+            name: "VolumeAttachment deleted by a user: it is created again",
             actions: pod_running([Delete(ATTACHMENT)]),
             calls: &["publish static-v id-1", "unpublish static-v id-1", "publish static-v id-1"],
             ..attached()
         },
         Scenario {
-            name: "an attachment that is said not to be attached",
+            name: "VolumeAttachment set to attached false by a user: the volume is published again",
             actions: pod_running([Patch(ATTACHMENT_STATUS, json!({"status": {"attached": false}}))]),
             calls: &["publish static-v id-1", "publish static-v id-1"],
             ..attached()
         },
         Scenario {
-            name: "the node has no room, and then has: the pod is told",
+            name: "ControllerPublishVolume fails with ResourceExhausted: FailedAttachVolume, then attached",
             actions: pod_running([]),
             publishing: publish_faults(vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)]),
             events: FAILED_FIRST,
@@ -392,14 +429,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "the pod goes while the driver publishes",
+            name: "pod deleted during ControllerPublishVolume: the volume is detached",
             actions: after_setup([Create(pod("p", "a"))]),
             publishing: publish_faults(vec![DriverFault::ConcurrentAction(Delete(POD_FORCE_DELETE))]),
             events: &[],
             ..detached()
         },
         Scenario {
-            name: "the pod moves while it cannot be detached",
+            name: "ControllerUnpublishVolume fails: \
+                  the volume is attached to the second node after it succeeds",
             actions: pod_running([Delete(POD_FORCE_DELETE), second_pod()]),
             publishing: PublishingBehavior {
                 unpublish_faults: vec![DriverFault::Refuse(ErrorKind::Internal), DriverFault::LostResponse],
@@ -415,8 +453,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..moved()
         },
         Scenario {
-            name: "the volume's object is deleted under its pod",
-            actions: pod_running([set_volumes_in_use(true), Delete(VOLUME), Settle, Delete(CLAIM), Delete(POD_FORCE_DELETE), set_volumes_in_use(false)]),
+            name: "PersistentVolume deleted while its pod runs: it is detached after the pod, then deleted",
+            actions: pod_running([
+                set_volumes_in_use(true),
+                Delete(VOLUME),
+                Settle,
+                Delete(CLAIM),
+                Delete(POD_FORCE_DELETE),
+                set_volumes_in_use(false),
+            ]),
             claims: &[],
             volumes: &[],
             ..detached()

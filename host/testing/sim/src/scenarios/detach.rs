@@ -1,58 +1,53 @@
-//! What keeps a volume on its node, and writes of attaching and detaching that go wrong.
+//! Volumes in use, and failed writes of the attach-detach controller.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{
-    CLAIM, Scenario,
-    attach_detach::{
-        ATTACHMENT, ATTACHMENT_STATUS, FAILED_FIRST, NODE, POD_FORCE_DELETE, SIX_MINUTES, after_setup,
-        attached, base, detached, moved, node_not_ready, pod_running, second_pod, set_volumes_in_use, setup,
-        shared_volume,
-    },
+use super::attach_detach::{
+    ATTACHMENT, ATTACHMENT_STATUS, FAILED_FIRST, NODE, POD_FORCE_DELETE, SIX_MINUTES, after_setup, attached,
+    base, detached, moved, node_not_ready, pod_running, second_pod, set_volumes_in_use, setup, shared_volume,
 };
 use crate::{
     ApiFault, EnvironmentKind,
     FaultKind::{self, Delayed, Forbidden, LostRequest, LostResponse},
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::CallsCompleted,
-    objects::{pod, ready_node, volume, with},
+    objects::{CLAIM, pod, ready_node, volume, with},
+    scenario::{Scenario, in_real_time},
 };
 
 const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 
-const ATTACH_RACE: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "on real time the pod may be gone before its volume is attached"),
-    (EnvironmentKind::Kubernetes, "on real time the pod may be gone before its volume is attached"),
-];
+const ATTACH_RACE: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the pod may be deleted before its volume is attached");
 
-const MINUTE_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "a minute of real time"),
-    (EnvironmentKind::Kubernetes, "a minute of real time"),
-];
+const MINUTE_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes a minute of real time");
 
-/// Six minutes without a word from the node, and then somebody says that it is down for good.
+/// The node is NotReady for more than six minutes and then gets the out-of-service taint.
 fn node_out_of_service() -> [UserAction; 3] {
     let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
     [node_not_ready(), Wait(Duration::from_secs(400)), Patch(NODE, json!({"spec": {"taints": [taint]}}))]
 }
 
-/// An attachment of the name that pods of the volume on the first node get, by way of this object.
+/// A VolumeAttachment for the given PersistentVolume, with the name that the attach-detach controller uses
+/// for `v` on the first node.
 fn volume_attachment_of(volume: &str, finalizers: &[&str]) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment",
         "metadata": {"name": ATTACHMENT.rsplit('/').next(), "finalizers": finalizers},
-        "spec": {"attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": volume}},
+        "spec": {
+            "attacher": "sim.cofferdam.dev", "nodeName": "node-1", "source": {"persistentVolumeName": volume},
+        },
     })
 }
 
-/// A write that goes wrong.
+/// A fault of one API write.
 fn write_fault(method: &'static str, path: &'static str, kind: FaultKind) -> Vec<ApiFault> {
     vec![ApiFault { method, path_prefix: path, body_contains: "", kind }]
 }
 
-/// What the first node is told goes wrong.
+/// A fault of the status update of the first node.
 fn node_status_fault(kind: FaultKind) -> Vec<ApiFault> {
     write_fault("PATCH", "/api/v1/nodes/node-1/status", kind)
 }
@@ -61,12 +56,12 @@ fn attach_fault(kind: FaultKind) -> Vec<ApiFault> {
     write_fault("POST", VOLUME_ATTACHMENTS_PATH, kind)
 }
 
-/// A pod that goes as soon as its volume is attached.
+/// A pod, and further actions as soon as its volume is published.
 fn short_lived_pod(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     after_setup([Create(pod("p", "a")), Until(CallsCompleted(1))].into_iter().chain(actions))
 }
 
-/// A pod that goes before anybody has tried again, and one on the second node.
+/// A pod that is deleted before the first retry, and one on the second node.
 fn pod_moved_at_once() -> Vec<UserAction> {
     let short_wait = Wait(Duration::from_millis(100));
     after_setup([Create(pod("p", "a")), short_wait, Delete(POD_FORCE_DELETE), second_pod()])
@@ -78,11 +73,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// What keeps a volume.
+/// Volumes in use.
 fn volumes_in_use() -> Vec<Scenario> {
     vec![
         Scenario {
-            name: "a node is deleted while it uses the volume: nothing leaves before the time is over",
+            name: "Node deleted while the volume is in use: \
+                  it is not detached before the force-detach timeout",
             actions: pod_running([
                 set_volumes_in_use(true),
                 Delete(NODE),
@@ -95,19 +91,20 @@ fn volumes_in_use() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "and then it does",
+            name: "Node and pod deleted while the volume is in use: \
+                  it is detached after the force-detach timeout",
             actions: pod_running([set_volumes_in_use(true), Delete(NODE), Delete(POD_FORCE_DELETE)]),
             skipped_on: SIX_MINUTES,
             ..detached()
         },
         Scenario {
-            name: "a pod keeps its volume whatever becomes of its node",
+            name: "pod on an out-of-service node: its volume stays attached",
             actions: pod_running([set_volumes_in_use(true)].into_iter().chain(node_out_of_service())),
             skipped_on: SIX_MINUTES,
             ..attached()
         },
         Scenario {
-            name: "and whatever becomes of its claim",
+            name: "pod of a deleted claim on an out-of-service node: its volume stays attached",
             actions: pod_running(
                 [
                     set_volumes_in_use(true),
@@ -124,15 +121,22 @@ fn volumes_in_use() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "and what a driver took over from an in-tree plugin",
+            name: "pod with an in-tree volume on an out-of-service node: the VolumeAttachment stays",
             actions: setup(with(
                 volume("v", "none", "1Gi"),
                 &json!({"spec": {
-                    "csi": null, "iscsi": {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0},
+                    "csi": null, "iscsi": {
+                        "targetPortal": "10.0.0.1:3260", "iqn": "iqn.2026-01.dev.cofferdam:a", "lun": 0,
+                    },
                 }}),
             ))
             .into_iter()
-            .chain([Create(volume_attachment_of("v", &[])), Create(pod("p", "a")), set_volumes_in_use(true), Settle])
+            .chain([
+                Create(volume_attachment_of("v", &[])),
+                Create(pod("p", "a")),
+                set_volumes_in_use(true),
+                Settle,
+            ])
             .chain(node_out_of_service())
             .collect(),
             attachments: &["v on node-1 detached attachError"],
@@ -141,7 +145,7 @@ fn volumes_in_use() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "and what was attached by way of an object that is no more",
+            name: "pod whose VolumeAttachment names a deleted PersistentVolume: the VolumeAttachment stays",
             actions: after_setup(
                 [
                     set_volumes_in_use(true),
@@ -158,10 +162,11 @@ fn volumes_in_use() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "what is left of another object holds the volume until it is gone",
+            name: "VolumeAttachment of a deleted PersistentVolume: \
+                  the volume is not attached elsewhere until it is removed",
             actions: after_setup([
                 Create(volume_attachment_of("former", &["example.com/x"])),
-                // Watches of two kinds have no order: the pod might be seen first.
+                // Watches of different kinds are not ordered: the pod might be seen first.
                 Settle,
                 second_pod(),
                 Settle,
@@ -174,51 +179,52 @@ fn volumes_in_use() -> Vec<Scenario> {
     ]
 }
 
-/// Writes that go wrong.
+/// Failed writes.
 fn failed_writes() -> Vec<Scenario> {
     vec![
         Scenario {
-            name: "a node is not told of a volume, and the pod goes before it is tried again",
+            name: "node status update lost, pod deleted before the retry: the volume is detached",
             actions: short_lived_pod([Delete(POD_FORCE_DELETE)]),
             api_faults: node_status_fault(LostRequest),
             skipped_on: MINUTE_OF_REAL_TIME,
             ..detached()
         },
         Scenario {
-            name: "a node may have been told of a volume, and the pod goes",
+            name: "node status update response lost, pod deleted: the volume is detached",
             actions: short_lived_pod([Delete(POD_FORCE_DELETE)]),
             api_faults: node_status_fault(LostResponse),
             skipped_on: ATTACH_RACE,
             ..detached()
         },
         Scenario {
-            name: "a node is told of a volume when the pod has gone already",
+            name: "node status update applied after the pod was deleted: the volume is detached",
             actions: short_lived_pod([Delete(POD_FORCE_DELETE)]),
             api_faults: node_status_fault(Delayed(Duration::from_secs(20))),
             skipped_on: MINUTE_OF_REAL_TIME,
             ..detached()
         },
         Scenario {
-            name: "a node is not told of a volume, and goes",
+            name: "node status update lost, Node and pod deleted: the volume is detached",
             actions: short_lived_pod([Delete(NODE), Delete(POD_FORCE_DELETE)]),
             api_faults: node_status_fault(LostRequest),
             skipped_on: MINUTE_OF_REAL_TIME,
             ..detached()
         },
         Scenario {
-            name: "an attachment is not made, and is tried again",
+            name: "VolumeAttachment create request lost: it is retried",
             actions: after_setup([Create(pod("p", "a"))]),
             api_faults: attach_fault(LostRequest),
             ..attached()
         },
         Scenario {
-            name: "an attachment is made, and nobody hears of it",
+            name: "VolumeAttachment create response lost: the volume is attached once",
             actions: after_setup([Create(pod("p", "a"))]),
             api_faults: attach_fault(LostResponse),
             ..attached()
         },
         Scenario {
-            name: "an attachment is made when the pod has moved on",
+            name: "VolumeAttachment created after the pod moved: \
+                  it is detached, then attached to the new node",
             actions: pod_moved_at_once(),
             api_faults: attach_fault(Delayed(Duration::from_secs(40))),
             events: &["q Normal SuccessfulAttachVolume", "q Warning FailedAttachVolume"],
@@ -226,7 +232,7 @@ fn failed_writes() -> Vec<Scenario> {
             ..moved()
         },
         Scenario {
-            name: "an attachment is never made, and the pod has moved on",
+            name: "pod moved before its VolumeAttachment was created: only the new node is attached",
             actions: pod_moved_at_once(),
             api_faults: attach_fault(LostRequest),
             events: &["q Normal SuccessfulAttachVolume"],
@@ -235,7 +241,7 @@ fn failed_writes() -> Vec<Scenario> {
             ..moved()
         },
         Scenario {
-            name: "an attachment of that name that is for something else: the pod is told",
+            name: "VolumeAttachment name taken by an inline volume: FailedAttachVolume is emitted on the pod",
             actions: after_setup([
                 Create(with(
                     volume_attachment_of("v", &[]),
@@ -255,7 +261,8 @@ fn failed_writes() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a volume for many nodes: one that is refused keeps no other waiting",
+            name: "ReadWriteMany volume, create forbidden for one node: \
+                  the other node is attached without delay",
             actions: setup(shared_volume())
                 .into_iter()
                 .chain([Create(pod("p", "a")), second_pod()])
@@ -281,13 +288,14 @@ fn failed_writes() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a detachment is asked for, and nobody hears of it",
+            name: "VolumeAttachment delete response lost: the volume is detached once",
             actions: pod_running([Delete(POD_FORCE_DELETE)]),
             api_faults: write_fault("DELETE", VOLUME_ATTACHMENTS_PATH, LostResponse),
             ..detached()
         },
         Scenario {
-            name: "a detachment is lost, and the pod comes back",
+            name: "VolumeAttachment delete request lost, pod recreated: \
+                  the volume is detached and attached again",
             actions: pod_running([
                 Delete(POD_FORCE_DELETE),
                 Wait(Duration::from_millis(100)),

@@ -1,14 +1,14 @@
-//! Storage that is in nodes: a process on each of them, which settle among themselves whose a claim is.
+//! Node-local drivers: a process on each node, which compete for claims.
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, Scenario};
 use crate::{
     DriverFault, EnvironmentKind, TopologyBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until},
     WaitFor::{CallsCompleted, Event},
-    objects::{claim, class, csi_node, node, volume, with},
+    objects::{CLAIM, claim, class, csi_node, node, volume, with},
+    scenario::{Scenario, in_real_time},
 };
 
 const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
@@ -23,7 +23,7 @@ fn with_allowed_topologies(class: Value, node: &str) -> Value {
     with(class, &json!({"allowedTopologies": [{"matchLabelExpressions": expressions}]}))
 }
 
-/// A registration of the driver with its key.
+/// A CSINode with the driver and its topology key.
 fn csi_node_with_key(name: &str) -> UserAction {
     let mut object = csi_node(name, name);
     if let Some(keys) = object.pointer_mut("/spec/drivers/0/topologyKeys") {
@@ -32,24 +32,24 @@ fn csi_node_with_key(name: &str) -> UserAction {
     Create(object)
 }
 
-/// The scheduler's choice, or that somebody takes it back.
+/// Sets the selected-node annotation of the claim, or removes it.
 fn select_node(node: impl Into<Value>) -> UserAction {
     Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node.into()}}}))
 }
 
-/// A claim whose class waits for a pod, and then what the scheduler chose.
+/// A claim with WaitForFirstConsumer, and the node that the scheduler selected for it.
 fn claim_on_node(node: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup =
         [Create(wait_for_first_consumer_class()), Create(claim("a", "gold")), Settle, select_node(node)];
     setup.into_iter().chain(actions).collect()
 }
 
-/// The node is chosen again, and when all is well the claim goes.
+/// Selects the first node again, and deletes the claim once it is bound.
 fn reselect_then_delete() -> [UserAction; 4] {
     [Settle, select_node("n1"), Settle, Delete(CLAIM)]
 }
 
-/// A Released volume of a claim that is gone, on these nodes.
+/// A Released PersistentVolume of a deleted claim, with affinity to these nodes.
 fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     let expressions = json!([{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": nodes}]);
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
@@ -67,37 +67,23 @@ fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     [Create(object), Settle]
 }
 
-/// The pauses of the race are a digest of the claim's uid, which is another one every time where time is
-/// real.
-const CLAIM_RACE: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "on real time either node may be the first at the claim"),
-    (EnvironmentKind::Kubernetes, "on real time either node may be the first at the claim"),
-];
+/// The delays of the contest depend on the claim's UID, which is random in real time.
+const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
-/// Tested in process only: which retry meets which fault depends on the clock.
-const RETRY_ORDER: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "on real time the retries of two processes have no order"),
-    (EnvironmentKind::Kubernetes, "on real time the retries of two processes have no order"),
-];
+/// Tested in process only: the fault that a retry meets depends on the clock.
+const RETRY_ORDER: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the retries of two processes are not ordered");
 
-/// pv-controller tells a claim that it waits after a while of its own.
-const EVENT_TIMING: &[(EnvironmentKind, &str)] = &[
-    (
-        EnvironmentKind::Http,
-        "on real time the claim may be told that its provisioner is waited for, or not yet",
-    ),
-    (
-        EnvironmentKind::Kubernetes,
-        "on real time the claim may be told that its provisioner is waited for, or not yet",
-    ),
-];
+/// pv-controller emits ExternalProvisioning after a delay of its own.
+const EVENT_TIMING: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time ExternalProvisioning may or may not be emitted on the claim");
 
 const BOUND_ON_N1: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];
 const BOUND_ON_N2: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n2"];
 const FAILED: &str = "a Warning ProvisioningFailed";
 const CREATE_ON_N1: &str = "create a topology.cofferdam.dev/node=n1";
 const CREATE_ON_N2: &str = "create a topology.cofferdam.dev/node=n2";
-/// The race takes longer than pv-controller waits before it says so.
+/// The contest takes longer than pv-controller's delay before ExternalProvisioning.
 const SUCCEEDED: &[&str] = &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded"];
 const SUCCEEDED_AFTER_FAILURE: &[&str] =
     &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
@@ -122,10 +108,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let on_n2 =
         || Scenario { volumes: BOUND_ON_N2, array_owners: &["a on n2"], calls: &[CREATE_ON_N2], ..on_n1() };
     vec![
-        Scenario { name: "the chosen node's process makes the volume", actions: claim_on_node("n1", []), ..on_n1() },
+        Scenario { name: "node-local driver, selected node: its process creates the volume", actions: claim_on_node("n1", []), ..on_n1() },
         Scenario {
-            name: "a volume of a node grows, by that node's process",
-            // The API's own look at the class may be late: it allows growth from the beginning.
+            name: "node-local volume expanded: the process of its node calls ControllerExpandVolume",
+            // kube-apiserver's cached StorageClass may be stale, so the class allows expansion from the
+            // beginning.
             actions: vec![
                 Create(with(wait_for_first_consumer_class(), &json!({"allowVolumeExpansion": true}))),
                 Create(claim("a", "gold")),
@@ -144,9 +131,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             calls: &[CREATE_ON_N1, "expand a 2Gi on n1"],
             ..on_n1()
         },
-        Scenario { name: "and that of another node another node's", actions: claim_on_node("n2", []), ..on_n2() },
+        Scenario { name: "node-local driver, another selected node: that node's process creates the volume", actions: claim_on_node("n2", []), ..on_n2() },
         Scenario {
-            name: "a node without a process is waited for",
+            name: "selected node without a node-local process: the claim stays Pending",
             actions: claim_on_node("n3", []),
             claims: &["a Pending on n3"],
             events: &["a Normal ExternalProvisioning", "a Normal WaitForFirstConsumer"],
@@ -154,7 +141,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
-            name: "and the volume goes where it is",
+            name: "claim of a node-local volume deleted: the process of its node deletes the volume",
             actions: claim_on_node("n2", [Settle, Delete(CLAIM)]),
             claims: &[],
             volumes: &[],
@@ -163,14 +150,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n2()
         },
         Scenario {
-            name: "two nodes race for a claim: one volume",
+            name: "two nodes compete for an immediate claim: one volume is created",
             actions: vec![Create(class("gold")), Create(claim("a", "gold"))],
             events: SUCCEEDED,
             skipped_on: CLAIM_RACE,
             ..on_n2()
         },
         Scenario {
-            name: "the first of the race has no room, and the other one takes the claim",
+            name: "first node has no capacity: the other node provisions the immediate claim",
             actions: vec![Create(class("gold")), Create(claim("a", "gold"))],
             topology: TopologyBehavior { full_segments: &["topology.cofferdam.dev/node=n2"], ..topology },
             events: SUCCEEDED_AFTER_FAILURE,
@@ -179,7 +166,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n1()
         },
         Scenario {
-            name: "a driver that tells of its room is not asked in vain",
+            name: "driver reports no capacity on a node: CreateVolume is not called there",
             actions: vec![Create(class("gold")), Create(claim("a", "gold"))],
             topology: TopologyBehavior { full_segments: &["topology.cofferdam.dev/node=n2"], reports_capacity: true, ..topology },
             events: SUCCEEDED_AFTER_FAILURE,
@@ -187,7 +174,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n1()
         },
         Scenario {
-            name: "no node has room, and the claim is told",
+            name: "no node has capacity: ProvisioningFailed is emitted on the claim",
             actions: vec![Create(class("gold")), Create(claim("a", "gold"))],
             topology: TopologyBehavior {
                 full_segments: &["topology.cofferdam.dev/node=n1", "topology.cofferdam.dev/node=n2"],
@@ -200,14 +187,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
-            name: "only the nodes that the class allows race",
+            name: "allowedTopologies: only the allowed node provisions the immediate claim",
             actions: vec![Create(with_allowed_topologies(class("gold"), "n1")), Create(claim("a", "gold"))],
             events: SUCCEEDED,
             skipped_on: EVENT_TIMING,
             ..on_n1()
         },
         Scenario {
-            name: "there is no room at the chosen node: another one is chosen",
+            name: "node-local CreateVolume fails with ResourceExhausted: \
+                  the claim is provisioned on the reselected node",
             actions: claim_on_node("n1", [Settle, select_node("n2")]),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
             events: SUCCEEDED_AFTER_RESELECTION,
@@ -215,10 +203,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n2()
         },
         Scenario {
-            name: "another node is chosen while the answer is out: the first one's volume goes",
+            name: "another node selected while the CreateVolume result is unknown: \
+                  the first node's volume is deleted",
             actions: claim_on_node("n1", [Until(CallsCompleted(1)), select_node("n2")]),
-            // More than one: who comes after a process that died shall not have the volume before the choice
-            // is another one.
+            // More than one fault: the replacement of a crashed process must not create the volume before
+            // another node is selected.
             create_faults: vec![DriverFault::LostResponse, DriverFault::LostRequest, DriverFault::LostRequest],
             events: &[
                 "a Normal ExternalProvisioning",
@@ -231,7 +220,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n2()
         },
         Scenario {
-            name: "another node is chosen while the driver works: the first one's volume goes",
+            name: "another node selected during CreateVolume: the first node's volume is deleted",
             actions: claim_on_node("n1", []),
             create_faults: vec![DriverFault::ConcurrentAction(select_node("n2"))],
             skipped_on: RETRY_ORDER,
@@ -239,7 +228,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n2()
         },
         Scenario {
-            name: "and also with Retain, for nobody has ever had it",
+            name: "another node selected during CreateVolume, reclaim policy Retain: \
+                  the first node's volume is deleted",
             actions: vec![
                 Create(with(wait_for_first_consumer_class(), &json!({"reclaimPolicy": "Retain"}))),
                 Create(claim("a", "gold")),
@@ -252,7 +242,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n2()
         },
         Scenario {
-            name: "the answer is lost and the claim deleted",
+            name: "node-local claim deleted and CreateVolume response lost: \
+                  the call is repeated, then the volume is deleted",
             actions: claim_on_node("n1", [Until(CallsCompleted(1)), Delete(CLAIM)]),
             create_faults: vec![DriverFault::LostResponse],
             events: &["a Normal WaitForFirstConsumer", "a Warning ProvisioningFailed"],
@@ -264,25 +255,25 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
-            name: "a volume of two nodes is deleted by neither",
+            name: "Released volume with the affinity of two nodes: it is not deleted",
             actions: released_volume("v", NODES).into(),
             volumes: &["v Released was topology.cofferdam.dev/node=n1"],
             ..unprovisioned()
         },
         Scenario {
-            name: "and so is one of no node, and one of a node that is gone",
+            name: "Released volume without node affinity or of a missing node: it is not deleted",
             actions: released_volume("v", &[]).into_iter().chain(released_volume("w", &["n3"])).collect(),
             volumes: &["v Released was", "w Released was topology.cofferdam.dev/node=n3"],
             ..unprovisioned()
         },
         Scenario {
-            name: "a static volume of one node is deleted there",
+            name: "Released static volume of one node: the process of that node deletes it",
             actions: released_volume("v", &["n1"]).into(),
             calls: &["delete static-v on n1"],
             ..unprovisioned()
         },
         Scenario {
-            name: "a node is also where its labels say",
+            name: "node-local driver with a second topology key: its value is taken from the Node label",
             actions: [Create(node("n1", &json!({"zone": "a"})))].into_iter().chain(claim_on_node("n1", reselect_then_delete())).collect(),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
             topology: TopologyBehavior { keys: &["zone", NODE_TOPOLOGY_KEY], ..topology },
@@ -295,7 +286,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
-            name: "the label that a driver needs comes late",
+            name: "Node label of a topology key set late: provisioning waits for it",
             actions: claim_on_node("n1", [Until(Event(FAILED)), Create(node("n1", &json!({"zone": "a"})))]),
             topology: TopologyBehavior { keys: &["zone", NODE_TOPOLOGY_KEY], ..topology },
             volumes: &["of-a Bound a topology.cofferdam.dev/node=n1,zone=a"],
@@ -305,7 +296,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..on_n1()
         },
         Scenario {
-            name: "an existing CSI driver of a node, whose key stands in the CSINode",
+            name: "node-local CSI driver: its topology key is taken from the CSINode",
             actions: [csi_node_with_key("n1"), Create(node("n1", &json!({"disk.example/host": "n1"})))]
                 .into_iter()
                 .chain(claim_on_node("n1", reselect_then_delete()))
@@ -321,7 +312,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..unprovisioned()
         },
         Scenario {
-            name: "two volumes with one handle on two nodes have nothing to do with each other",
+            name: "two volumes with the same handle on two nodes: deleting one does not affect the other",
             actions: released_volume("v", &["n1"])
                 .into_iter()
                 .chain([Create(with(

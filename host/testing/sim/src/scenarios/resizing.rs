@@ -1,17 +1,24 @@
-//! Growing and modifying.
+//! Expanding and modifying volumes.
 
 use std::time::Duration;
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{BOUND, CLAIM, CLASS, SUCCEEDED, Scenario, VOLUME};
+use super::provisioning::{BOUND, CLASS, SUCCEEDED, VOLUME};
 use crate::{
-    DriverFault, ResizingBehavior,
+    DriverFault, EnvironmentKind, ResizingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::{CallsCompleted, Deleted, Event},
-    objects::{attributes_class, claim, class, pod, volume, with},
+    objects::{CLAIM, attributes_class, claim, class, pod, volume, with},
+    scenario::{Scenario, in_real_time},
 };
+
+const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an hour of real time");
+
+/// A test of its own covers it over HTTP.
+const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the modification may be called first");
 
 const CLAIM_STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 const POD: &str = "/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0";
@@ -44,7 +51,7 @@ fn expandable_class(name: &str) -> Value {
     with(class(name), &json!({"allowVolumeExpansion": true}))
 }
 
-/// A bound claim of 1 GiB that may grow.
+/// A bound claim of 1 GiB whose class allows expansion.
 fn bound_claim(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [Create(expandable_class("gold")), Create(claim("a", "gold")), Settle];
     setup.into_iter().chain(actions).collect()
@@ -58,20 +65,22 @@ fn set_attributes_class(class: &str) -> UserAction {
     Patch(CLAIM, json!({"spec": {"volumeAttributesClassName": class}}))
 }
 
-/// The claim, as a user makes it who wants a class at once.
+/// A claim that is created with a VolumeAttributesClass.
 fn claim_with_attributes_class(name: &str) -> UserAction {
     Create(with(claim("a", "gold"), &json!({"spec": {"volumeAttributesClassName": name}})))
 }
 
-/// What kubelet writes when the node has done its part.
+/// The status that kubelet writes after node expansion.
 fn node_expansion_done() -> UserAction {
     Patch(
         CLAIM_STATUS,
-        json!({"status": {"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": null, "conditions": null}}),
+        json!({"status": {
+            "capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": null, "conditions": null,
+        }}),
     )
 }
 
-/// The user does this while the driver is at work, and then it fails.
+/// The user acts during the call, which then fails.
 fn concurrent_action_then(action: UserAction, fault: DriverFault) -> DriverFault {
     DriverFault::ConcurrentActionThen(action, Box::new(fault))
 }
@@ -109,19 +118,19 @@ fn expansion() -> Vec<Scenario> {
     let on_node = || ResizingBehavior { node_expansion_required: true, ..ResizingBehavior::default() };
     vec![
         Scenario {
-            name: "a claim grows",
+            name: "claim expanded: the volume is expanded",
             actions: bound_claim([request_size("2Gi")]),
             ..expanded_scenario()
         },
         Scenario {
-            name: "a claim grows twice",
+            name: "claim expanded twice: the volume is expanded twice",
             actions: bound_claim([request_size("2Gi"), Settle, request_size("3Gi")]),
             resizes: &["a 3Gi/3Gi allocated=3Gi no-node"],
             calls: &["create a", "expand a 2Gi", "expand a 3Gi"],
             ..expanded_scenario()
         },
         Scenario {
-            name: "it grows further while the driver is at it",
+            name: "claim expanded again during ControllerExpandVolume: the second size follows the first",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::ConcurrentAction(request_size("3Gi"))]),
             resizes: &["a 3Gi/3Gi allocated=3Gi no-node"],
@@ -129,7 +138,7 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "the node has a part in it",
+            name: "node expansion required: FileSystemResizePending is set",
             actions: bound_claim([request_size("2Gi")]),
             resizing: on_node(),
             resizes: NODE_EXPANSION_PENDING,
@@ -137,7 +146,7 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "and does it",
+            name: "node expansion done: the resize conditions are removed",
             actions: bound_claim([request_size("2Gi"), Settle, node_expansion_done()]),
             resizing: on_node(),
             resizes: &["a 2Gi/2Gi allocated=2Gi"],
@@ -145,7 +154,7 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "the node cannot do it: it is handed back to it",
+            name: "NodeResizeInfeasible: ControllerExpandVolume is repeated and NodeResizePending is set",
             actions: bound_claim([
                 request_size("2Gi"),
                 Settle,
@@ -161,7 +170,8 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "it grows once more while the node is at it",
+            name: "claim expanded again while node expansion is pending: \
+                  the second size is pending after the first",
             actions: bound_claim([
                 request_size("2Gi"),
                 Settle,
@@ -176,7 +186,7 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "the claim is deleted while the driver grows it",
+            name: "claim deleted during ControllerExpandVolume: the volume is deleted",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::ConcurrentAction(Delete(CLAIM))]),
             events: &["a Normal ProvisioningSucceeded", "a Normal Resizing"],
@@ -184,7 +194,7 @@ fn expansion() -> Vec<Scenario> {
             ..Scenario::default()
         },
         Scenario {
-            name: "the class vanishes while the answer is out",
+            name: "StorageClass deleted while the expand result is unknown: the call is repeated",
             actions: bound_claim([request_size("2Gi"), Until(CallsCompleted(2)), Delete(CLASS)]),
             resizing: expand_faults(vec![DriverFault::LostResponse]),
             events: FAILED_THEN_EXPANDED,
@@ -192,7 +202,8 @@ fn expansion() -> Vec<Scenario> {
             ..expanded_scenario()
         },
         Scenario {
-            name: "a claim that shrinks, or whose class does not let it grow, is refused by the API",
+            name: "claim shrunk, or its class without allowVolumeExpansion: \
+                  the API server rejects the update",
             actions: vec![
                 Create(class("gold")),
                 Create(claim("a", "gold")),
@@ -205,12 +216,14 @@ fn expansion() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "the Secret that a volume names comes late",
+            name: "expand Secret created late: the expansion waits for it",
             actions: vec![
                 Create(expandable_class("none")),
                 Create(with(
                     volume("v", "none", "1Gi"),
-                    &json!({"spec": {"csi": {"controllerExpandSecretRef": {"namespace": "default", "name": "s"}}}}),
+                    &json!({"spec": {"csi": {
+                        "controllerExpandSecretRef": {"namespace": "default", "name": "s"},
+                    }}}),
                 )),
                 Settle,
                 Create(claim("a", "none")),
@@ -241,30 +254,30 @@ fn expansion_failures() -> Vec<Scenario> {
     let twice = || Scenario { calls: &["create a", "expand a 2Gi", "expand a 2Gi"], ..failed() };
     vec![
         Scenario {
-            name: "the answer of expand is lost",
+            name: "ControllerExpandVolume response lost: the call is repeated",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::LostResponse]),
             ..twice()
         },
         Scenario {
-            name: "the driver fails for good, and then does not",
+            name: "ControllerExpandVolume fails once with Internal: it is retried",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![refuse(ErrorKind::Internal)]),
             ..twice()
         },
         Scenario {
-            name: "a size that is impossible is tried again after a while",
+            name: "ControllerExpandVolume fails once with OutOfRange: it is retried after a longer delay",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![refuse(ErrorKind::OutOfRange)]),
             ..twice()
         },
         Scenario {
-            name: "a size that stays impossible: the claim says so",
+            name: "ControllerExpandVolume always fails with OutOfRange: ControllerResizeInfeasible is set",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![refuse(ErrorKind::OutOfRange); 100]),
             resizes: &["a 1Gi/1Gi allocated=2Gi ControllerResizeInfeasible ControllerResizeError Resizing"],
             events: &["a Normal ProvisioningSucceeded", "a Normal Resizing", "a Warning VolumeResizeFailed"],
-            // Once in five minutes of the hour in which everything settles.
+            // One call in five minutes during the hour of [`Settle`].
             calls: &[
                 "create a",
                 "expand a 2Gi",
@@ -280,13 +293,13 @@ fn expansion_failures() -> Vec<Scenario> {
                 "expand a 2Gi",
                 "expand a 2Gi",
             ],
-            skipped_on: super::HOUR_OF_REAL_TIME,
+            skipped_on: HOUR_OF_REAL_TIME,
             ..bound_scenario()
         },
         Scenario {
-            name: "a size that is impossible, and a smaller one that is not",
+            name: "infeasible size reduced by the user: the volume is expanded to the smaller size",
             actions: bound_claim([request_size("9Gi")]),
-            // Twice, so that a process which takes another's place does not succeed with the former size.
+            // Two faults, so that the replacement of a crashed process does not succeed with the former size.
             resizing: expand_faults(vec![
                 concurrent_action_then(request_size("2Gi"), refuse(ErrorKind::OutOfRange)),
                 refuse(ErrorKind::OutOfRange),
@@ -295,7 +308,7 @@ fn expansion_failures() -> Vec<Scenario> {
             ..failed()
         },
         Scenario {
-            name: "nobody knows whether it has grown: what was asked for comes first, also for who wants less",
+            name: "size reduced while the expand result is unknown: the recorded size is expanded first",
             actions: bound_claim([request_size("9Gi")]),
             resizing: expand_faults(vec![concurrent_action_then(
                 request_size("2Gi"),
@@ -306,7 +319,7 @@ fn expansion_failures() -> Vec<Scenario> {
             ..failed()
         },
         Scenario {
-            name: "a driver that grows no volume in use waits for the pod",
+            name: "FailedPrecondition while the volume is in use: expansion waits until the pod is deleted",
             actions: bound_claim([
                 Create(pod("p", "a")),
                 Settle,
@@ -319,7 +332,7 @@ fn expansion_failures() -> Vec<Scenario> {
             ..twice()
         },
         Scenario {
-            name: "and is asked again though another pod has come, when nobody knows how that has ended",
+            name: "volume in use again while the expand result is unknown: the call is repeated",
             actions: bound_claim([
                 Create(pod("p", "a")),
                 Settle,
@@ -335,20 +348,20 @@ fn expansion_failures() -> Vec<Scenario> {
             ..failed()
         },
         Scenario {
-            name: "a driver that answers with a smaller size",
+            name: "ControllerExpandVolume returns a smaller size than requested: the call is repeated",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::WrongSize(1 << 20)]),
             ..twice()
         },
         Scenario {
-            name: "a driver that answers with a larger size",
+            name: "ControllerExpandVolume returns a larger size than requested: the larger size is set",
             actions: bound_claim([request_size("2Gi")]),
             resizing: expand_faults(vec![DriverFault::WrongSize(4 << 30)]),
             resizes: &["a 4Gi/4Gi allocated=2Gi no-node"],
             ..expanded_scenario()
         },
         Scenario {
-            name: "a driver whose volumes do not grow: the claim is told",
+            name: "driver without EXPAND_VOLUME: VolumeResizeFailed is emitted",
             actions: bound_claim([request_size("2Gi")]),
             resizing: ResizingBehavior { unsupported: true, ..ResizingBehavior::default() },
             resizes: &[],
@@ -357,7 +370,7 @@ fn expansion_failures() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a size that nobody can express, and then one that can be",
+            name: "size too large for CSI, then reduced: the volume is expanded to the smaller size",
             actions: bound_claim([
                 request_size("10E"),
                 Until(Event("a Warning VolumeResizeFailed")),
@@ -382,12 +395,12 @@ fn modification() -> Vec<Scenario> {
     let slow = || Create(attributes_class("slow", "1"));
     vec![
         Scenario {
-            name: "a claim gets a class",
+            name: "VolumeAttributesClass set: ControllerModifyVolume is called",
             actions: bound_claim([fast(), set_attributes_class("fast")]),
             ..modified()
         },
         Scenario {
-            name: "and another one",
+            name: "VolumeAttributesClass changed: ControllerModifyVolume is called again",
             actions: bound_claim([
                 fast(),
                 slow(),
@@ -399,7 +412,7 @@ fn modification() -> Vec<Scenario> {
             ..modified()
         },
         Scenario {
-            name: "a class that somebody has stays until nobody does",
+            name: "a VolumeAttributesClass in use keeps its finalizer until the last claim releases it",
             actions: bound_claim([
                 fast(),
                 slow(),
@@ -415,12 +428,12 @@ fn modification() -> Vec<Scenario> {
             ..modified()
         },
         Scenario {
-            name: "a class of attributes that comes late",
+            name: "VolumeAttributesClass created after it was set: the volume is modified",
             actions: bound_claim([set_attributes_class("fast"), Settle, fast()]),
             ..failed()
         },
         Scenario {
-            name: "a claim that names a class from the beginning",
+            name: "claim created with a VolumeAttributesClass: its parameters are passed to CreateVolume",
             actions: vec![fast(), Create(expandable_class("gold")), claim_with_attributes_class("fast")],
             resizes: &["a 1Gi/1Gi class=fast/fast"],
             events: &["a Normal ProvisioningSucceeded"],
@@ -428,7 +441,7 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a claim that names a class which comes late",
+            name: "claim created before its VolumeAttributesClass: provisioning waits for the class",
             actions: vec![
                 Create(expandable_class("gold")),
                 claim_with_attributes_class("fast"),
@@ -441,7 +454,7 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a class that never comes: the claim says so",
+            name: "VolumeAttributesClass does not exist: modifyVolumeStatus stays Pending",
             actions: bound_claim([set_attributes_class("fast")]),
             resizes: &["a 1Gi/1Gi Pending"],
             events: &["a Normal ProvisioningSucceeded", "a Warning VolumeModifyFailed"],
@@ -449,9 +462,10 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a volume that may have a class in part, and one that never comes",
+            name: "ControllerModifyVolume failed, then a missing class set: modifyVolumeStatus stays Pending",
             actions: bound_claim([fast(), set_attributes_class("fast")]),
-            // Twice, so that a process which takes another's place does not succeed with the former class.
+            // Two faults, so that the replacement of a crashed process does not succeed with the former
+            // class.
             resizing: modify_faults(vec![
                 concurrent_action_then(set_attributes_class("gone"), refuse(ErrorKind::Internal)),
                 refuse(ErrorKind::Internal),
@@ -466,7 +480,7 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a class of another driver",
+            name: "VolumeAttributesClass of another driver: modifyVolumeStatus stays Pending",
             actions: bound_claim([
                 Create(with(attributes_class("fast", "9"), &json!({"driverName": "other.example.com"}))),
                 set_attributes_class("fast"),
@@ -477,14 +491,15 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "the answer of modify is lost",
+            name: "ControllerModifyVolume response lost: the call is repeated",
             actions: bound_claim([fast(), set_attributes_class("fast")]),
             resizing: modify_faults(vec![DriverFault::LostResponse]),
             calls: &["create a", "modify a speed=9", "modify a speed=9"],
             ..failed()
         },
         Scenario {
-            name: "parameters that are impossible, and a class with others",
+            name: "ControllerModifyVolume fails with InvalidArgument, another class set: \
+                  the volume is modified to it",
             actions: bound_claim([fast(), slow(), set_attributes_class("slow")]),
             resizing: modify_faults(vec![
                 concurrent_action_then(set_attributes_class("fast"), refuse(ErrorKind::InvalidArgument)),
@@ -494,7 +509,8 @@ fn modification() -> Vec<Scenario> {
             ..failed()
         },
         Scenario {
-            name: "parameters that stay impossible: the claim says so",
+            name: "ControllerModifyVolume always fails with InvalidArgument: \
+                  modifyVolumeStatus is Infeasible",
             actions: bound_claim([fast(), set_attributes_class("fast")]),
             resizing: modify_faults(vec![refuse(ErrorKind::InvalidArgument); 100]),
             resizes: &["a 1Gi/1Gi ModifyVolumeError ModifyingVolume target=fast Infeasible"],
@@ -518,11 +534,11 @@ fn modification() -> Vec<Scenario> {
                 "modify a speed=9",
                 "modify a speed=9",
             ],
-            skipped_on: super::HOUR_OF_REAL_TIME,
+            skipped_on: HOUR_OF_REAL_TIME,
             ..bound_scenario()
         },
         Scenario {
-            name: "nobody knows whether it is modified: what was asked for comes first",
+            name: "class changed while the modify result is unknown: the recorded class is applied first",
             actions: bound_claim([fast(), slow(), set_attributes_class("slow")]),
             resizing: modify_faults(vec![concurrent_action_then(
                 set_attributes_class("fast"),
@@ -532,7 +548,7 @@ fn modification() -> Vec<Scenario> {
             ..failed()
         },
         Scenario {
-            name: "a driver whose volumes cannot be modified: the claim is told",
+            name: "driver without MODIFY_VOLUME: VolumeModifyFailed is emitted",
             actions: bound_claim([fast(), set_attributes_class("fast")]),
             resizing: ResizingBehavior { unsupported: true, ..ResizingBehavior::default() },
             resizes: &[],
@@ -541,7 +557,7 @@ fn modification() -> Vec<Scenario> {
             ..bound_scenario()
         },
         Scenario {
-            name: "a claim grows and gets a class at once: one call after the other",
+            name: "claim expanded and modified at once: the driver calls are made one after the other",
             actions: bound_claim([
                 fast(),
                 Patch(
@@ -565,7 +581,7 @@ fn modification() -> Vec<Scenario> {
                 "a Normal VolumeResizeSuccessful",
             ],
             calls: &["create a", "expand a 2Gi", "modify a speed=9"],
-            skipped_on: super::EXPAND_MODIFY_RACE,
+            skipped_on: EXPAND_MODIFY_RACE,
             ..bound_scenario()
         },
     ]

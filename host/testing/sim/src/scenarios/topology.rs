@@ -1,19 +1,19 @@
-//! Volumes that are reachable from some nodes only.
+//! Central drivers with topology: volumes are reachable from some nodes only.
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, Scenario};
 use crate::{
     DriverFault, TopologyBehavior,
     UserAction::{self, Create, Patch, Settle, Until},
     WaitFor::{CallsCompleted, Event},
-    objects::{claim, class, csi_node, node, with},
+    objects::{CLAIM, claim, class, csi_node, node, with},
+    scenario::Scenario,
 };
 
 const NODE: &str = "/api/v1/nodes/n1";
 
-/// A node with its registration, in a zone.
+/// A Node in a zone, and its CSINode.
 fn node_in(name: &str, zone: &str) -> [UserAction; 2] {
     let mut registered = csi_node(name, name);
     if let Some(keys) = registered.pointer_mut("/spec/drivers/0/topologyKeys") {
@@ -22,7 +22,7 @@ fn node_in(name: &str, zone: &str) -> [UserAction; 2] {
     [Create(node(name, &json!({"zone": zone}))), Create(registered)]
 }
 
-/// `n1` in zone `a`, `n2` in zone `b`, then more.
+/// `n1` in zone `a` and `n2` in zone `b`, then further actions.
 fn in_two_zones(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     node_in("n1", "a").into_iter().chain(node_in("n2", "b")).chain(actions).collect()
 }
@@ -38,7 +38,7 @@ fn with_allowed_topologies(class: Value, zones: &[&str]) -> Value {
     )
 }
 
-/// The scheduler's choice.
+/// Sets the selected-node annotation of the claim.
 fn select_node(node: &str) -> UserAction {
     Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}}))
 }
@@ -55,7 +55,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let pending = || Scenario { topology, ..Scenario::default() };
     vec![
         Scenario {
-            name: "nobody has chosen a node: every place is named",
+            name: "immediate binding: the topology of every node is preferred",
             actions: in_two_zones([Create(class("gold")), Create(claim("a", "gold"))]),
             volumes: &["of-a Bound a zone=a"],
             events: &["a Normal ProvisioningSucceeded"],
@@ -63,7 +63,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "nobody has chosen a node: the places that the class allows",
+            name: "immediate binding with allowedTopologies: only the allowed topologies are passed",
             actions: in_two_zones([
                 Create(with_allowed_topologies(class("gold"), &["c", "b"])),
                 Create(claim("a", "gold")),
@@ -74,7 +74,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "the chosen node's place comes first",
+            name: "selected node: its topology is preferred first",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),
@@ -87,7 +87,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "the chosen node is where the class allows none",
+            name: "selected node outside allowedTopologies: the claim stays Pending",
             actions: in_two_zones([
                 Create(with_allowed_topologies(wait_for_first_consumer_class(), &["b"])),
                 Create(claim("a", "gold")),
@@ -99,8 +99,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..pending()
         },
         Scenario {
-            name: "the first node registers late",
-            // One node: from the first on, the volume may be made.
+            name: "no registered node: provisioning waits for the first CSINode",
+            // One node only: the volume may be created as soon as one is registered.
             actions: [Create(class("gold")), Create(claim("a", "gold")), Until(Event(FAILED))]
                 .into_iter()
                 .chain(node_in("n1", "a"))
@@ -111,7 +111,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "the chosen node is gone: the choice is taken back",
+            name: "selected node does not exist: the selected-node annotation is removed",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),
@@ -123,7 +123,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..pending()
         },
         Scenario {
-            name: "and another node is chosen",
+            name: "selected node does not exist, another node selected: the claim is provisioned there",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),
@@ -138,7 +138,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "there is no room at the chosen node: another one is chosen",
+            name: "ResourceExhausted on the selected node: the claim is provisioned on the reselected node",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),
@@ -154,7 +154,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "there is no room, and nobody has chosen a node: it is tried again",
+            name: "immediate binding, ResourceExhausted: CreateVolume is retried",
             actions: in_two_zones([Create(class("gold")), Create(claim("a", "gold"))]),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
             volumes: &["of-a Bound a zone=a"],
@@ -163,7 +163,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "the node changes its place while the answer is out: the first request is repeated",
+            name: "Node label changed while the CreateVolume result is unknown: \
+                  the recorded request is repeated",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),

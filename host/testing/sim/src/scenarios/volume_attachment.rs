@@ -1,16 +1,16 @@
-//! Attaching and detaching.
+//! The attacher: VolumeAttachments.
 
 use std::time::Duration;
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{CLAIM, Scenario};
 use crate::{
     DriverFault, EnvironmentKind, PublishingBehavior,
     UserAction::{self, Create, Delete, Patch, Settle, Until, Wait},
     WaitFor::CallsCompleted,
-    objects::{claim, csi_node, volume, volume_attachment, with},
+    objects::{CLAIM, claim, csi_node, volume, volume_attachment, with},
+    scenario::{Scenario, in_real_time},
 };
 
 const ATTACHMENT: &str = "/apis/storage.k8s.io/v1/volumeattachments/a";
@@ -23,7 +23,7 @@ const ATTACHED: &[&str] = &["a attached directory"];
 const PUBLISHED: &[&str] = &["static-v id"];
 const AVAILABLE: &[&str] = &["v Available"];
 
-/// A volume and a node.
+/// A volume and a CSINode.
 fn setup() -> Vec<UserAction> {
     vec![Create(volume("v", "none", "1Gi")), Create(csi_node("n", "id"))]
 }
@@ -32,7 +32,7 @@ fn after_setup(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction>
     setup().into_iter().chain(actions).collect()
 }
 
-/// An attachment of the volume to the node.
+/// Creates a VolumeAttachment of the volume and the node.
 fn attach() -> UserAction {
     Create(volume_attachment("a", "v", "n"))
 }
@@ -49,7 +49,7 @@ fn unpublish_faults(unpublish_faults: Vec<DriverFault>) -> PublishingBehavior {
     PublishingBehavior { unpublish_faults, ..PublishingBehavior::default() }
 }
 
-/// The CSINode's entry of the driver.
+/// Adds the driver to the CSINode.
 fn register_driver(id: &str) -> UserAction {
     Patch(CSI_NODE, json!({"spec": csi_node("n", id).get("spec")}))
 }
@@ -58,22 +58,13 @@ fn unregister_driver() -> UserAction {
     Patch(CSI_NODE, json!({"spec": {"drivers": []}}))
 }
 
-const LISTING_INTERVAL: &[(EnvironmentKind, &str)] = &[
-    (EnvironmentKind::Http, "the driver's listing is compared once a minute of real time"),
-    (EnvironmentKind::Kubernetes, "the driver's listing is compared once a minute of real time"),
-];
+const LISTING_INTERVAL: &[(EnvironmentKind, &str)] =
+    &in_real_time("ListVolumes is called once a minute of real time");
 
-/// The next look after a conflict asks the driver once more, which is no harm.
-const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &[
-    (
-        EnvironmentKind::Http,
-        "attacher and provisioner take their finalizers off at once, and one of the two sees a conflict",
-    ),
-    (
-        EnvironmentKind::Kubernetes,
-        "attacher and provisioner take their finalizers off at once, and one of the two sees a conflict",
-    ),
-];
+/// The retry after a conflict repeats the driver call, which is harmless.
+const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &in_real_time(
+    "attacher and provisioner remove their finalizers concurrently, and one of them gets a conflict",
+);
 
 /// The rows.
 #[expect(clippy::too_many_lines, reason = "one table")]
@@ -87,28 +78,33 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     };
     let detached = || Scenario { calls: &["publish static-v id", "unpublish static-v id"], ..base() };
     vec![
-        Scenario { name: "a volume is attached", actions: after_setup([attach()]), ..attached() },
         Scenario {
-            name: "and detached",
+            name: "VolumeAttachment created: the volume is published and status.attached is true",
+            actions: after_setup([attach()]),
+            ..attached()
+        },
+        Scenario {
+            name: "VolumeAttachment deleted: the volume is unpublished and the finalizer removed",
             actions: after_setup([attach(), Settle, Delete(ATTACHMENT)]),
             ..detached()
         },
         Scenario {
-            name: "the answer of publish is lost",
+            name: "ControllerPublishVolume response lost: the call is repeated",
             actions: after_setup([attach()]),
             publishing: publish_faults(vec![DriverFault::LostResponse]),
             calls: &["publish static-v id", "publish static-v id"],
             ..attached()
         },
         Scenario {
-            name: "the node has no room, and then has",
+            name: "ControllerPublishVolume fails once with ResourceExhausted: it is retried",
             actions: after_setup([attach()]),
             publishing: publish_faults(vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)]),
             calls: &["publish static-v id", "publish static-v id"],
             ..attached()
         },
         Scenario {
-            name: "the answer of publish is lost and the attachment deleted",
+            name: "VolumeAttachment deleted and ControllerPublishVolume response lost: \
+                  the volume is unpublished",
             actions: after_setup([attach()]),
             publishing: publish_faults(vec![DriverFault::ConcurrentActionThen(
                 Delete(ATTACHMENT),
@@ -117,13 +113,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..detached()
         },
         Scenario {
-            name: "the attachment is deleted while the driver publishes",
+            name: "VolumeAttachment deleted during ControllerPublishVolume: the volume is unpublished",
             actions: after_setup([attach()]),
             publishing: publish_faults(vec![DriverFault::ConcurrentAction(Delete(ATTACHMENT))]),
             ..detached()
         },
         Scenario {
-            name: "unpublish fails once, and its answer is lost once",
+            name: "ControllerUnpublishVolume fails once and loses one response: it is retried",
             actions: after_setup([attach(), Settle, Delete(ATTACHMENT)]),
             publishing: unpublish_faults(vec![
                 DriverFault::Refuse(ErrorKind::Internal),
@@ -138,7 +134,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "another one holds the attachment after it is detached",
+            name: "VolumeAttachment with a foreign finalizer: it stays after detach with attached false",
             actions: after_setup([
                 Create(with(
                     volume_attachment("a", "v", "n"),
@@ -151,12 +147,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..detached()
         },
         Scenario {
-            name: "the node has vanished: its name on the attachment is enough to detach",
+            name: "CSINode deleted: the node ID annotation of the VolumeAttachment is used to detach",
             actions: after_setup([attach(), Settle, Delete(CSI_NODE), Settle, Delete(ATTACHMENT)]),
             ..detached()
         },
         Scenario {
-            name: "the node is registered late",
+            name: "driver registered in the CSINode after the VolumeAttachment was created: \
+                  the volume is attached",
             actions: vec![
                 Create(volume("v", "none", "1Gi")),
                 attach(),
@@ -171,36 +168,37 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "the volume comes late",
+            name: "PersistentVolume created after its VolumeAttachment: the volume is attached",
             actions: vec![Create(csi_node("n", "id")), attach(), Settle, Create(volume("v", "none", "1Gi"))],
             ..attached()
         },
         Scenario {
-            name: "a volume that never comes: the attachment says so",
+            name: "VolumeAttachment without a PersistentVolume: attachError is set",
             actions: vec![Create(csi_node("n", "id")), attach()],
             attachments: &["a detached attachError"],
             ..Scenario::default()
         },
         Scenario {
-            name: "and can be deleted",
+            name: "VolumeAttachment without a PersistentVolume: it can be deleted",
             actions: vec![Create(csi_node("n", "id")), attach(), Settle, Delete(ATTACHMENT)],
             ..Scenario::default()
         },
         Scenario {
-            name: "a driver whose volumes are reachable from everywhere",
+            name: "driver without PUBLISH_UNPUBLISH_VOLUME: attached is set without a call",
             actions: after_setup([attach()]),
             publishing: PublishingBehavior { unsupported: true, ..PublishingBehavior::default() },
             attachments: &["a attached"],
             ..base()
         },
         Scenario {
-            name: "a volume's object stays as long as attachments name it",
+            name: "PersistentVolume deleted while a VolumeAttachment names it: \
+                  it keeps its finalizer until detach",
             actions: after_setup([attach(), Settle, Delete(VOLUME), Settle, Delete(ATTACHMENT)]),
             volumes: &[],
             ..detached()
         },
         Scenario {
-            name: "a volume that is being deleted is not attached",
+            name: "terminating PersistentVolume: it is not attached",
             actions: vec![
                 Create(with(
                     volume("v", "none", "1Gi"),
@@ -215,7 +213,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a volume for many nodes",
+            name: "ReadWriteMany volume: it is attached to two nodes",
             actions: vec![
                 Create(volume_with_modes(&["ReadWriteMany"])),
                 Create(csi_node("n", "id")),
@@ -230,7 +228,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a volume for one node waits for it to leave the other",
+            name: "ReadWriteOnce volume: the second attach succeeds after the detach from the first node",
             actions: after_setup([
                 Create(csi_node("m", "id-m")),
                 attach(),
@@ -250,7 +248,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "two attachments of one volume to one node: it stays until both are gone",
+            name: "two VolumeAttachments of one volume and node: \
+                  it is unpublished only after both are deleted",
             actions: after_setup([
                 attach(),
                 Settle,
@@ -264,7 +263,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a volume for reading only",
+            name: "read-only volume: it is published read-only",
             actions: vec![
                 Create(with(
                     volume_with_modes(&["ReadOnlyMany"]),
@@ -277,7 +276,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "access modes that exclude each other",
+            name: "access modes that exclude each other: attachError is set",
             actions: vec![
                 Create(volume_with_modes(&["ReadWriteOnce", "ReadOnlyMany"])),
                 Create(csi_node("n", "id")),
@@ -287,7 +286,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "an inline volume",
+            name: "VolumeAttachment with an inlineVolumeSpec: attachError is set",
             actions: after_setup([Create(with(
                 volume_attachment("a", "v", "n"),
                 &json!({"spec": {"source": {
@@ -302,15 +301,16 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "the node gets another name while the answer is out",
+            name: "node ID changed while the publish result is unknown: \
+                  unpublished from the old ID, published to the new",
             actions: after_setup([
                 attach(),
                 Until(CallsCompleted(1)),
                 unregister_driver(),
                 register_driver("new"),
             ]),
-            // Twice, so that a process which takes another's place does not attach it before the name
-            // changes.
+            // Two faults, so that the replacement of a crashed process does not attach the volume before the
+            // node ID changes.
             publishing: publish_faults(vec![DriverFault::LostResponse, DriverFault::LostResponse]),
             published: &["static-v new"],
             calls: &[
@@ -322,7 +322,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "somebody says that it is not attached",
+            name: "status.attached set to false by a user: the volume is published again",
             actions: after_setup([
                 attach(),
                 Settle,
@@ -332,7 +332,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "the array loses it: the driver's listing tells",
+            name: "volume unpublished on the storage system: \
+                  ListVolumes reports it and it is published again",
             actions: after_setup([attach()]),
             publishing: publish_faults(vec![DriverFault::Reverted]),
             lists_published_nodes: true,
@@ -341,11 +342,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..attached()
         },
         Scenario {
-            name: "the Secret that a volume names",
+            name: "publish Secret created late and deleted early: attach waits for it, detach does not",
             actions: vec![
                 Create(with(
                     volume("v", "none", "1Gi"),
-                    &json!({"spec": {"csi": {"controllerPublishSecretRef": {"namespace": "default", "name": "s"}}}}),
+                    &json!({"spec": {"csi": {
+                        "controllerPublishSecretRef": {"namespace": "default", "name": "s"},
+                    }}}),
                 )),
                 Create(csi_node("n", "id")),
                 attach(),
@@ -362,7 +365,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             ..base()
         },
         Scenario {
-            name: "a volume is not deleted as long as it is attached",
+            name: "PersistentVolume with reclaim policy Delete: the volume is deleted only after detach",
             actions: vec![
                 Create(with(
                     volume("v", "none", "1Gi"),

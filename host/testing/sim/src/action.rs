@@ -1,0 +1,39 @@
+//! Actions of users and administrators.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// An action of a user or an administrator.
+#[derive(Clone, Debug, PartialEq)]
+pub enum UserAction {
+    /// Creates an object.
+    Create(Value),
+    /// Deletes the object at this path.
+    Delete(&'static str),
+    /// Merge-patches the object at this path.
+    Patch(&'static str, Value),
+    /// Saves the state of the cluster.
+    Backup,
+    /// Restores the saved state of the cluster.
+    Restore,
+    /// Compacts the history, so that every watch expires (410 Gone).
+    Compact,
+    /// Waits until all processes are idle.
+    Settle,
+    /// Waits for this time.
+    Wait(Duration),
+    /// Waits for a condition, or until all processes are idle without it.
+    Until(WaitFor),
+}
+
+/// A condition to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitFor {
+    /// The driver has completed this many calls.
+    CallsCompleted(usize),
+    /// The event exists, in the form of [`FinalState::events`](crate::FinalState::events).
+    Event(&'static str),
+    /// The object at this path does not exist.
+    Deleted(&'static str),
+}

@@ -1,0 +1,141 @@
+//! RBAC of the simulated processes.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cofferdam_controllers::rbac::{PolicyRule, ResourceAttributes};
+use http::{Method, Uri};
+
+/// The RBAC rules of a process, and which of them it used.
+#[derive(Debug)]
+pub(crate) struct Rbac {
+    rules: Vec<PolicyRule>,
+    namespace: String,
+    used: Mutex<BTreeSet<String>>,
+    denied: Mutex<BTreeSet<String>>,
+}
+
+impl Rbac {
+    pub(crate) fn new(rules: Vec<PolicyRule>, namespace: String) -> Arc<Self> {
+        Arc::new(Self { rules, namespace, used: Mutex::default(), denied: Mutex::default() })
+    }
+
+    /// Requests that no rule allowed, as `verb group/resource namespace/name`.
+    pub(crate) fn denied(&self) -> Vec<String> {
+        self.denied.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// The used rules, as `verb group/resource`.
+    pub(crate) fn used(&self) -> BTreeSet<String> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn is_allowed(&self, method: &Method, uri: &Uri) -> bool {
+        let Some(RequestInfo { verb, group, resource, namespace, name }) = request_info(method, uri) else {
+            return true;
+        };
+        let request = ResourceAttributes {
+            verb: &verb,
+            group: &group,
+            resource: &resource,
+            namespace: &namespace,
+            name: &name,
+        };
+        if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
+            let used = format!("{verb} {group}/{resource}");
+            self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
+            return true;
+        }
+        let denied = format!("{verb} {group}/{resource} {namespace}/{name}");
+        self.denied.lock().unwrap_or_else(PoisonError::into_inner).insert(denied);
+        false
+    }
+}
+
+/// The attributes of a request for authorization.
+#[derive(Debug, PartialEq, Eq)]
+struct RequestInfo {
+    verb: String,
+    group: String,
+    /// The resource with its subresource and the rest of the path.
+    resource: String,
+    namespace: String,
+    name: String,
+}
+
+/// Parses a request like kube-apiserver's `RequestInfoFactory`. Absent for non-resource requests, such as
+/// discovery. An unknown method or resource is returned as it is; no rule allows it.
+fn request_info(method: &Method, uri: &Uri) -> Option<RequestInfo> {
+    let mut segments = uri.path().strip_prefix('/')?.split('/');
+    let group = match segments.next()? {
+        "api" => "",
+        "apis" => segments.next()?,
+        _ => return None,
+    };
+    let _version = segments.next()?;
+    let rest: Vec<&str> = segments.collect();
+    let (namespace, rest) = match rest.as_slice() {
+        // Resources in a namespace, but not the subresources of the namespace itself.
+        ["namespaces", namespace, rest @ ..] if !matches!(rest, [] | ["status" | "finalize"]) => {
+            (*namespace, rest)
+        }
+        rest => ("", rest),
+    };
+    let (resource, name) = match rest {
+        [] => return None,
+        [resource] => ((*resource).to_owned(), ""),
+        [resource, name] => ((*resource).to_owned(), *name),
+        [resource, name, subresource @ ..] => (format!("{resource}/{}", subresource.join("/")), *name),
+    };
+    let is_watch = uri.query().is_some_and(|query| query.contains("watch=true"));
+    let verb = match *method {
+        Method::GET | Method::HEAD if is_watch => "watch".to_owned(),
+        Method::GET | Method::HEAD if name.is_empty() => "list".to_owned(),
+        Method::GET | Method::HEAD => "get".to_owned(),
+        Method::POST => "create".to_owned(),
+        Method::PUT => "update".to_owned(),
+        Method::PATCH => "patch".to_owned(),
+        Method::DELETE if name.is_empty() => "deletecollection".to_owned(),
+        Method::DELETE => "delete".to_owned(),
+        _ => method.as_str().to_lowercase(),
+    };
+    let (group, namespace, name) = (group.to_owned(), namespace.to_owned(), name.to_owned());
+    Some(RequestInfo { verb, group, resource, namespace, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_checked_against_rbac_rules() {
+        let rules = cofferdam_controllers::rbac::rules(
+            &cofferdam_controllers::Role::ALL.into(),
+            cofferdam_controllers::rbac::DriverPlacement::ClusterWide,
+        );
+        let rbac = Rbac::new(rules, "storage".to_owned());
+        let allowed = |method: &str, path: &'static str| {
+            rbac.is_allowed(&method.parse().unwrap(), &Uri::from_static(path))
+        };
+        assert!(allowed("GET", "/version") && allowed("GET", "/api/v1"));
+        assert!(allowed("GET", "/api/v1/namespaces/kube-system"));
+        assert!(allowed("PATCH", "/api/v1/persistentvolumes/v/status"));
+        assert!(allowed("PATCH", "/api/v1/namespaces/a/persistentvolumeclaims/c/status"));
+        assert_eq!(rbac.denied(), Vec::<String>::new());
+        #[rustfmt::skip] // one row a request
+        let table = [
+            ("POST",    "/api/v1/namespaces/a/pods/p/eviction",         "create /pods/eviction a/p"),
+            ("GET",     "/api/v1/namespaces/a/pods/p/proxy/x",          "get /pods/proxy/x a/p"),
+            ("PUT",     "/api/v1/namespaces/a/finalize",                "update /namespaces/finalize /a"),
+            ("GET",     "/apis/apps/v1/namespaces/a/deployments/d/scale", "get apps/deployments/scale a/d"),
+            ("OPTIONS", "/api/v1/persistentvolumes/v",                  "options /persistentvolumes /v"),
+            ("HEAD",    "/api/v1/namespaces/a/secrets",                 "list /secrets a/"),
+        ];
+        for (method, path, expected) in table {
+            assert!(!allowed(method, path), "{method} {path}");
+            assert!(rbac.denied().contains(&expected.to_owned()), "{expected}: {:?}", rbac.denied());
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! One row of the scenario table.
+
+use crate::{
+    ApiFault, DriverFault, EnvironmentKind, FinalState, PublishingBehavior, ResizingBehavior, Simulation,
+    TopologyBehavior, UserAction,
+};
+
+/// A row of the scenario table.
+#[derive(Clone, Debug, Default)]
+pub struct Scenario {
+    /// Situation and result.
+    pub name: &'static str,
+    /// Actions of the user.
+    pub actions: Vec<UserAction>,
+    /// Faults of create calls, one per call.
+    pub create_faults: Vec<DriverFault>,
+    /// Faults of delete calls, one per call.
+    pub delete_faults: Vec<DriverFault>,
+    /// Faults of the processes' API writes, one per write.
+    pub api_faults: Vec<ApiFault>,
+    /// Publish behavior of the driver.
+    pub publishing: PublishingBehavior,
+    /// True if ListVolumes returns the nodes that volumes are published to.
+    pub lists_published_nodes: bool,
+    /// Expand and modify behavior of the driver.
+    pub resizing: ResizingBehavior,
+    /// Topology behavior of the driver.
+    pub topology: TopologyBehavior,
+    /// Nodes with node-local storage of the driver; empty for a central driver.
+    pub storage_nodes: &'static [&'static str],
+    /// Expected [`FinalState::claims`].
+    pub claims: &'static [&'static str],
+    /// Expected [`FinalState::volumes`].
+    pub volumes: &'static [&'static str],
+    /// Expected [`FinalState::resizes`].
+    pub resizes: &'static [&'static str],
+    /// Expected [`FinalState::attachments`].
+    pub attachments: &'static [&'static str],
+    /// Expected [`FinalState::volumes_attached`].
+    pub volumes_attached: &'static [&'static str],
+    /// Expected [`FinalState::published`].
+    pub published: &'static [&'static str],
+    /// Expected [`FinalState::array_owners`].
+    pub array_owners: &'static [&'static str],
+    /// Expected [`FinalState::events`], if no process crashed.
+    pub events: &'static [&'static str],
+    /// Expected [`FinalState::calls`], if no process crashed.
+    pub calls: &'static [&'static str],
+    /// Expected [`FinalState::violations`], which no controller can prevent.
+    pub violations: &'static [&'static str],
+    /// Environments that cannot run the scenario, with the reason.
+    pub skipped_on: &'static [(EnvironmentKind, &'static str)],
+}
+
+impl Scenario {
+    /// The reason why the environment cannot run the scenario; absent if it can.
+    pub fn skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
+        self.skipped_on.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
+    }
+
+    /// Configures the driver of a simulation.
+    pub fn configure(&self, simulation: Simulation) -> Simulation {
+        simulation
+            .with_publishing(self.publishing.clone(), self.lists_published_nodes)
+            .with_resizing(self.resizing.clone())
+            .with_topology(self.topology)
+            .with_node_local_driver(self.storage_nodes)
+            .with_api_faults(self.api_faults.clone())
+    }
+
+    /// Differences from the expected final state. After a crash, calls may be repeated and events lost.
+    pub fn differences(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
+        let mut differences = Vec::new();
+        let mut compare = |field: &str, found: &[String], expected: &[&str]| {
+            if found != expected {
+                differences.push(format!("{}: {field}: expected {expected:?}, found {found:?}", self.name));
+            }
+        };
+        compare("violations", &final_state.violations, self.violations);
+        compare("claims", &final_state.claims, self.claims);
+        compare("volumes", &final_state.volumes, self.volumes);
+        compare("resizes", &final_state.resizes, self.resizes);
+        compare("attachments", &final_state.attachments, self.attachments);
+        compare("volumesAttached", &final_state.volumes_attached, self.volumes_attached);
+        compare("published", &final_state.published, self.published);
+        compare("array owners", &final_state.array_owners, self.array_owners);
+        compare("journal entries", &[final_state.intents.to_string()], &["0"]);
+        if !crashed {
+            compare("events", &final_state.events, self.events);
+            compare("calls", &final_state.calls, self.calls);
+            compare("unused faults", &final_state.unused_faults, &[]);
+        }
+        differences
+    }
+}
+
+/// Skips a scenario on the environments that run in real time.
+pub(crate) const fn in_real_time(reason: &'static str) -> [(EnvironmentKind, &'static str); 2] {
+    [(EnvironmentKind::Http, reason), (EnvironmentKind::Kubernetes, reason)]
+}

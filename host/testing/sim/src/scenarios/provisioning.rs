@@ -1,0 +1,428 @@
+//! Claims and volumes: provisioner, pv-controller and protection.
+
+use std::time::Duration;
+
+use cofferdam_domain::storage::ErrorKind;
+use serde_json::json;
+
+use crate::{
+    DriverFault, EnvironmentKind,
+    UserAction::{self, Backup, Compact, Create, Delete, Patch, Restore, Settle, Until},
+    WaitFor::{CallsCompleted, Deleted, Event},
+    objects::{CLAIM, claim, class, pod, volume, with},
+    scenario::{Scenario, in_real_time},
+};
+
+pub(super) const CLASS: &str = "/apis/storage.k8s.io/v1/storageclasses/gold";
+const RESTORE_MARKER: &str = "/api/v1/namespaces/default/configmaps/cofferdam-restored";
+
+fn gold_claim() -> Vec<UserAction> {
+    vec![Create(class("gold")), Create(claim("a", "gold"))]
+}
+
+fn after_gold_claim(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    gold_claim().into_iter().chain(actions).collect()
+}
+
+/// Restores a backup that does not contain claim `b`, then deletes claim `a`.
+fn restore_then_delete_claim(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
+    // The processes list again after the restore.
+    let first = [Settle, Backup, Create(claim("b", "gold")), Settle, Restore, Settle, Delete(CLAIM)];
+    after_gold_claim(first.into_iter().chain(actions))
+}
+
+const LEAKED_BY_RESTORE: &[&str] = &["leaked: of-gone has neither a PersistentVolume nor a claim"];
+const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
+    EnvironmentKind::Http,
+    "the embedded API server stays up during a restore: its watches report it with the bookmark after a minute",
+)];
+
+/// A test of its own covers it over HTTP.
+const VOLUME_RACE: &[(EnvironmentKind, &str)] =
+    &in_real_time("in real time the second claim may be bound to the volume");
+
+pub(super) const BOUND: &[&str] = &["a Bound of-a"];
+pub(super) const VOLUME: &[&str] = &["of-a Bound a"];
+pub(super) const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
+const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
+
+/// The rows.
+#[expect(clippy::too_many_lines, reason = "one table")]
+pub(super) fn scenarios() -> Vec<Scenario> {
+    let base = Scenario::default;
+    let retain = || with(class("gold"), &json!({"reclaimPolicy": "Retain"}));
+    vec![
+        Scenario {
+            name: "PersistentVolumeClaim created: it is provisioned and bound",
+            actions: gold_claim(),
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: SUCCEEDED,
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted, reclaim policy Delete: the volume and its PersistentVolume are deleted",
+            actions: after_gold_claim([Settle, Delete(CLAIM)]),
+            events: SUCCEEDED,
+            calls: &["create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted, reclaim policy Retain: the PersistentVolume is Released",
+            actions: vec![Create(retain()), Create(claim("a", "gold")), Settle, Delete(CLAIM)],
+            volumes: &["of-gone Released a"],
+            array_owners: &["gone"],
+            events: SUCCEEDED,
+            calls: &["create gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim without a class: the default StorageClass is used",
+            actions: vec![
+                Create(with(
+                    class("gold"),
+                    &json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}),
+                )),
+                Create(with(claim("a", "gold"), &json!({"spec": {"storageClassName": null}}))),
+            ],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: SUCCEEDED,
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "StorageClass created after its claim: the claim is provisioned",
+            actions: vec![Create(claim("a", "gold")), Settle, Create(class("gold"))],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"],
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "WaitForFirstConsumer: provisioning starts when the selected-node annotation is set",
+            actions: vec![
+                Create(with(class("gold"), &json!({"volumeBindingMode": "WaitForFirstConsumer"}))),
+                Create(claim("a", "gold")),
+                Settle,
+                Patch(
+                    CLAIM,
+                    json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
+                ),
+            ],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &["a Normal ProvisioningSucceeded", "a Normal WaitForFirstConsumer"],
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "static provisioning: the smallest matching PersistentVolume is bound",
+            actions: vec![
+                Create(volume("small", "none", "1Gi")),
+                Create(volume("large", "none", "9Gi")),
+                Create(volume("fitting", "none", "3Gi")),
+                Settle,
+                Create(with(
+                    claim("a", "none"),
+                    &json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}}),
+                )),
+            ],
+            claims: &["a Bound fitting"],
+            volumes: &["fitting Bound a", "large Available", "small Available"],
+            ..base()
+        },
+        Scenario {
+            name: "static PersistentVolume created after its claim: they are bound",
+            actions: vec![Create(claim("a", "none")), Settle, Create(volume("v", "none", "1Gi"))],
+            claims: &["a Bound v"],
+            volumes: &["v Bound a"],
+            events: &["a Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
+            name: "static PersistentVolume with Retain: it is Released when its claim is deleted",
+            actions: vec![
+                Create(volume("v", "none", "1Gi")),
+                Settle,
+                Create(claim("a", "none")),
+                Settle,
+                Delete(CLAIM),
+            ],
+            volumes: &["v Released a"],
+            ..base()
+        },
+        Scenario {
+            name: "CreateVolume response lost: the call is repeated",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::LostResponse],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "CreateVolume request lost twice: the call is repeated",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::LostRequest, DriverFault::LostRequest],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "CreateVolume fails once with ResourceExhausted: it is retried",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "created volume smaller than requested: it is deleted and created again",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::WrongSize(1 << 20)],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "delete a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "slow CreateVolume: a Provisioning event is emitted",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::Slow(Duration::from_secs(3))],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &["a Normal Provisioning", "a Normal ProvisioningSucceeded"],
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted during CreateVolume: the volume is deleted",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::ConcurrentAction(Delete(CLAIM))],
+            calls: &["create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted during CreateVolume, reclaim policy Retain: \
+                  the PersistentVolume is Released",
+            actions: vec![Create(retain()), Create(claim("a", "gold"))],
+            create_faults: vec![DriverFault::ConcurrentAction(Delete(CLAIM))],
+            volumes: &["of-gone Released a"],
+            array_owners: &["gone"],
+            calls: &["create gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted and CreateVolume response lost: \
+                  the call is repeated, then the volume is deleted",
+            actions: gold_claim(),
+            create_faults: vec![DriverFault::ConcurrentActionThen(
+                Delete(CLAIM),
+                Box::new(DriverFault::LostResponse),
+            )],
+            calls: &["create gone", "create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim recreated under the same name: the old volume is deleted and a new one created",
+            actions: after_gold_claim([
+                Until(CallsCompleted(3)),
+                Until(Deleted(CLAIM)),
+                Create(claim("a", "gold")),
+            ]),
+            create_faults: vec![DriverFault::ConcurrentActionThen(
+                Delete(CLAIM),
+                Box::new(DriverFault::LostResponse),
+            )],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: SUCCEEDED,
+            calls: &["create gone", "create gone", "delete gone", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "StorageClass deleted while the CreateVolume result is unknown: \
+                  the recorded request is repeated",
+            actions: after_gold_claim([Until(CallsCompleted(1)), Delete(CLASS)]),
+            create_faults: vec![DriverFault::LostResponse],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"],
+            calls: &["create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "StorageClass replaced while the CreateVolume result is unknown: \
+                  the recorded request is repeated",
+            actions: after_gold_claim([
+                Until(CallsCompleted(1)),
+                Delete(CLASS),
+                Create(with(class("gold"), &json!({"parameters": {"tier": "slow"}}))),
+            ]),
+            create_faults: vec![DriverFault::LostResponse],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"],
+            calls: &["create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "CreateVolume fails with InvalidArgument: it is retried after the StorageClass is replaced",
+            actions: after_gold_claim([
+                Until(Event("a Warning ProvisioningFailed")),
+                Delete(CLASS),
+                Create(class("gold")),
+            ]),
+            create_faults: vec![DriverFault::Refuse(ErrorKind::InvalidArgument)],
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: FAILED_THEN_SUCCEEDED,
+            calls: &["create a", "create a"],
+            ..base()
+        },
+        Scenario {
+            name: "DeleteVolume fails once and loses one response: it is retried",
+            actions: after_gold_claim([Settle, Delete(CLAIM)]),
+            delete_faults: vec![DriverFault::Refuse(ErrorKind::Internal), DriverFault::LostResponse],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning VolumeFailedDelete"],
+            calls: &["create gone", "delete gone", "delete gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "watches expire (410 Gone): the claim is still provisioned and deleted",
+            actions: after_gold_claim([Settle, Compact, Delete(CLAIM), Compact]),
+            events: SUCCEEDED,
+            calls: &["create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "claim deleted while a pod uses it: it keeps its pvc-protection finalizer",
+            actions: after_gold_claim([Settle, Create(pod("p", "a")), Settle, Delete(CLAIM), Settle]),
+            claims: BOUND,
+            volumes: VOLUME,
+            array_owners: &["a"],
+            events: SUCCEEDED,
+            calls: &["create a"],
+            ..base()
+        },
+        Scenario {
+            name: "pod of a terminating claim deleted: the claim and its volume are deleted",
+            actions: after_gold_claim([
+                Settle,
+                Create(pod("p", "a")),
+                Settle,
+                Delete(CLAIM),
+                Settle,
+                Delete("/api/v1/namespaces/default/pods/p?gracePeriodSeconds=0"),
+            ]),
+            events: SUCCEEDED,
+            calls: &["create gone", "delete gone"],
+            ..base()
+        },
+        Scenario {
+            name: "PersistentVolume of a bound claim deleted: the claim is Lost",
+            actions: vec![
+                Create(volume("v", "none", "1Gi")),
+                Settle,
+                Create(claim("a", "none")),
+                Settle,
+                Patch("/api/v1/persistentvolumes/v", json!({"metadata": {"finalizers": null}})),
+                Delete("/api/v1/persistentvolumes/v"),
+                Patch("/api/v1/persistentvolumes/v", json!({"metadata": {"finalizers": null}})),
+            ],
+            claims: &["a Lost v"],
+            events: &["a Warning ClaimLost"],
+            ..base()
+        },
+        Scenario {
+            name: "two claims, one matching PersistentVolume: \
+                  one claim is bound to it, the other is provisioned",
+            actions: vec![
+                Create(class("gold")),
+                Create(volume("v", "gold", "1Gi")),
+                Settle,
+                Create(claim("a", "gold")),
+                Create(claim("b", "gold")),
+            ],
+            claims: &["a Bound v", "b Bound of-b"],
+            volumes: &["of-b Bound b", "v Bound a"],
+            array_owners: &["b"],
+            events: &["b Normal ProvisioningSucceeded"],
+            calls: &["create b"],
+            skipped_on: VOLUME_RACE,
+            ..base()
+        },
+        Scenario {
+            name: "allowedTopologies with a driver without topology: the claim stays Pending",
+            actions: vec![
+                Create(with(
+                    class("gold"),
+                    &json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]}),
+                )),
+                Create(claim("a", "gold")),
+            ],
+            claims: &["a Pending"],
+            events: &["a Warning ProvisioningFailed"],
+            ..base()
+        },
+        Scenario {
+            name: "cluster restored from backup: deletions are frozen",
+            actions: restore_then_delete_claim([]),
+            volumes: &["of-gone Released a"],
+            // A volume that is not in the backup must not be deleted.
+            array_owners: &["gone", "gone"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            calls: &["create gone", "create gone"],
+            violations: LEAKED_BY_RESTORE,
+            skipped_on: RESTORE_DETECTED_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "restore marker deleted: frozen deletions continue",
+            actions: restore_then_delete_claim([Settle, Delete(RESTORE_MARKER)]),
+            array_owners: &["gone"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            calls: &["create gone", "create gone", "delete gone"],
+            violations: LEAKED_BY_RESTORE,
+            skipped_on: RESTORE_DETECTED_LATE,
+            ..base()
+        },
+        Scenario {
+            name: "invalid size or StorageClass parameter: the claim stays Pending",
+            actions: vec![
+                Create(class("gold")),
+                Create(with(
+                    claim("a", "gold"),
+                    &json!({"spec": {"resources": {"requests": {"storage": "1e99"}}}}),
+                )),
+                Create(with(class("odd"), &json!({"parameters": {"csi.storage.k8s.io/odd": "x"}}))),
+                Create(claim("b", "odd")),
+            ],
+            claims: &["a Pending", "b Pending"],
+            events: &["a Warning ProvisioningFailed", "b Warning ProvisioningFailed"],
+            ..base()
+        },
+    ]
+}
