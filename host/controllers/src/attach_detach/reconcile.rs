@@ -34,10 +34,10 @@ use super::{
     throttle::NodeStatusThrottle,
 };
 use crate::{
+    attach_detach::ROLE,
     context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
     event_spec::EventSpec,
     live_reads::SingleFlightReads,
-    role::Role,
 };
 
 /// `source.component` of this controller's events.
@@ -66,30 +66,27 @@ pub(crate) struct AttachDetach {
 }
 
 impl AttachDetach {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(
+    pub(super) fn new(
         context: Arc<ControllerContext>,
-        metrics: &Metrics,
-        own: AttachDetachMetrics,
+        queue_metrics: &Metrics,
+        metrics: AttachDetachMetrics,
     ) -> Arc<Self> {
-        own.set_cache(&context.cache);
+        metrics.set_cache(&context.cache);
         let backoff = BACKOFF.capped_at(context.settings.retry_interval_max);
-        let role = Arc::new(Self {
-            volumes: Queue::new("attachdetach_volumes", backoff, metrics),
-            nodes: Queue::new("attachdetach_nodes", backoff, metrics),
+        Arc::new(Self {
+            volumes: Queue::new("attachdetach_volumes", backoff, queue_metrics),
+            nodes: Queue::new("attachdetach_nodes", backoff, queue_metrics),
             state: AttachState::default(),
             throttle: NodeStatusThrottle::default(),
             node_reads: SingleFlightReads::default(),
-            metrics: own,
+            metrics,
             backoff,
             context,
-        });
-        role.subscribe();
-        role
+        })
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (volumes, nodes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.volumes.run(WORKERS, stop.clone(), move |key| {
@@ -275,8 +272,8 @@ impl AttachDetach {
         let attachment = cache.attachments.get(name).into_object();
         let volume = attachment.and_then(|attachment| cache.volumes.get(attachment.volume()?).into_object());
         match volume {
-            Some(volume) => StepRecorder::of_volume(&self.context, Role::AttachDetach, &volume),
-            None => StepRecorder::of_role(&self.context, Role::AttachDetach),
+            Some(volume) => StepRecorder::of_volume(&self.context, ROLE, &volume),
+            None => StepRecorder::of_role(&self.context, ROLE),
         }
     }
 
@@ -336,7 +333,7 @@ impl AttachDetach {
                 "source": {"persistentVolumeName": volume.name},
             },
         });
-        let recorder = StepRecorder::of_volume(&self.context, Role::AttachDetach, volume);
+        let recorder = StepRecorder::of_volume(&self.context, ROLE, volume);
         let write = self.context.writer.create::<VolumeAttachment>(None, &body);
         let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
@@ -468,7 +465,7 @@ impl AttachDetach {
                 }
                 return Action::Done;
             };
-            let recorder = StepRecorder::of_role(&self.context, Role::AttachDetach);
+            let recorder = StepRecorder::of_role(&self.context, ROLE);
             let text = format!("tells {name} of {} attached volumes", listed.len());
             self.state.mark_sent(name);
             let write = self.context.writer.merge_patch::<Node>(

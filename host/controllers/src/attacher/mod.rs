@@ -1,6 +1,6 @@
-//! `attacher`: makes volumes reachable from nodes, and unreachable again, as VolumeAttachments ask. Takes the
-//! place of external-attacher.
+//! `attacher`: attaches volumes to nodes and detaches them, as VolumeAttachments request. Replaces external-attacher.
 
+mod declaration;
 mod list_volumes;
 pub mod metrics;
 pub mod reconcile;
@@ -8,3 +8,5 @@ pub mod rules;
 mod status;
 mod volume_locks;
 mod work_queues;
+
+pub use declaration::ROLE;

@@ -33,9 +33,9 @@ use super::{
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
+    attacher::ROLE,
     context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
     observer::StepResult,
-    role::Role,
 };
 
 /// The role.
@@ -113,46 +113,51 @@ struct AttacherState<'a> {
 }
 
 impl Attacher {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics, own: AttacherMetrics) -> Arc<Self> {
+    pub(super) fn new(
+        context: Arc<ControllerContext>,
+        queue_metrics: &Metrics,
+        metrics: AttacherMetrics,
+    ) -> Arc<Self> {
         let backoff = context.settings.backoff();
-        own.set_drivers(context.drivers.keys());
-        let role = Arc::new(Self {
+        metrics.set_drivers(context.drivers.keys());
+        Arc::new(Self {
             queues: context
                 .drivers
                 .keys()
-                .map(|name| (name.clone(), WorkQueues::new(backoff, metrics)))
+                .map(|name| (name.clone(), WorkQueues::new(backoff, queue_metrics)))
                 .collect(),
-            volumes: Queue::new("attacher_volumes", backoff, metrics),
+            volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
             volume_locks: VolumeLocks::default(),
             force_sync: Mutex::default(),
-            metrics: own,
+            metrics,
             context,
-        });
-        let cache = Arc::clone(&role.context.cache);
-        let controller = Arc::downgrade(&role);
+        })
+    }
+
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let controller = Arc::downgrade(self);
         cache.attachments.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.attachment_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.volumes.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.volume_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.csi_nodes.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.csi_node_changed(change);
             }
         });
-        role
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.attacher_worker_threads;
         let lanes = self.queues.iter().flat_map(|(driver, lanes)| {
             QueueKind::ALL.map(|kind| {
@@ -610,7 +615,7 @@ impl Attacher {
     fn recorder(&self, attachment: &VolumeAttachment) -> StepRecorder {
         let name = attachment.volume();
         let volume = name.and_then(|name| self.context.cache.volumes.get(name).into_object());
-        StepRecorder::of_attachment(&self.context, name, volume.as_deref())
+        StepRecorder::of_attachment(&self.context, ROLE, name, volume.as_deref())
     }
 
     /// Lets go of a volume's object.
@@ -624,7 +629,7 @@ impl Attacher {
             return Action::Done;
         };
         let finalizer = names::attacher_finalizer(&csi.driver);
-        let recorder = StepRecorder::of_volume(&self.context, Role::Attacher, &volume);
+        let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
         match recorder.record_effect("releases the volume's object", write).await {
             Ok(_) => Action::Done,

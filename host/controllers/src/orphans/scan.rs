@@ -61,7 +61,6 @@ pub(super) struct DriverScanState {
 }
 
 impl OrphanScanner {
-    /// The scan, woken by requests from now on.
     pub(crate) fn new(
         context: Arc<ControllerContext>,
         interval: Duration,
@@ -79,7 +78,7 @@ impl OrphanScanner {
                 is_history_restored: false,
             })
         };
-        let role = Arc::new(Self {
+        Arc::new(Self {
             // One report a driver: the processes of several nodes would write over each other.
             scan_states: context
                 .drivers
@@ -91,9 +90,14 @@ impl OrphanScanner {
             metrics: orphan_metrics,
             interval,
             context,
-        });
-        let controller = Arc::downgrade(&role);
-        role.context.cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
+        })
+    }
+
+    /// Subscribes to requests to delete, and to restore markers.
+    pub(crate) fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let controller = Arc::downgrade(self);
+        cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
             let has_request = change
                 .new
                 .as_ref()
@@ -105,13 +109,12 @@ impl OrphanScanner {
                     .for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        let controller = Arc::downgrade(&role);
-        role.context.cache.restore_markers.subscribe(move |_| {
+        let controller = Arc::downgrade(self);
+        cache.restore_markers.subscribe(move |_| {
             if let Some(controller) = controller.upgrade() {
                 controller.scan_states.keys().for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        role
     }
 
     /// Works until `stop`. Waits for the reports by itself: where they may not be watched, nothing else shall

@@ -19,14 +19,14 @@ use super::rules::{self, FinalizerVerdict};
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, StepRecorder},
     live_reads::SingleFlightReads,
+    protection::ROLE,
     provisioner,
-    role::Role,
 };
 
 /// Objects of each kind that are worked on at once; each takes one small write.
 const WORKERS: usize = 64;
 
-/// The role.
+/// The protection controller.
 pub(crate) struct Protection {
     context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
@@ -36,39 +36,41 @@ pub(crate) struct Protection {
 }
 
 impl Protection {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
-        let role = Arc::new(Self {
+        Arc::new(Self {
             claims: Queue::new("pvcprotection", backoff, metrics),
             volumes: Queue::new("pvprotection", backoff, metrics),
             attributes_classes: Queue::new("vacprotection", backoff, metrics),
             pod_reads: SingleFlightReads::default(),
             context,
-        });
-        let (claims, controller) = (role.claims.clone(), Arc::downgrade(&role));
-        role.context.cache.claims.subscribe(move |change: &Change<Claim>| {
+        })
+    }
+
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let (claims, controller) = (self.claims.clone(), Arc::downgrade(self));
+        cache.claims.subscribe(move |change: &Change<Claim>| {
             claims.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| old.attributes_classes().next().is_some()) {
                 controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
             }
         });
-        let (volumes, controller) = (role.volumes.clone(), Arc::downgrade(&role));
-        role.context.cache.volumes.subscribe(move |change: &Change<Volume>| {
+        let (volumes, controller) = (self.volumes.clone(), Arc::downgrade(self));
+        cache.volumes.subscribe(move |change: &Change<Volume>| {
             volumes.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| !old.attributes_class.is_empty()) {
                 controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
             }
         });
-        let classes = role.attributes_classes.clone();
-        role.context.cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
-        let claims = role.claims.clone();
-        role.context.cache.pods.subscribe(move |change: &Change<Pod>| {
+        let classes = self.attributes_classes.clone();
+        cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
+        let claims = self.claims.clone();
+        cache.pods.subscribe(move |change: &Change<Pod>| {
             for pod in [&change.old, &change.new].into_iter().flatten() {
                 PodIndex::claims_of(pod).for_each(|claim| claims.add(claim));
             }
         });
-        role
     }
 
     /// What named one, or could not be read and may have, may have been what kept it.
@@ -78,8 +80,8 @@ impl Protection {
         leaving.for_each(|class| self.attributes_classes.add(class.name.clone()));
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (claims, volumes, classes) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
@@ -101,7 +103,7 @@ impl Protection {
         let mut pods_refreshed_for = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
-            let recorder = StepRecorder::of_claim(&self.context, Role::Protection, key);
+            let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
             let verdict = rules::decide_claim(
                 &self.context.cache,
                 &claim,
@@ -122,7 +124,7 @@ impl Protection {
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::Protection, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
             let has_local_provisioner = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
             let verdict = rules::decide_volume(&volume, has_local_provisioner);
@@ -139,7 +141,7 @@ impl Protection {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(class) = cache.attributes_classes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_role(&self.context, Role::Protection);
+            let recorder = StepRecorder::of_role(&self.context, ROLE);
             let verdict = rules::decide_attributes_class(cache, &class);
             match self.perform(&recorder, &*class, verdict, names::VAC_PROTECTION).await {
                 None => return Action::Done,

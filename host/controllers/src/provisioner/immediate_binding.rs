@@ -10,7 +10,7 @@ use cofferdam_domain::{
 use serde_json::json;
 
 use super::reconcile::Provisioner;
-use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, role::Role};
+use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, provisioner::ROLE};
 
 impl Provisioner {
     /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome
@@ -26,7 +26,7 @@ impl Provisioner {
     ) -> Option<Action> {
         let Some(deployment) = &self.context.settings.node else { return Some(Action::Done) };
         let uid = &claim.meta.uid;
-        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
         if let Some(delay) = self.contests().next_attempt(deployment, uid) {
             return Some(Action::RequeueAfter(delay));
         }

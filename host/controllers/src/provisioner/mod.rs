@@ -1,6 +1,6 @@
-//! `provisioner`: claims to volumes, and released volumes to nothing. Takes the place of
-//! external-provisioner.
+//! `provisioner`: provisions volumes for claims and deletes released volumes. Replaces external-provisioner.
 
+mod declaration;
 mod immediate_binding;
 pub mod metrics;
 pub mod object;
@@ -8,5 +8,8 @@ pub mod parameters;
 pub mod placement;
 mod reclaim;
 pub mod reconcile;
+mod release_hints;
 pub mod rules;
 pub mod topology;
+
+pub use declaration::ROLE;

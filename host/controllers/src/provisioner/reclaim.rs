@@ -17,7 +17,7 @@ use crate::{
     event_spec::EventSpec,
     observer::StepResult,
     protection::{self, rules::FinalizerVerdict},
-    role::Role,
+    provisioner::ROLE,
 };
 
 impl Provisioner {
@@ -26,7 +26,7 @@ impl Provisioner {
         let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::Provisioner, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, &self.context.cache);
             let local_node = self.context.local_node.as_ref().is_some_and(has_volume);
             let is_managed_driver = |driver: &DriverName| {
@@ -50,7 +50,7 @@ impl Provisioner {
                 ReclaimVerdict::RemoveFinalizer(at) => {
                     let mut finalizers = vec![(at, finalizer)];
                     // The other role of this process that keeps the object would take its own off next.
-                    if self.context.settings.roles.contains(&Role::Protection)
+                    if protection::is_enabled(&self.context.settings)
                         && let FinalizerVerdict::Remove(at) = protection::rules::decide_volume(&volume, false)
                     {
                         finalizers.push((at, names::PV_PROTECTION));
@@ -187,7 +187,7 @@ impl Provisioner {
     }
 
     async fn is_still_released(&self, volume: &Volume) -> Result<bool, ApiError> {
-        if self.context.release_hints.take(volume) {
+        if self.release_hints.take(volume) {
             return Ok(true);
         }
         let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };

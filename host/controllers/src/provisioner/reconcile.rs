@@ -26,13 +26,19 @@ use super::{
     metrics::ProvisionerMetrics,
     object::{self, ClaimFields},
     placement::{self, ImmediateBindingContests},
+    release_hints::ReleaseHints,
     rules::{self, CreateVerdict, ProvisionVerdict, ProvisionerOptions},
 };
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder},
     event_spec::EventSpec,
     observer::StepResult,
-    role::Role,
+    orphans::OrphanScanner,
+    provisioner::ROLE,
+    pv_controller::{
+        self,
+        messages::{ProvisioningRequested, VolumeReleased},
+    },
 };
 
 /// A claim that has no volume after this time gets the event that says that one is being made.
@@ -71,15 +77,18 @@ pub(crate) struct Provisioner {
     waiting_for_topology: Mutex<HashSet<Uid>>,
     /// Claims that this process would take for its node.
     contests: Mutex<ImmediateBindingContests>,
+    pub(super) release_hints: ReleaseHints,
     pub(super) metrics: ProvisionerMetrics,
+    /// The scan for orphaned volumes, in a process that scans.
+    pub(super) orphans: Option<Arc<OrphanScanner>>,
 }
 
 impl Provisioner {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(
+    pub(super) fn new(
         context: Arc<ControllerContext>,
-        metrics: &Metrics,
-        provisioner_metrics: ProvisionerMetrics,
+        queue_metrics: &Metrics,
+        metrics: ProvisionerMetrics,
+        orphans: Option<Arc<OrphanScanner>>,
     ) -> Arc<Self> {
         let settings = &context.settings;
         let backoff = settings.backoff();
@@ -88,7 +97,7 @@ impl Provisioner {
             default_fs_type: settings.default_fs_type.clone(),
             extra_create_metadata: settings.extra_create_metadata,
             cluster: context.cluster.clone(),
-            runs_pv_controller: settings.roles.contains(&Role::PvController),
+            runs_pv_controller: pv_controller::is_enabled(settings),
             single_node_multi_writer_drivers: context
                 .drivers
                 .iter()
@@ -113,32 +122,49 @@ impl Provisioner {
             immediate_topology: settings.immediate_topology,
             local_node: context.local_node.clone(),
         };
-        let role = Arc::new(Self {
-            claims: Queue::new("provisioner_claims", backoff, metrics),
-            volumes: Queue::new("provisioner_volumes", backoff, metrics),
+        Arc::new(Self {
+            claims: Queue::new("provisioner_claims", backoff, queue_metrics),
+            volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
             infeasible: Mutex::default(),
             waiting_for_topology: Mutex::default(),
             contests: Mutex::default(),
-            metrics: provisioner_metrics,
+            release_hints: ReleaseHints::default(),
+            metrics,
+            orphans,
             options,
             context,
+        })
+    }
+
+    /// Subscribes to the messages of the PersistentVolume controller.
+    pub(super) fn subscribe_to_messages(self: &Arc<Self>) {
+        let claims = self.claims.clone();
+        self.context.channels.subscribe(move |request: &ProvisioningRequested| {
+            claims.add_if_absent(request.claim.clone());
         });
-        // Nobody else sets it: a process has one provisioner.
-        let _ = role.context.provisioner_queue.set(role.claims.clone());
-        let cache = Arc::clone(&role.context.cache);
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
+        self.context.channels.subscribe(move |released: &VolumeReleased| {
+            if let Some(controller) = controller.upgrade() {
+                controller.release_hints.insert(released);
+            }
+        });
+    }
+
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let controller = Arc::downgrade(self);
         cache.claims.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.claim_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.volumes.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.volume_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.classes.subscribe(move |change: &Change<StorageClass>| {
             if let Some(controller) = controller.upgrade() {
                 for key in controller.context.cache.unbound_claims_of_class(change.key.as_str()) {
@@ -148,7 +174,7 @@ impl Provisioner {
                 }
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.attributes_classes.subscribe(move |change: &Change<VolumeAttributesClass>| {
             let Some(controller) = controller.upgrade() else { return };
             let is_waiting = |claim: &&Arc<Claim>| {
@@ -157,7 +183,7 @@ impl Provisioner {
             let claims = controller.context.cache.claims.list();
             claims.iter().filter(is_waiting).for_each(|claim| controller.claims.add(claim.meta.uid.clone()));
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.attachments.subscribe(move |change: &Change<VolumeAttachment>| {
             let deleted = change.old.as_ref().filter(|_| change.new.is_none());
             if let (Some(controller), Some(volume)) =
@@ -166,7 +192,7 @@ impl Provisioner {
                 controller.volumes.add(volume.clone());
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.csi_nodes.subscribe(move |change: &Change<CsiNode>| {
             let [old, new] =
                 [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.topology_keys));
@@ -174,14 +200,14 @@ impl Provisioner {
                 controller.nodes_changed();
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.nodes.subscribe(move |change: &Change<Node>| {
             let [old, new] = [&change.old, &change.new].map(|node| node.as_ref().map(|node| &node.labels));
             if let Some(controller) = controller.upgrade().filter(|_| old != new) {
                 controller.nodes_changed();
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.restore_markers.subscribe(move |_| {
             if let Some(controller) = controller.upgrade() {
                 controller
@@ -194,7 +220,6 @@ impl Provisioner {
                 controller.enqueue_intents();
             }
         });
-        role
     }
 
     /// What is written down as begun is to be looked at.
@@ -204,8 +229,8 @@ impl Provisioner {
         }
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
         let workers = self.context.settings.worker_threads;
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
@@ -320,7 +345,7 @@ impl Provisioner {
                 }
                 ProvisionVerdict::Reject { message, permanent } => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-                        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+                        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
                         recorder.record(StepResult::Failed, message.clone(), None);
                     }
                     return self.fail(uid, message, permanent);
@@ -355,7 +380,7 @@ impl Provisioner {
             return None;
         }
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-            let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+            let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
             recorder.record(StepResult::Waiting, message.clone(), None);
         }
         Some(self.fail(uid, message, false))
@@ -377,7 +402,7 @@ impl Provisioner {
     /// again.
     async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Action {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
-        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
         recorder.record(StepResult::Failed, message.clone(), None);
         let outcome = self.fail(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
@@ -398,7 +423,7 @@ impl Provisioner {
     /// Effect 1: the intent.
     async fn record(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
-        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &intent.claim);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
         let started = Instant::now();
         let uid = intent.claim_uid.clone();
         match driver.journal.record(intent).await {
@@ -415,7 +440,7 @@ impl Provisioner {
 
     /// Effect 2: the driver call, and what follows from its answer.
     async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &intent.claim);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
         let started = Instant::now();
         let answer = self.call_create(driver, intent, &recorder).await;
         let elapsed = started.elapsed();

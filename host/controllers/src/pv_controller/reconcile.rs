@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    messages::{ProvisioningRequested, VolumeReleased},
     rules::{
         self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
         ClaimStatus, VolumeBindingVerdict, VolumeEffect,
@@ -30,7 +31,7 @@ use super::{
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference},
     observer::StepResult,
-    role::Role,
+    pv_controller::ROLE,
 };
 
 /// `source.component` of this controller's events.
@@ -52,41 +53,42 @@ pub(crate) struct PvController {
 }
 
 impl PvController {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
         let claims = Queue::new("claims", backoff, metrics);
-        let role = Arc::new(Self {
+        Arc::new(Self {
             volume_locks: VolumeLocks::new(claims.clone()),
             claims,
             volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
             context,
-        });
-        let cache = Arc::clone(&role.context.cache);
-        let controller = Arc::downgrade(&role);
+        })
+    }
+
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let controller = Arc::downgrade(self);
         cache.claims.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.claim_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.volumes.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.volume_changed(change);
             }
         });
-        let controller = Arc::downgrade(&role);
+        let controller = Arc::downgrade(self);
         cache.classes.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {
                 controller.class_changed(change);
             }
         });
-        role
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
@@ -150,7 +152,7 @@ impl PvController {
     }
 
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, Role::PvController, key);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
             let (verdict, locked_volume) = self.verdict(&claim);
@@ -218,13 +220,11 @@ impl PvController {
     }
 
     fn wait_for_provisioner(&self, recorder: &StepRecorder, claim: &Claim, driver: &DriverName) -> Action {
-        // It may have looked before this claim lost the race for a volume that exists.
-        if let Some(provisioner_queue) =
-            self.context.provisioner_queue.get().filter(|_| self.context.has_provisioner(driver))
-        {
-            provisioner_queue.add_if_absent(claim.meta.uid.clone());
-            // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come
-            // would make all wait longer.
+        // The provisioner may have reconciled the claim before the claim lost an existing volume to another claim.
+        let request = ProvisioningRequested { claim: claim.meta.uid.clone() };
+        if self.context.has_provisioner(driver) && self.context.channels.send(&request) {
+            // The provisioner emits the events of the claim. In a burst, an event for each waiting claim would delay
+            // all of them.
             recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
             return Action::Done;
         }
@@ -343,7 +343,7 @@ impl PvController {
         let mut refreshed_claim: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::PvController, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
             let input = BindingInput {
                 cache: &self.context.cache,
@@ -404,7 +404,11 @@ impl PvController {
                 let write = writer.merge_patch::<Volume>(&volume.name, PatchTarget::Status, version, patch);
                 let written = recorder.record_effect(&text, write).await?;
                 if let Some(refreshed_at) = claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
-                    self.context.release_hints.insert(&written, refreshed_at);
+                    self.context.channels.send(&VolumeReleased {
+                        volume: written.name,
+                        resource_version: written.meta.resource_version,
+                        claim_read_at: refreshed_at,
+                    });
                 }
             }
             VolumeEffect::Unbind { whole } => {

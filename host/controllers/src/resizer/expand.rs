@@ -330,7 +330,7 @@ impl Resizer {
 }
 
 /// Whether a driver may refuse to grow what is in use.
-pub(crate) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
+pub(super) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
     driver.abilities().contains(&Ability::Expansion)
         && !driver.description().has_feature(Feature::OnlineExpansion)
 }

@@ -27,7 +27,7 @@ use crate::{
     event_spec::EventSpec,
     observer::StepResult,
     provisioner::placement::LocalNode,
-    role::Role,
+    resizer::ROLE,
 };
 
 /// The role.
@@ -54,8 +54,7 @@ impl Queues {
 }
 
 impl Resizer {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.backoff();
         let queues = |name: &DriverName| {
             let expansion = Queue::new("resizer_growth", backoff, metrics);
@@ -64,17 +63,15 @@ impl Resizer {
                 Queues { expansion, modification: Queue::new("resizer_modification", backoff, metrics) },
             )
         };
-        let role = Arc::new(Self {
+        Arc::new(Self {
             queues: context.drivers.keys().map(queues).collect(),
             state: ResizerState::default(),
             call_locks: CallLocks::default(),
             context,
-        });
-        role.subscribe();
-        role
+        })
     }
 
-    fn subscribe(self: &Arc<Self>) {
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
         let controller = Arc::downgrade(self);
         cache.claims.subscribe(move |change| {
@@ -102,8 +99,8 @@ impl Resizer {
         });
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.resizer_workers;
         let queues = self.queues.iter().flat_map(|(driver, queues)| {
             [ResizeOperation::Expansion, ResizeOperation::Modification].map(|operation| {
@@ -301,7 +298,7 @@ impl Resizer {
     }
 
     pub(super) fn recorder(&self, claim: &Claim) -> StepRecorder {
-        StepRecorder::of_claim(&self.context, Role::Resizer, &claim.key)
+        StepRecorder::of_claim(&self.context, ROLE, &claim.key)
     }
 
     /// A back-off that is no shorter than what the driver wishes.

@@ -12,8 +12,9 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_controllers::{
     ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Role,
-    Settings,
+    Settings, protection, provisioner, pv_controller,
     rbac::{self, DriverPlacement, NodeTopologySource},
+    resizer,
 };
 use futures::future::BoxFuture;
 use http::Method;
@@ -144,7 +145,7 @@ impl ProcessSpec {
     /// The provisioner and the resizer of one node.
     fn on_node(node: &'static str, topology_source: NodeTopologySource) -> Self {
         let drivers = DriverPlacement::NodeLocal(topology_source);
-        Self { node: Some(node), ..Self::new([Role::Provisioner, Role::Resizer].into(), drivers) }
+        Self { node: Some(node), ..Self::new([provisioner::ROLE, resizer::ROLE].into(), drivers) }
     }
 
     /// A process for each role.
@@ -296,7 +297,7 @@ impl Simulation {
             return self;
         }
         let without_driver =
-            ProcessSpec::new([Role::PvController, Role::Protection].into(), DriverPlacement::ClusterWide);
+            ProcessSpec::new([pv_controller::ROLE, protection::ROLE].into(), DriverPlacement::ClusterWide);
         let teams = nodes.iter().map(|node| ProcessSpec::on_node(node, self.driver.topology_source()));
         Self {
             process_specs: teams.chain([ProcessSpec { has_driver: false, ..without_driver }]).collect(),

@@ -42,7 +42,7 @@ fn changed_volumes<'a>(
 }
 
 impl AttachDetach {
-    pub(super) fn subscribe(self: &Arc<Self>) {
+    pub(in crate::attach_detach) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
         self.subscribe_to(&cache.pods, Self::pod_changed);
         self.subscribe_to(&cache.claims, Self::claim_changed);
