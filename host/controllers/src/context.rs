@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, Event, EventSink, Journal, Kind, ObjectReference, Writer, deletion_freeze,
-    queue::Action, writer::CachedKind,
+    ApiError, Cache, Change, Clock, Event, EventSink, Journal, Kind, ObjectReference, ObjectStore, Writer,
+    deletion_freeze, queue::Action, writer::CachedKind,
 };
 use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeName};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
@@ -49,7 +49,7 @@ pub(crate) struct ControllerContext {
     pub(crate) drivers: HashMap<DriverName, ManagedDriver>,
     /// The node of the process, with its node-local drivers.
     pub(crate) local_node: Option<LocalNode>,
-    /// Whether a controller of this process creates and deletes volumes.
+    /// A controller of this process creates and deletes volumes.
     pub(crate) provisions: bool,
     /// Messages between the controllers of this process.
     pub(crate) channels: Channels,
@@ -63,13 +63,13 @@ impl ControllerContext {
         (self.clock)()
     }
 
-    /// Whether the provisioner of this driver runs in this process. The provisioner of a node-local driver runs
+    /// The provisioner of this driver runs in this process. That of a node-local driver runs
     /// on every node; other processes communicate with it through the API only.
     pub(crate) fn has_provisioner(&self, driver: &DriverName) -> bool {
         self.provisions && self.drivers.contains_key(driver) && !self.is_node_local(driver)
     }
 
-    /// Whether the driver is node-local to the node of this process.
+    /// The driver is node-local to the node of this process.
     pub(crate) fn is_node_local(&self, driver: &DriverName) -> bool {
         self.local_node.as_ref().is_some_and(|local_node| local_node.has_driver(driver))
     }
@@ -96,8 +96,8 @@ impl ControllerContext {
         self.events.publish(event);
     }
 
-    /// The result of a reconcile after a failed write: a conflict refreshes the object and requeues, every other
-    /// error backs off.
+    /// The result of a reconcile after a failed write: a conflict refreshes the object and requeues, every
+    /// other error backs off.
     pub(crate) async fn action_for_write_error<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -188,6 +188,23 @@ impl StepRecorder {
         }
         result
     }
+}
+
+/// Calls `handler` after every change in `store`, as long as the controller exists.
+pub(crate) fn subscribe<C, K>(
+    controller: &Arc<C>,
+    store: &ObjectStore<K>,
+    handler: impl Fn(&C, &Change<K>) + Send + Sync + 'static,
+) where
+    C: Send + Sync + 'static,
+    K: Kind,
+{
+    let controller = Arc::downgrade(controller);
+    store.subscribe(move |change| {
+        if let Some(controller) = controller.upgrade() {
+            handler(&controller, change);
+        }
+    });
 }
 
 /// Calls `callback` once per period, until `stop`.

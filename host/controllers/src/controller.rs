@@ -1,4 +1,5 @@
-//! The declaration of a controller: everything that the manager, RBAC and the command line need to know about it.
+//! The declaration of a controller: everything that the manager, RBAC and the command line need to know about
+//! it.
 
 use std::sync::Arc;
 
@@ -17,6 +18,11 @@ use crate::{
     watches::WatchSpec,
 };
 
+/// Validation by a controller; see [`Controller::check`].
+type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>;
+/// Watches of a controller; see [`Controller::watches`].
+type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
+
 /// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
 /// restore.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
@@ -28,11 +34,11 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     const REPLACES: &'static str;
     /// Rejects a process that has the role and no driver.
     const NEEDS_DRIVER: bool = false;
-    /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before it
-    /// starts the work of such a controller.
+    /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before
+    /// it starts the work of such a controller.
     const PROVISIONS: bool = false;
-    /// Handles to the controller's metrics. They are registered once per process and shared by all lifetimes of
-    /// the cache.
+    /// Handles to the controller's metrics. They are registered once per process and shared by all lifetimes
+    /// of the cache.
     type Metrics: Clone + Send + Sync + 'static;
 
     /// Rejects settings and drivers that the controller cannot work with.
@@ -56,8 +62,8 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
     fn new(context: Arc<ControllerContext>, queues: &Metrics, metrics: Self::Metrics) -> Arc<Self>;
 
-    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so that
-    /// the first list enqueues every object.
+    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
+    /// that the first list enqueues every object.
     fn subscribe(self: &Arc<Self>);
 
     /// Processes the queues until `stop`. The manager calls it after the required kinds are synced.
@@ -77,8 +83,8 @@ pub struct Declaration {
     pub needs_driver: bool,
     /// Creates and deletes volumes of the process's drivers.
     pub provisions: bool,
-    pub(crate) check: fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>,
-    pub(crate) watches: fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>,
+    pub(crate) check: Check,
+    pub(crate) watches: Watches,
     pub(crate) rules: fn(DriverPlacement) -> RuleSet,
     pub(crate) register: fn(&mut Registry) -> Box<dyn ControllerFactory>,
 }

@@ -1,9 +1,9 @@
 //! The controllers. Each has a folder: `declaration.rs` declares it, `rules.rs` decides over plain data,
 //! `reconcile.rs` performs one effect at a time.
 //!
-//! A rule returns the *next* effect. After the effect the rule decides again, from the cache as it is then. So a
-//! process that was killed after any effect, or that raced with another writer, continues from the state in the
-//! cluster; there is no other recovery.
+//! A rule returns the *next* effect. After the effect the rule decides again, from the cache as it is then.
+//! So a process that was killed after any effect, or that raced with another writer, continues from the state
+//! in the cluster; there is no other recovery.
 //!
 //! A new role is a new folder and one line in [`table::CONTROLLERS`].
 #![forbid(unsafe_code)]

@@ -151,7 +151,7 @@ impl ControllerManager {
         })
     }
 
-    /// Whether the required kinds are synced and the controllers run.
+    /// Readiness: the required kinds are synced and the controllers run.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }
@@ -166,8 +166,8 @@ impl ControllerManager {
         &self.metrics
     }
 
-    /// Runs the controllers until `stop`, then shuts down: no new work starts, in-flight work finishes, journals
-    /// and events are flushed.
+    /// Runs the controllers until `stop`, then shuts down: no new work starts, in-flight work finishes,
+    /// journals and events are flushed.
     ///
     /// A detected restore of the cluster from a backup starts another lifetime of the cache, with deletions
     /// frozen.
@@ -200,7 +200,8 @@ impl ControllerManager {
         }
     }
 
-    /// One lifetime of the cache. It ends with `stop`, or with a detected restore after its marker was written.
+    /// One lifetime of the cache. It ends with `stop`, or with a detected restore after its marker was
+    /// written.
     async fn run_lifetime(&self, stop: &CancellationToken) -> Result<(), ControllerManagerError> {
         // 1. Create the cache and the ports on it.
         let cache = Arc::new(Cache::default());
@@ -217,7 +218,8 @@ impl ControllerManager {
             stop,
         };
 
-        // 2. Create and subscribe the controllers before the first object arrives: the first list enqueues it.
+        // 2. Create and subscribe the controllers before the first object arrives: the first list enqueues
+        //    it.
         let context = self.context(cluster, &cache, &writer, &events);
         let journals: Vec<Journal> = context.drivers.values().map(|driver| driver.journal.clone()).collect();
         let activation = self.activation(&context, &journals);

@@ -1,5 +1,5 @@
-//! RBAC rules of the controllers: the source of `cofferdam render rbac`, and the limit that simulations enforce on
-//! every request.
+//! RBAC rules of the controllers: the source of `cofferdam render rbac`, and the limit that simulations
+//! enforce on every request.
 
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ pub struct ResourceAttributes<'a> {
 }
 
 impl PolicyRule {
-    /// Whether the rule allows a request of a process in `own_namespace`.
+    /// Checks that the rule allows a request of a process in `own_namespace`.
     pub fn allows(&self, request: &ResourceAttributes<'_>, own_namespace: &str) -> bool {
         let in_scope = match self.scope {
             RuleScope::Cluster => true,
@@ -106,8 +106,8 @@ pub(crate) const WATCH_NODES: &[Rule] = &[Rule::cluster(CORE, "nodes", WATCH)];
 /// The rule of a process that reads topology keys from CSINodes.
 pub(crate) const WATCH_CSI_NODES: &[Rule] = &[Rule::cluster(STORAGE, "csinodes", WATCH)];
 
-/// Rules of every process: the watches of [`crate::watches::common`], the cluster's identity, events, and the restore
-/// marker.
+/// Rules of every process: the watches of [`crate::watches::common`], the cluster's identity, events, and the
+/// restore marker.
 const EVERY_PROCESS: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", READ),
     Rule::cluster(CORE, "persistentvolumes", READ),

@@ -18,6 +18,7 @@ pub struct UnknownRole {
 
 impl Role {
     /// Every role of [`CONTROLLERS`], in the order of the table.
+    #[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
     pub const ALL: [Self; CONTROLLERS.len()] = {
         let mut roles = [Self(""); CONTROLLERS.len()];
         let mut index = 0;

@@ -34,8 +34,8 @@ pub struct Settings {
     pub retry_interval_max: Duration,
     /// Maximum concurrent claims; the same limit applies separately to volume deletions (`--worker-threads`).
     pub worker_threads: usize,
-    /// Maximum concurrent attaches per driver; the same limit applies separately to detaches (external-attacher's
-    /// `--worker-threads`).
+    /// Maximum concurrent attaches per driver; the same limit applies separately to detaches
+    /// (external-attacher's `--worker-threads`).
     pub attacher_worker_threads: usize,
     /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
     /// (`--workers`).
@@ -71,7 +71,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Whether the driver is node-local to the node of the process.
+    /// The driver is node-local to the node of the process.
     pub(crate) fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
     }
@@ -111,8 +111,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// The defaults of the sidecars' flags. The deadline of a driver call is an exception: the sidecars' 10 s is
-    /// shorter than many arrays need, and a call that exceeds it is only repeated.
+    /// The defaults of the sidecars' flags. The deadline of a driver call is an exception: the sidecars' 10 s
+    /// is shorter than many arrays need, and a call that exceeds it is only repeated.
     fn default() -> Self {
         Self {
             roles: Role::ALL.into(),

@@ -1,5 +1,5 @@
-//! The table of controllers. A new role is a folder with a [`Controller`](crate::controller::Controller) and one
-//! line in this table.
+//! The table of controllers. A new role is a folder with a [`Controller`](crate::controller::Controller) and
+//! one line in this table.
 
 use crate::{
     attach_detach::reconcile::AttachDetach, attacher::reconcile::Attacher, controller::Declaration,

@@ -19,7 +19,7 @@ pub struct WatchSpec {
     kind: WatchedKind,
     /// The objects of the kind that are watched.
     pub scope: Scope,
-    /// Whether readiness, and with it all work of the process, waits for the first list. A kind that the API server
+    /// Readiness, and with it all work of the process, waits for the first list. A kind that the API server
     /// does not serve, such as VolumeAttributesClass on Kubernetes 1.33, counts as synced and empty.
     pub required: bool,
 }
@@ -143,7 +143,8 @@ impl WatchSet {
                 stop: stop.clone(),
             })
         });
-        // The reflector reports the restore to the cache before its future ends; the error only ends the others.
+        // The reflector reports the restore to the cache before its future ends; the error only ends the
+        // others.
         let _ = futures::future::try_join_all(reflectors).await;
     }
 

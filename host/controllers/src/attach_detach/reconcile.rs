@@ -1,4 +1,5 @@
-//! Carries out what [`rules`] decides, one effect at a time: of a volume its attachments, of a node its list.
+//! Reconciles the VolumeAttachments of volumes and `status.volumesAttached` of Nodes as [`rules`] decides,
+//! one effect at a time.
 
 mod handlers;
 
@@ -42,24 +43,24 @@ use crate::{
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "attachdetach-controller";
-/// Kubernetes' back-off of attaching and detaching; `--retry-interval-max` makes it shorter.
+/// Kubernetes' back-off of attaching and detaching, capped at `--retry-interval-max`.
 const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
-/// A claim that leads to no volume is told to its pods after this time: it, or its volume, may be on its way.
+/// Delay of the event of a pod whose claim has no volume: claim and volume may be missing from the cache.
 const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Volumes that are worked on at once; each takes one small write.
+/// Maximum concurrent volumes; each needs one small write.
 const WORKERS: usize = 64;
-/// Nodes whose lists are written at once.
+/// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
 
-/// The role.
+/// The attach-detach controller.
 pub(crate) struct AttachDetach {
     context: Arc<ControllerContext>,
     volumes: Queue<Key>,
     nodes: Queue<NodeName>,
     state: AttachState,
     throttle: NodeStatusThrottle,
-    /// Nodes that are read past the cache: all volumes that are about to leave one share a read.
+    /// Live reads of Nodes: volumes that are detached from one Node share a read.
     node_reads: SingleFlightReads,
     metrics: AttachDetachMetrics,
     backoff: ExponentialBackoff,
@@ -113,8 +114,8 @@ impl AttachDetach {
             return self.reconcile_claim(claim, key);
         }
         if let Some((name, left)) = self.state.uncertain_attachment(key) {
-            // Until it is known whether it is there, another may be one too many. Not to be there yet says
-            // nothing before its time is over, but who asks again for the same knows.
+            // The result of a create request is unknown. Another VolumeAttachment could be one too many until
+            // this one is found, or until the request can no longer take effect.
             if let Err(error) = self.context.writer.refresh::<VolumeAttachment>(&name).await {
                 tracing::debug!(%error, "reading an attachment failed");
                 return Action::Backoff;
@@ -132,7 +133,7 @@ impl AttachDetach {
                 let action = self.requeue(key, &input, refused);
                 return match action {
                     action if reconcile_state.refused_nodes.is_empty() => action,
-                    // The others' time goes on.
+                    // A refused write of one node does not delay the other nodes.
                     Action::RequeueAfter(left) => {
                         let failures = self.volumes.failures(key).saturating_add(1);
                         Action::BackoffFor(left.min(self.backoff.delay(failures)))
@@ -142,7 +143,7 @@ impl AttachDetach {
                     }
                 };
             }
-            // A volume for many nodes has as many effects.
+            // A volume on many nodes has one effect for each.
             if done >= MAX_EFFECTS + 4 * (input.desired.len() + input.actual.len()) {
                 return Action::Requeue;
             }
@@ -157,18 +158,18 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Nothing is to be done now. `complaints`: what was refused in this run.
+    /// Requeues a volume that has no effect left. `failures`: refused writes of this reconcile.
     fn requeue(&self, key: &Key, input: &ReconcileInput, mut failures: Vec<(Arc<Pod>, EventSpec)>) -> Action {
         input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
         failures.extend(input.failures());
         self.emit_failures(key, &failures);
         let repeat = (!failures.is_empty()).then_some(EVENT_REPEAT_INTERVAL);
-        let pauses = input
+        let delays = input
             .recheck_after()
             .into_iter()
             .chain(repeat)
             .chain(self.state.csi_driver_grace_left(&input.driver));
-        pauses.min().map_or(Action::Done, Action::RequeueAfter)
+        delays.min().map_or(Action::Done, Action::RequeueAfter)
     }
 
     /// One effect.
@@ -182,12 +183,12 @@ impl AttachDetach {
         match step {
             AttachDetachStep::Wait => Ok(()),
             AttachDetachStep::Start(attached_volume) => {
-                // A look that was before this counts no more.
+                // An earlier refresh is outdated.
                 reconcile_state.refreshed.remove(&attached_volume.name);
                 if !self.state.start_detach(&attached_volume.node, &attached_volume.name, || {
                     self.volumes_attached_entry(&attached_volume)
                 }) {
-                    // It was told in this moment.
+                    // An update that reports the volume as attached is in flight.
                     self.nodes.add(attached_volume.node);
                     return Err(Action::Requeue);
                 }
@@ -203,7 +204,7 @@ impl AttachDetach {
                 let writer = &self.context.writer;
                 let read = |_| async { writer.refresh::<Node>(&attached_volume.node).await };
                 if let Err(error) = self.node_reads.read_live(attached_volume.node.as_str(), read).await {
-                    tracing::warn!(%error, "a node cannot be read; nothing leaves it before");
+                    tracing::warn!(%error, "cannot read a node; no volume is detached from it before");
                     return Err(Action::Backoff);
                 }
                 reconcile_state.refreshed.insert(attached_volume.name);
@@ -224,7 +225,7 @@ impl AttachDetach {
         }
     }
 
-    /// Whether a pod that wants a volume is still there: it takes a while to attach one to many nodes.
+    /// Checks that a pod that uses the volume still exists: attaching to many nodes takes time.
     fn is_still_desired(&self, desired_attachment: &DesiredAttachment) -> bool {
         let there = |pod: &Arc<Pod>| {
             let now = self.context.cache.pods.get(&pod.key).into_object();
@@ -233,8 +234,8 @@ impl AttachDetach {
         desired_attachment.pods.iter().any(there)
     }
 
-    /// Looks past the cache whether the object is gone that an attachment was made for: lists of two kinds
-    /// are of two moments.
+    /// Reads the PersistentVolume of an attachment from the API server, if the cache has none: lists of two
+    /// kinds are of different times.
     async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
         let cache = &self.context.cache;
         let attachment = cache.attachments.get(&attached_volume.name).into_object();
@@ -247,13 +248,13 @@ impl AttachDetach {
             return Ok(());
         }
         if let Err(error) = self.context.writer.refresh::<Volume>(name).await {
-            tracing::warn!(%error, "a volume cannot be read; it is not detached before");
+            tracing::warn!(%error, "cannot read a volume; it is not detached before");
             return Err(Action::Backoff);
         }
         Ok(())
     }
 
-    /// Whether a node is told of an attachment, with the version of the node that says so.
+    /// The version of the Node, and whether its `volumesAttached` has the attachment.
     fn volumes_attached_entry(&self, attached_volume: &AttachedVolume) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
@@ -291,7 +292,7 @@ impl AttachDetach {
         };
         if let Some(force) = force {
             self.metrics.inc_forced_detaches(force);
-            tracing::warn!(%name, %node, reason = force.as_str(), "a volume leaves a node by force");
+            tracing::warn!(%name, %node, reason = force.as_str(), "force-detaching a volume");
         }
         self.state.request_detach(name, &driver);
         let precondition = Precondition { uid: Some(uid.clone()), resource_version: None };
@@ -307,7 +308,7 @@ impl AttachDetach {
                 if !is_result_unknown(&error) {
                     self.state.end_detach(name);
                 }
-                tracing::debug!(?key, %error, "a detachment failed");
+                tracing::debug!(?key, %error, "a detach failed");
                 self.handle_write_error(name, node, &error, reconcile_state).await
             }
         }
@@ -353,8 +354,8 @@ impl AttachDetach {
         self.handle_write_error(&name, node, &error, reconcile_state).await
     }
 
-    /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no
-    /// reason to keep the volume's other nodes waiting.
+    /// Handles a failed write for a node. A refused write has no effect and does not delay the volume's other
+    /// nodes; after every other error the reconcile ends.
     async fn handle_write_error(
         &self,
         name: &VolumeAttachmentName,
@@ -370,7 +371,7 @@ impl AttachDetach {
         Err(action)
     }
 
-    /// Tells pods of volumes that have been attached.
+    /// Emits the events of attached volumes on their pods.
     fn emit_attach_events(&self, input: &ReconcileInput) {
         for attached_volume in input
             .actual
@@ -395,7 +396,7 @@ impl AttachDetach {
         }
     }
 
-    /// Tells pods what keeps them waiting, each thing once as long as it does.
+    /// Emits failures on their pods, each once while it lasts.
     fn emit_failures(&self, key: &Key, failures: &[(Arc<Pod>, EventSpec)]) {
         let of: Vec<_> =
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
@@ -405,7 +406,7 @@ impl AttachDetach {
         }
     }
 
-    /// A claim that pods use, and that leads to no volume.
+    /// Reconciles a claim that pods use: reports that it has no volume.
     fn reconcile_claim(&self, claim: &ClaimKey, key: &Key) -> Action {
         let cache = &self.context.cache;
         let pods = cache.pods_using_claim(claim).into_iter().filter(|pod| {
@@ -429,7 +430,7 @@ impl AttachDetach {
         if failures.is_empty() { Action::Done } else { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) }
     }
 
-    /// The list of a node.
+    /// Reconciles `status.volumesAttached` of a Node.
     async fn reconcile_node(&self, name: &NodeName) -> Action {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
@@ -438,7 +439,7 @@ impl AttachDetach {
                 Lookup::Undecodable(_) => return Action::Done,
                 Lookup::Missing => {
                     self.throttle.remove(name);
-                    // Nobody can be told any more, whatever was asked for.
+                    // The Node is deleted: no update can take effect.
                     self.enqueue_attachments(self.state.abort(name));
                     return Action::Done;
                 }
@@ -466,7 +467,7 @@ impl AttachDetach {
                 return Action::Done;
             };
             let recorder = StepRecorder::of_role(&self.context, ROLE);
-            let text = format!("tells {name} of {} attached volumes", listed.len());
+            let text = format!("updates volumesAttached of {name}: {} volumes", listed.len());
             self.state.mark_sent(name);
             let write = self.context.writer.merge_patch::<Node>(
                 name,
@@ -476,7 +477,7 @@ impl AttachDetach {
             );
             let since = Instant::now();
             let written = recorder.record_effect(&text, write).await;
-            // What conflicts was not written, and is decided anew at once.
+            // A conflicting update was not applied, and is computed again without a delay.
             if !matches!(written, Err(ApiError::Conflict(_))) {
                 self.throttle.record_write(name, since.elapsed());
             }
@@ -485,11 +486,11 @@ impl AttachDetach {
                 continue;
             };
             if is_result_unknown(&error) {
-                // It may have been under way until now.
+                // The request may have been in flight until now.
                 self.state.mark_sent(name);
             }
-            // What is refused says nothing of an earlier write; a conflict says that the node is newer than
-            // all of them.
+            // A refused update says nothing about an earlier one. A conflict means that the Node is newer
+            // than all of them.
             let refused = matches!(error, ApiError::Refused { .. });
             if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
                 self.enqueue_attachments(self.state.abort(name));
@@ -499,8 +500,8 @@ impl AttachDetach {
         Action::Requeue
     }
 
-    /// Whether no write of a node's list is open any more, where the list is as it shall be; false where the
-    /// node is newer than it was thought to be.
+    /// Determines, for a Node with the desired list, that no earlier update can still take effect. Returns
+    /// false if the Node is newer than the cached one, and an action if an update may still take effect.
     async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
         let Some(unanswered_for) = unanswered_for else { return Ok(true) };
         if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
@@ -517,8 +518,8 @@ impl AttachDetach {
         }
     }
 
-    /// Entries of CSI volumes in a node's list that are not ours: their attachments were made for pods, and
-    /// are of in-tree plugins that a driver took over, or cannot be read.
+    /// Entries of CSI volumes in a Node's list that other writers own: their VolumeAttachments are of
+    /// migrated in-tree plugins, or cannot be decoded.
     fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
         let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
@@ -540,23 +541,23 @@ impl AttachDetach {
         foreign.map(|volume| volume.name.clone()).collect()
     }
 
-    /// Whether there is an attachment of this name.
+    /// The cache has an attachment of this name.
     fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
         !self.context.cache.attachments.get(name).is_missing()
     }
 
-    /// Whether an attachment is attached, and nobody has asked for its end.
+    /// The attachment is attached and not being deleted.
     fn is_attached(&self, name: &VolumeAttachmentName) -> bool {
         let now = self.context.cache.attachments.get(name).into_object();
         now.is_some_and(|now| now.attached && !now.meta.deleting)
     }
 
-    /// What a node shall be told of.
+    /// Attachments that the Node has to report in `volumesAttached`.
     fn volumes_to_report(&self, node: &Node) -> Vec<(VolumeAttachmentName, UniqueVolumeName)> {
         let sources = self.sources();
         let attachments = self.context.cache.attachments_of_node(&node.name);
-        let made = attachments.iter().filter(|attachment| names::is_pod_attachment(&attachment.name));
-        let known = made.filter_map(|attachment| {
+        let for_pods = attachments.iter().filter(|attachment| names::is_pod_attachment(&attachment.name));
+        let known = for_pods.filter_map(|attachment| {
             sources
                 .resolve_attachment(attachment)
                 .map(|(attached_volume, volume)| (attachment, attached_volume, volume))
@@ -565,11 +566,11 @@ impl AttachDetach {
             rules::is_reported_as_attached(attached_volume, sources.force_on_timeout)
         });
         let named = reported.filter_map(|(attachment, attached_volume, volume)| {
-            // A volume that nobody knows any more keeps the place that it has.
+            // An attachment without a PersistentVolume keeps its entry.
             let listed = || {
                 node_volume_entry(node, attachment, None)
-                    .filter(|told| told.attached)
-                    .map(|told| told.name.clone())
+                    .filter(|entry| entry.attached)
+                    .map(|entry| entry.name.clone())
             };
             Some((attached_volume.name, volume.or_else(listed)?))
         });
@@ -577,13 +578,13 @@ impl AttachDetach {
     }
 }
 
-/// Whether the outcome of a write is open.
+/// The request may have taken effect, or may still do so.
 const fn is_result_unknown(error: &ApiError) -> bool {
     matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }
 
-/// The patch that makes `status.volumesAttached` of a node what it shall be; absent where it is that. What
-/// other plugins have there stays, and what is `foreign`.
+/// The patch that sets `status.volumesAttached` of a Node to `reported`, beside the entries of other plugins
+/// and `foreign` ones. Absent if the list is equal.
 fn volumes_attached_patch(
     node: &Node,
     reported: &[UniqueVolumeName],

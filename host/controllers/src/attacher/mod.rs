@@ -1,4 +1,5 @@
-//! `attacher`: attaches volumes to nodes and detaches them, as VolumeAttachments request. Replaces external-attacher.
+//! `attacher`: attaches volumes to nodes and detaches them, as VolumeAttachments request. Replaces
+//! external-attacher.
 
 mod declaration;
 mod list_volumes;

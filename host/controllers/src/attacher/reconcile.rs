@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides, one effect at a time.
+//! Reconciles VolumeAttachments as [`rules`] decides, one effect at a time.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,32 +34,32 @@ use super::{
 };
 use crate::{
     attacher::ROLE,
-    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
+    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically, subscribe},
     observer::StepResult,
 };
 
-/// The role.
+/// The attacher.
 pub(crate) struct Attacher {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
     volume_locks: VolumeLocks,
-    /// Attachments whose status their driver's listing contradicts.
+    /// Attachments whose status differs from the driver's ListVolumes.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
     metrics: AttacherMetrics,
 }
 
-/// How a run of an attachment ends.
+/// The result of a reconcile of an attachment.
 enum ReconcileResult {
-    /// It is where it shall be, or not ours any more.
+    /// The attachment is in its desired state, or belongs to another queue.
     Done,
-    /// Another attachment's call for the volume runs: it is woken after it.
+    /// Another attachment has the volume's lock; its release enqueues this one.
     WaitingForLock,
-    /// It comes again.
+    /// The attachment is requeued.
     Requeue(Action),
 }
 
-/// A call that failed, or that could not be made.
+/// A failed call, or the reason why a call is impossible.
 struct AttacherFailure {
     message: String,
     code: Option<i32>,
@@ -79,7 +79,7 @@ impl From<String> for AttacherFailure {
     }
 }
 
-/// The turn at a volume; it ends when this is dropped.
+/// The lock of a volume, released on drop.
 struct LockGuard<'a> {
     attacher: &'a Attacher,
     key: VolumeKey,
@@ -91,8 +91,7 @@ impl Drop for LockGuard<'_> {
     }
 }
 
-/// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the
-/// next.
+/// Releases, on drop, a lock that was reserved for the attachment and that its reconcile did not acquire.
 struct ReservationGuard<'a> {
     attacher: &'a Attacher,
     name: &'a VolumeAttachmentName,
@@ -104,7 +103,7 @@ impl Drop for ReservationGuard<'_> {
     }
 }
 
-/// What a run knows beside the cache.
+/// State of one reconcile.
 #[derive(Default)]
 struct AttacherState<'a> {
     unpublished_from: Vec<NodeId>,
@@ -136,33 +135,18 @@ impl Attacher {
 
     pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let controller = Arc::downgrade(self);
-        cache.attachments.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.attachment_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.volumes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.volume_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.csi_nodes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.csi_node_changed(change);
-            }
-        });
+        subscribe(self, &cache.attachments, Self::attachment_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
     }
 
     /// Processes the queues until `stop`.
     pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.attacher_worker_threads;
-        let lanes = self.queues.iter().flat_map(|(driver, lanes)| {
+        let attachments = self.queues.iter().flat_map(|(driver, queues)| {
             QueueKind::ALL.map(|kind| {
                 let (controller, driver) = (Arc::clone(self), driver.clone());
-                lanes.queue(kind).run(workers, stop.clone(), move |name| {
+                queues.queue(kind).run(workers, stop.clone(), move |name| {
                     let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move { controller.reconcile_attachment(&driver, kind, &name).await }
                 })
@@ -175,17 +159,17 @@ impl Attacher {
         });
         let listing_drivers =
             self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(driver));
-        let compared =
+        let checks =
             listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, driver, stop.clone()));
         tokio::join!(
-            futures::future::join_all(lanes),
+            futures::future::join_all(attachments),
             volumes,
-            futures::future::join_all(compared),
+            futures::future::join_all(checks),
             self.resync(stop.clone()),
         );
     }
 
-    /// Looks at everything now and then (`--resync`).
+    /// Enqueues every attachment once per resync period (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
@@ -209,7 +193,7 @@ impl Attacher {
         {
             self.clear_force_sync(&old.name);
             self.metrics.remove_pending(&old.attacher, &old.name);
-            // It may have been the last that kept the volume's object.
+            // It may have been the last attachment of a volume that is being deleted.
             old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
         }
         if let Some(new) = &change.new
@@ -244,7 +228,7 @@ impl Attacher {
         self.enqueue_out_of_sync(other);
     }
 
-    /// Looks again at attachments that may have waited for a change of something else.
+    /// Enqueues attachments that are not in their desired state: they may have waited for another object.
     fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
         attachments
             .filter(|attachment| attachment.meta.deleting || !attachment.attached)
@@ -259,13 +243,13 @@ impl Attacher {
         }
     }
 
-    /// Has an attachment looked at against its status.
+    /// Makes the next reconcile call the driver regardless of the status.
     pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
         self.lock_force_sync().insert(attachment.name.clone());
         self.enqueue(attachment);
     }
 
-    /// Takes the word of the status again.
+    /// Lets reconciles trust the status again.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.lock_force_sync().remove(name);
     }
@@ -274,7 +258,7 @@ impl Attacher {
         self.force_sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes whose turn it is; one that is gone gives it to the next.
+    /// Enqueues the attachment that gets the lock next, and skips deleted ones.
     fn enqueue_lock_owner(&self, mut next: Option<VolumeAttachmentName>) {
         while let Some(name) = next {
             match self.context.cache.attachments.get(&name) {
@@ -299,7 +283,7 @@ impl Attacher {
         let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
         match self.work(driver, backend, kind, name).await {
             ReconcileResult::Done => {
-                // In the other lane it may not be.
+                // It may be pending in the other queue.
                 let is_same_queue =
                     |attachment: &Arc<VolumeAttachment>| QueueKind::for_attachment(attachment) == kind;
                 if self
@@ -314,7 +298,7 @@ impl Attacher {
                 }
                 Action::Done
             }
-            // The turn wakes it. What failed before stays counted: that it waits is no success.
+            // The release of the lock enqueues it earlier. `Done` would reset its failures.
             ReconcileResult::WaitingForLock => Action::RequeueAfter(self.context.settings.resync),
             ReconcileResult::Requeue(action) => action,
         }
@@ -370,7 +354,7 @@ impl Attacher {
         rules::decide_attachment(input, attachment)
     }
 
-    /// One effect.
+    /// Performs one effect.
     async fn perform<'a>(
         &'a self,
         driver: &ManagedDriver,
@@ -387,7 +371,8 @@ impl Attacher {
             AttachmentVerdict::Fail(message) => return Err(self.fail(attachment, message.into()).await),
             AttachmentVerdict::AddVolumeFinalizer(volume) => {
                 let write = writer.add_finalizer(&*volume, &finalizer);
-                return match recorder.record_effect("protects the volume's object", write).await {
+                return match recorder.record_effect("adds the finalizer of the PersistentVolume", write).await
+                {
                     Ok(_) => Ok(()),
                     Err(error) => Err(ReconcileResult::Requeue(
                         self.context.action_for_write_error::<Volume>(&volume.name, &error).await,
@@ -404,7 +389,7 @@ impl Attacher {
                 let annotations = json!({names::NODE_ID: node});
                 let patch = json!({"metadata": {"finalizers": finalizers, "annotations": annotations}});
                 let write = writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Object, version, patch);
-                recorder.record_effect("writes down what it attaches", write).await
+                recorder.record_effect("records the node id", write).await
             }
             AttachmentVerdict::Publish(request) => {
                 if self.ensure_secrets(attachment, state).await? {
@@ -426,7 +411,7 @@ impl Attacher {
             AttachmentVerdict::RemoveFinalizer(at) => {
                 let write =
                     writer.remove_finalizer::<VolumeAttachment>(key, &attachment.meta.uid, at, &finalizer);
-                recorder.record_effect("releases the attachment", write).await
+                recorder.record_effect("removes the finalizer of the VolumeAttachment", write).await
             }
             AttachmentVerdict::MarkDetached => {
                 let write = writer.merge_patch::<VolumeAttachment>(
@@ -444,8 +429,7 @@ impl Attacher {
         }
     }
 
-    /// How a run ends after a write of the attachment that failed. What the API refuses for good its owner
-    /// has to know.
+    /// The result after a failed write of the attachment. A refused write is reported in its status.
     async fn fail_write(&self, attachment: &VolumeAttachment, error: &ApiError) -> ReconcileResult {
         match error {
             ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
@@ -487,8 +471,8 @@ impl Attacher {
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
-        let answer = driver.backend.publish_volume(call, request).await;
-        let connection_info = match answer {
+        let response = driver.backend.publish_volume(call, request).await;
+        let connection_info = match response {
             Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
         };
@@ -526,7 +510,7 @@ impl Attacher {
             Err(error)
                 if former && matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) =>
             {
-                let text = format!("{} does not know the node's former name {node}", attachment.attacher);
+                let text = format!("{} does not know the node's former id {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
             }
             Err(error) => return Err(self.fail(attachment, error.into()).await),
@@ -539,8 +523,8 @@ impl Attacher {
         Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
-    /// Reads the Secret that the volume names, once in a run. To detach it is not needed: a Secret that went
-    /// first would keep the volume attached for ever, and the driver says whether it can do without.
+    /// Reads the Secret of the volume, once per reconcile. A detach continues without a deleted Secret:
+    /// otherwise the volume would stay attached for ever. The driver rejects the call if it needs the Secret.
     async fn read_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -553,7 +537,8 @@ impl Attacher {
         match secrets::read(&self.context.writer, &reference).await {
             Ok(secrets) => state.secrets = Some(secrets),
             Err(ApiError::NotFound(_)) if attachment.meta.deleting => {
-                tracing::warn!(attachment = %attachment.name, "Secret {reference} is gone; the driver is asked without it");
+                let attachment = &attachment.name;
+                tracing::warn!(%attachment, "Secret {reference} not found; detaching without it");
                 state.secrets = Some(Secrets::default());
             }
             Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
@@ -561,9 +546,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone
-    /// on meanwhile, and what was decided before is decided again: nothing may come between a decision and
-    /// the driver's turn.
+    /// Reads the Secret if this reconcile has not read it. Returns whether a request was sent: the decision
+    /// is outdated then, and has to be made again before the driver is called.
     async fn ensure_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -574,7 +558,7 @@ impl Attacher {
         Ok(state.secrets.is_some() && !had)
     }
 
-    /// Writes the failure into the status, and chooses when to try again.
+    /// Writes the failure to the status, and returns the time of the next attempt.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;
@@ -582,9 +566,9 @@ impl Attacher {
         recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
         let patch = status::error_patch(deleting, self.context.now(), &message, code);
-        // As it is by now: other writes of this run may have come between.
+        // The current attachment: this reconcile may have written it.
         let current = self.context.cache.attachments.get(key).into_object();
-        // Said once is enough: its time is since when it is so.
+        // The same error is written once: its time is that of the first failure.
         let news = |current: &Arc<VolumeAttachment>| {
             current.meta.uid == attachment.meta.uid && !status::has_error(current, &message, code)
         };
@@ -596,14 +580,14 @@ impl Attacher {
                 patch,
             );
             if let Err(error) = write.await {
-                // Told or not, it is tried again in time; what has changed is seen then.
+                // The attachment is retried even if the status could not be written.
                 self.context.action_for_write_error::<VolumeAttachment>(key, &error).await;
             }
         }
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
     }
 
-    /// A back-off that is no shorter than what the driver wishes.
+    /// The delay suggested by the driver's error, if it is longer than the back-off.
     fn requeue_after(&self, attachment: &VolumeAttachment, retry_after: Option<Duration>) -> Action {
         let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(&attachment.attacher)) else {
             return Action::Backoff;
@@ -618,7 +602,7 @@ impl Attacher {
         StepRecorder::of_attachment(&self.context, ROLE, name, volume.as_deref())
     }
 
-    /// Lets go of a volume's object.
+    /// Removes the attacher's finalizer from a PersistentVolume.
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
         let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);
@@ -631,7 +615,7 @@ impl Attacher {
         let finalizer = names::attacher_finalizer(&csi.driver);
         let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
-        match recorder.record_effect("releases the volume's object", write).await {
+        match recorder.record_effect("removes the finalizer of the PersistentVolume", write).await {
             Ok(_) => Action::Done,
             Err(error) => self.context.action_for_write_error::<Volume>(name, &error).await,
         }

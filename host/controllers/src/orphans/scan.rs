@@ -1,5 +1,5 @@
-//! Scans drivers, writes reports, and takes requests: one effect at a time, one driver after the other by
-//! itself.
+//! Scans drivers for orphaned volumes, writes reports and handles requests to delete. One effect at a time;
+//! drivers are independent of each other.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -36,10 +36,10 @@ use super::{
 };
 use crate::context::{ControllerContext, MAX_EFFECTS, ManagedDriver};
 
-/// The part of its interval by which a scan may come later.
+/// Maximum delay of a scan, as a divisor of the interval.
 const JITTER: u32 = 10;
 
-/// The scan of every driver of this process.
+/// Scans the drivers of this process.
 pub(crate) struct OrphanScanner {
     pub(super) context: Arc<ControllerContext>,
     pub(super) metrics: OrphanMetrics,
@@ -48,15 +48,15 @@ pub(crate) struct OrphanScanner {
     scan_states: HashMap<DriverName, Mutex<DriverScanState>>,
 }
 
-/// What is under way for a driver.
+/// State of one driver.
 pub(super) struct DriverScanState {
     next_scan: Instant,
-    /// A report that is not written yet.
+    /// A report that has not been written.
     pending_report: Option<ScanReport>,
-    /// An answer that is not written yet.
+    /// A response to a request that has not been written.
     pub(super) pending_response: Option<DeletionResponse>,
     pub(super) history: ObservationHistory,
-    /// Whether the sights have what the last process had seen.
+    /// `history` contains the observations of the last report.
     is_history_restored: bool,
 }
 
@@ -117,8 +117,7 @@ impl OrphanScanner {
         });
     }
 
-    /// Works until `stop`. Waits for the reports by itself: where they may not be watched, nothing else shall
-    /// wait.
+    /// Processes the queue until `stop`. Waits for the reports itself, since their watch is optional.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         tokio::select! {
             biased;
@@ -145,7 +144,7 @@ impl OrphanScanner {
             let config_map = match self.context.cache.orphan_reports.get(&self.report_key(name)) {
                 Lookup::Found(config_map) => Some(config_map),
                 Lookup::Missing => None,
-                // Somebody else's ConfigMap under our name: hands off.
+                // Another application's ConfigMap with the name of the report: leave it.
                 Lookup::Undecodable(_) => return Action::RequeueAfter(self.interval),
             };
             let config_map = config_map.as_deref();
@@ -193,13 +192,13 @@ impl OrphanScanner {
         OrphanReportKey::for_driver(&self.context.settings.namespace, driver)
     }
 
-    /// The wall clock, in the whole milliseconds that reports show.
+    /// The wall clock, truncated to milliseconds as in reports.
     pub(super) fn now(&self) -> Timestamp {
         let now = self.context.now();
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
-    /// Judges everything that the driver lists. No effect.
+    /// Classifies every volume that the driver lists. No effect.
     async fn scan(
         &self,
         driver: &ManagedDriver,
@@ -228,7 +227,7 @@ impl OrphanScanner {
         Ok(summary.into_report(name.clone()))
     }
 
-    /// What verdicts rest on: the cache as it is now.
+    /// Input of the classification: the current cache.
     pub(super) fn classification_input<'a>(
         &'a self,
         driver: &'a DriverName,
@@ -246,7 +245,7 @@ impl OrphanScanner {
         }
     }
 
-    /// The report after a scan, and when the next one is due.
+    /// Builds the report of a scan and schedules the next scan.
     fn build_report(
         &self,
         driver: &DriverName,
@@ -264,11 +263,11 @@ impl OrphanScanner {
                 ScanReport { time: Some(now), deletions_frozen: is_frozen, ..report }
             }
             Err(message) => {
-                tracing::warn!(%driver, "the scan for orphans failed: {message}");
+                tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
                 self.metrics.record_scan_failure(driver);
                 scan_state.next_scan =
                     Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
-                let reason = "no scan has come to its end yet".to_owned();
+                let reason = "no scan has completed yet".to_owned();
                 let last_report = last_report.unwrap_or_else(|| {
                     ScanReport::new(driver.clone(), LeakDetection::None { message: reason })
                 });
@@ -281,7 +280,7 @@ impl OrphanScanner {
         }
     }
 
-    /// The effect after a scan: the report. What goes wrong leaves it on the desk.
+    /// Writes the report of a scan. A failed write leaves it pending.
     async fn publish_report(
         &self,
         driver: &ManagedDriver,
@@ -317,7 +316,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes members of the ConfigMap's data as a decision over the whole of it.
+    /// Writes data of the ConfigMap, at the version that was read.
     pub(super) async fn write(
         &self,
         driver: &DriverName,
@@ -345,7 +344,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Sends an event on the ConfigMap.
+    /// Publishes an event on the ConfigMap.
     pub(super) fn emit_event(
         &self,
         driver: &ManagedDriver,
@@ -368,14 +367,14 @@ impl OrphanScanner {
     }
 }
 
-/// What a volume is.
+/// Classifies a volume; a driver without change times needs the history.
 pub(super) fn classify_with_history(
     input: &ClassificationInput<'_>,
     status: &VolumeStatus,
     history: &mut ObservationHistory,
 ) -> Classification {
     let classification = rules::classify(input, status, None);
-    // Only what could be an orphan is worth remembering.
+    // The history is needed only for volumes that may be orphans.
     if status.changed_at_ms.is_none() && matches!(classification, Classification::WithinGracePeriod { .. }) {
         let last_change: LastChange = history.observe(status, input.now);
         return rules::classify(input, status, Some(last_change));
@@ -383,8 +382,8 @@ pub(super) fn classify_with_history(
     classification
 }
 
-/// The pause before the next scan: up to a tenth longer than the interval, so that processes that started
-/// together part.
+/// The delay of the next scan: up to a tenth longer than the interval, so that the scans of processes that
+/// started together spread.
 fn scan_delay(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
     let mut hasher = DefaultHasher::new();
     (driver, process, now).hash(&mut hasher);

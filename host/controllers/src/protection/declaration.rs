@@ -29,7 +29,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", &["get", "list", "patch", "watch"]),
 ];
 
-/// Whether the controller runs in a process with these settings.
+/// The controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides.
+//! Adds and removes protection finalizers as [`rules`] decides, one effect at a time.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::rules::{self, FinalizerVerdict};
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder},
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder, subscribe},
     live_reads::SingleFlightReads,
     protection::ROLE,
     provisioner,
 };
 
-/// Objects of each kind that are worked on at once; each takes one small write.
+/// Maximum concurrent objects of each kind; each needs one small write.
 const WORKERS: usize = 64;
 
 /// The protection controller.
@@ -49,18 +49,16 @@ impl Protection {
 
     pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let (claims, controller) = (self.claims.clone(), Arc::downgrade(self));
-        cache.claims.subscribe(move |change: &Change<Claim>| {
-            claims.add(change.key.clone());
+        subscribe(self, &cache.claims, |controller: &Self, change: &Change<Claim>| {
+            controller.claims.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| old.attributes_classes().next().is_some()) {
-                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
+                controller.enqueue_deleting_classes();
             }
         });
-        let (volumes, controller) = (self.volumes.clone(), Arc::downgrade(self));
-        cache.volumes.subscribe(move |change: &Change<Volume>| {
-            volumes.add(change.key.clone());
+        subscribe(self, &cache.volumes, |controller: &Self, change: &Change<Volume>| {
+            controller.volumes.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| !old.attributes_class.is_empty()) {
-                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
+                controller.enqueue_deleting_classes();
             }
         });
         let classes = self.attributes_classes.clone();
@@ -73,7 +71,8 @@ impl Protection {
         });
     }
 
-    /// What named one, or could not be read and may have, may have been what kept it.
+    /// Enqueues classes that are being deleted: the changed object may have been the last one in use of a
+    /// class.
     fn enqueue_deleting_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();
         let leaving = classes.iter().filter(|class| class.meta.deleting);
@@ -171,11 +170,11 @@ impl Protection {
                 Some(self.pod_reads.read_live(namespace.unwrap_or_default(), list).await)
             }
             FinalizerVerdict::Add => {
-                let text = format!("puts {finalizer} on");
+                let text = format!("adds finalizer {finalizer}");
                 Some(recorder.record_effect(&text, writer.add_finalizer(object, finalizer)).await.map(drop))
             }
             FinalizerVerdict::Remove(at) => {
-                let text = format!("takes {finalizer} off");
+                let text = format!("removes finalizer {finalizer}");
                 let key = object.key();
                 let write = writer.remove_finalizer::<K>(&key, &object.meta().uid, at, finalizer);
                 Some(recorder.record_effect(&text, write).await.map(drop))

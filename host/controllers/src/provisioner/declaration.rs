@@ -31,8 +31,8 @@ use crate::{
 /// The role of the provisioner.
 pub const ROLE: Role = Role::new("provisioner");
 
-/// external-provisioner's rules; the journal, the restore marker and orphan reports are ConfigMaps of the process's
-/// namespace.
+/// external-provisioner's rules; the journal, the restore marker and orphan reports are ConfigMaps of the
+/// process's namespace.
 const CLUSTER_WIDE: &[Rule] = &[
     // Removes the selected node of a claim for rescheduling.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -53,15 +53,15 @@ const NODE_LOCAL: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
-/// Interval of the scan for orphans, if this process scans. One process per driver writes its report, so node-local
-/// drivers are not scanned.
+/// Interval of the scan for orphans, if this process scans. One process per driver writes its report, so
+/// node-local drivers are not scanned.
 fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
     let is_cluster_wide = |backend: &Arc<dyn Backend>| !settings.is_node_local(&**backend);
     settings.orphan_scan_interval.filter(|_| backends.iter().any(is_cluster_wide))
 }
 
-/// The watch of a kind that has topology: every object if volumes of a driver can be anywhere, the object of this node
-/// if a node-local driver needs it.
+/// The watch of a kind that has topology: every object if volumes of a driver can be anywhere, the object of
+/// this node if a node-local driver needs it.
 fn topology_watch<K: CachedKind>(
     settings: &Settings,
     backends: &[Arc<dyn Backend>],

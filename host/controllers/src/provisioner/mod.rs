@@ -1,7 +1,9 @@
 //! `provisioner`: provisions volumes for claims and deletes released volumes. Replaces external-provisioner.
 
+mod create;
 mod declaration;
 mod immediate_binding;
+mod infeasible;
 pub mod metrics;
 pub mod object;
 pub mod parameters;
@@ -10,6 +12,8 @@ mod reclaim;
 pub mod reconcile;
 mod release_hints;
 pub mod rules;
+mod save;
 pub mod topology;
+mod undo;
 
 pub use declaration::ROLE;

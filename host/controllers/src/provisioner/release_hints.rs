@@ -11,14 +11,15 @@ use tokio::time::Instant;
 
 use crate::pv_controller::messages::VolumeReleased;
 
-/// A live read counts as current for this long: a change within so short a time could as well happen between a read
-/// and the request that follows it.
+/// A live read counts as current for this long: a change within so short a time could as well happen between
+/// a read and the request that follows it.
 const HINT_TTL: Duration = Duration::from_secs(1);
 /// Number of hints from which expired ones are removed on insertion.
 const PRUNE_THRESHOLD: usize = 1024;
 
-/// Volumes that were set to Released after a live read of their claim. The provisioner reads volume and claim from the
-/// API server before it deletes a volume, unless such a read is current and the volume has not changed since.
+/// Volumes that were set to Released after a live read of their claim. The provisioner reads volume and claim
+/// from the API server before it deletes a volume, unless such a read is current and the volume has not
+/// changed since.
 #[derive(Debug, Default)]
 pub(super) struct ReleaseHints(Mutex<HashMap<VolumeName, (ResourceVersion, Instant)>>);
 
@@ -33,7 +34,7 @@ impl ReleaseHints {
         hints.insert(volume.clone(), (*resource_version, *claim_read_at));
     }
 
-    /// Whether the volume, in this version, has just been released. Removes the hint.
+    /// Removes the hint of a volume. True if it is of this version and has not expired.
     pub(super) fn take(&self, volume: &Volume) -> bool {
         let hint = self.lock().remove(&volume.name);
         hint.is_some_and(|(version, read_at)| {

@@ -28,7 +28,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes/status", &["patch"]),
 ];
 
-/// Whether the controller runs in a process with these settings.
+/// The controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

@@ -1,5 +1,5 @@
-//! `pv-controller`: binds claims and volumes, maintains their phases, and releases volumes of deleted claims. Replaces
-//! kube-controller-manager's PersistentVolumeController.
+//! `pv-controller`: binds claims and volumes, maintains their phases, and releases volumes of deleted claims.
+//! Replaces kube-controller-manager's PersistentVolumeController.
 
 mod declaration;
 pub(crate) mod messages;

@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides, one write at a time.
+//! Reconciles claims and volumes as [`rules`] decides, one write at a time.
 
 use std::{
     cell::Cell,
@@ -29,25 +29,25 @@ use super::{
     volume_locks::VolumeLocks,
 };
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference},
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference, subscribe},
     observer::StepResult,
     pv_controller::ROLE,
 };
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "persistentvolume-controller";
-/// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends
-/// it at once and then with every resync; most claims are bound before anybody could read it.
+/// Delay of the event of a claim that waits for its provisioner. Kubernetes emits it immediately and with
+/// every resync; most claims are bound within this time.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Claims, and as many volumes, that are worked on at once.
+/// Maximum concurrent claims; the same limit applies separately to volumes.
 const WORKERS: usize = 64;
 
-/// The role.
+/// The PersistentVolume controller.
 pub(crate) struct PvController {
     context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
-    /// Since when claims wait for their provisioner.
+    /// Claims that wait for their provisioner, with the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
     volume_locks: VolumeLocks,
 }
@@ -67,24 +67,9 @@ impl PvController {
 
     pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let controller = Arc::downgrade(self);
-        cache.claims.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.claim_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.volumes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.volume_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.classes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.class_changed(change);
-            }
-        });
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.classes, Self::class_changed);
     }
 
     /// Processes the queues until `stop`.
@@ -109,7 +94,8 @@ impl PvController {
                 self.volumes.add(volume.clone());
             }
         }
-        // Appeared, went, or another of the same name: whoever is reserved for it must look.
+        // Created, deleted, or replaced by another claim of the same name: reconcile the volumes that refer
+        // to it.
         let uid = |claim: &Option<Arc<Claim>>| claim.as_ref().map(|claim| claim.meta.uid.clone());
         if uid(&change.old) != uid(&change.new) || change.new.is_none() {
             for volume in self.context.cache.volumes_of_claim(&change.key) {
@@ -151,11 +137,15 @@ impl PvController {
         claims.into_iter().for_each(|claim| self.claims.add(claim));
     }
 
+    /// Reconciles one claim. See [`rules::decide_claim`].
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
         let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
         for _ in 0..MAX_EFFECTS {
+            // 1. Decide from the cache.
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
             let (verdict, locked_volume) = self.verdict(&claim);
+
+            // 2. Wait for a lock on the volume; its release enqueues the claim.
             if let Some(volume) = locked_volume {
                 if self.volume_locks.add_waiter(&volume, key) {
                     return Action::Done;
@@ -165,6 +155,8 @@ impl PvController {
             if !matches!(verdict, ClaimBindingVerdict::Provision(..)) {
                 self.waiting().remove(&claim.meta.uid);
             }
+
+            // 3. Write, then decide again; or wait, or report.
             match verdict {
                 ClaimBindingVerdict::Apply(effect, event) => {
                     if let Err(error) = self.perform(&recorder, &claim, effect).await {
@@ -198,7 +190,8 @@ impl PvController {
         Action::Requeue
     }
 
-    /// What is to be done for a claim; or the volume that would be its, were it not another's turn.
+    /// Decides on a claim. Also returns the volume that the claim would get if another claim had not locked
+    /// it.
     fn verdict(&self, claim: &Claim) -> (ClaimBindingVerdict, Option<VolumeName>) {
         let locked_volume = Cell::new(None);
         let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
@@ -220,12 +213,13 @@ impl PvController {
     }
 
     fn wait_for_provisioner(&self, recorder: &StepRecorder, claim: &Claim, driver: &DriverName) -> Action {
-        // The provisioner may have reconciled the claim before the claim lost an existing volume to another claim.
+        // The provisioner may have reconciled the claim before the claim lost an existing volume to another
+        // claim.
         let request = ProvisioningRequested { claim: claim.meta.uid.clone() };
         if self.context.has_provisioner(driver) && self.context.channels.send(&request) {
-            // The provisioner emits the events of the claim. In a burst, an event for each waiting claim would delay
-            // all of them.
-            recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+            // The provisioner emits the events of the claim. In a burst, an event for each waiting claim
+            // would delay all of them.
+            recorder.record(StepResult::Waiting, format!("waits for {driver} to provision a volume"), None);
             return Action::Done;
         }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
@@ -233,7 +227,11 @@ impl PvController {
             Some(left) if !left.is_zero() => Action::RequeueAfter(left),
             Some(_) | None => {
                 let event = rules::external_provisioning_event(driver);
-                recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+                recorder.record(
+                    StepResult::Waiting,
+                    format!("waits for {driver} to provision a volume"),
+                    None,
+                );
                 self.context.emit_event(claim, COMPONENT, event);
                 Action::Done
             }
@@ -279,7 +277,7 @@ impl PvController {
             }
             ClaimEffect::MarkVolumeBound(volume) => {
                 let patch = json!({"status": {"phase": "Bound", "message": null}});
-                let text = format!("marks {} Bound", volume.name);
+                let text = format!("sets the phase of {} to Bound", volume.name);
                 let write = writer.merge_patch::<Volume>(
                     &volume.name,
                     PatchTarget::Status,
@@ -299,7 +297,7 @@ impl PvController {
                     .await?;
             }
             ClaimEffect::SetStatus(status) => {
-                let text = format!("becomes {}", status.phase.as_str());
+                let text = format!("sets the phase to {}", status.phase.as_str());
                 let patch = json!({"status": status_patch(&status)});
                 recorder
                     .record_effect(
@@ -313,7 +311,7 @@ impl PvController {
                     names::STORAGE_PROVISIONER: driver,
                     names::STORAGE_PROVISIONER_BETA: driver,
                 }}});
-                let text = format!("asks {driver} for a volume");
+                let text = format!("requests a volume from {driver}");
                 recorder
                     .record_effect(
                         &text,
@@ -325,8 +323,7 @@ impl PvController {
         Ok(())
     }
 
-    /// A write on a volume that fails within a claim's run: the volume must be read again, not only the
-    /// claim.
+    /// Refreshes a volume after a failed write in the reconcile of a claim, which refreshes only the claim.
     async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, ApiError>) -> Result<(), ApiError> {
         match result {
             Ok(_) => Ok(()),
@@ -339,9 +336,11 @@ impl PvController {
         }
     }
 
+    /// Reconciles one volume. See [`rules::decide_volume`].
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let mut refreshed_claim: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
+            // 1. Decide from the cache, and from the claim if it was refreshed for this volume.
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
             let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
@@ -350,6 +349,7 @@ impl PvController {
                 has_provisioner: &has_provisioner,
                 is_locked_by_other: &|_| false,
             };
+            // 2. Write or refresh, then decide again; or finish.
             match rules::decide_volume(input, &volume, refreshed_claim.as_ref().map(|(claim, _)| claim)) {
                 VolumeBindingVerdict::Apply(effect, event) => {
                     if let VolumeEffect::RefreshClaim(_) = effect {
@@ -400,7 +400,7 @@ impl PvController {
             VolumeEffect::SetPhase(phase, message) => {
                 let message = if message.is_empty() { Value::Null } else { json!(message) };
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
-                let text = format!("marks it {}", phase.as_str());
+                let text = format!("sets the phase to {}", phase.as_str());
                 let write = writer.merge_patch::<Volume>(&volume.name, PatchTarget::Status, version, patch);
                 let written = recorder.record_effect(&text, write).await?;
                 if let Some(refreshed_at) = claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
@@ -422,15 +422,14 @@ impl PvController {
                 };
                 recorder
                     .record_effect(
-                        "gives it up",
+                        "removes its claim",
                         writer.merge_patch::<Volume>(&volume.name, PatchTarget::Object, version, patch),
                     )
                     .await?;
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // The volume's deletion may rest on it: not if the cluster that says so is one that was
-                // restored.
+                // The deletion of the volume depends on this read, which may be of a restored cluster.
                 self.context.check_live().await?;
             }
         }

@@ -1,4 +1,5 @@
-//! `resizer`: expands volumes and changes their VolumeAttributesClass, as claims request. Replaces external-resizer.
+//! `resizer`: expands volumes and changes their VolumeAttributesClass, as claims request. Replaces
+//! external-resizer.
 
 mod call_locks;
 mod declaration;
