@@ -90,7 +90,7 @@ impl Metrics {
         registry.register("cofferdam_journal_commits", "Writes of the intent journal", m.journal_commits);
         registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
         registry.register(
-            "cofferdam_deletions_held",
+            "cofferdam_deletions_frozen",
             "1 while deletions are held back because the cluster was restored from a backup",
             m.deletions_frozen,
         );

@@ -240,9 +240,11 @@ async fn an_orphan_is_listed_and_deleted_on_request() {
     let (text, _) = fixture.run_output(&[]).await;
     assert!(
         text.contains(&format!("volume {deleted_orphan} of {DRIVER}: deleted")),
-        "the last answer: {text}"
+        "the last response: {text}"
     );
-    assert!(!text.contains(&format!("orphan   {deleted_orphan}")), "{text}");
+    let is_deleted_orphan =
+        |line: &str| line.split_whitespace().take(2).eq(["orphan", deleted_orphan.as_str()]);
+    assert!(!text.lines().any(is_deleted_orphan), "{text}");
 
     stop.cancel();
     running.await.unwrap().unwrap();
@@ -272,9 +274,9 @@ async fn without_an_owning_process_a_delete_request_stays_pending() {
 
     // The next owner finds it.
     let (stop, running) = fixture.start_owner().await;
-    let answer = fixture.wait_for_key("answer").await;
+    let response = fixture.wait_for_key("response").await;
     assert_eq!(
-        (&answer["verdict"], &answer["request"]["handle"]),
+        (&response["result"], &response["request"]["handle"]),
         (&"deleted".into(), &orphan.as_str().into())
     );
     assert_eq!(fixture.listed_handles().await, [""; 0]);

@@ -29,6 +29,7 @@ mod context;
 mod controller;
 mod live_reads;
 mod restore;
+mod volume_locks;
 
 pub use controller::Declaration;
 pub use manager::{ControllerManager, ControllerManagerError, Dependencies};

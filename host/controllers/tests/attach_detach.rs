@@ -1,12 +1,13 @@
-//! attach-detach in worlds that nobody thought of: whatever pods, nodes and drivers do, in whatever order,
-//! with a process that dies somewhere, no volume for one node is ever asked for on two, none is taken from a
-//! node that is told of it or uses it (but by force), and in the end there is what pods want, and nothing
-//! else. What must never happen is looked at with every write, by the simulation.
+//! Property tests of attach-detach: random changes of pods, nodes and drivers, and a crash at a random step.
 //!
-//! proptest makes the worlds, for it finds the smallest one that fails; its sequence begins at a fixed seed,
-//! so that every run is the same.
+//! The simulation checks the invariants with every write: an exclusive volume is never attached to two nodes,
+//! and a volume is never detached from a node that lists it as attached or uses it, except by force. At the
+//! end the volumes are attached where pods run, and nowhere else.
+//!
+//! proptest generates the cases, because it shrinks failing ones. Its seed is fixed, so that all runs are the
+//! same.
 
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test's helper fails with its test")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a missing value fails the test")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,50 +28,54 @@ use proptest::{
 };
 use serde_json::json;
 
-/// Of one node, and of many.
+/// An exclusive volume, and a shared one.
 const VOLUMES: [(&str, &str); 2] = [("v", "ReadWriteOnce"), ("w", "ReadWriteMany")];
 const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// How many worlds are tried.
+/// Number of cases.
 const CASES: u32 = 48;
 
-/// Something that happens; what cannot happen in a world as it is does not.
+/// A change of the cluster. It is skipped if its object does not exist.
 #[derive(Clone, Debug)]
 enum ClusterChange {
-    /// A pod appears on a node, with a volume.
+    /// A pod with a volume is created on a node.
     PodCreated { node: usize, volume: usize },
-    /// The pod of this number goes, of those that are there.
+    /// The pod with this number, modulo the existing pods, is deleted.
     PodDeleted(usize),
-    /// A node says that it uses a volume, or no longer.
+    /// A node reports a volume in use, or not in use.
     VolumeInUse { node: usize, volume: usize, in_use: bool },
-    /// A node is heard, or no longer.
+    /// The condition `Ready` of a node changes.
     NodeReady { node: usize, ready: bool },
-    /// A node is down for good, or not.
+    /// The taint `out-of-service` is added to a node, or removed.
     NodeOutOfService { node: usize, out_of_service: bool },
-    /// A node is deleted, or comes again.
+    /// A node is deleted, or created again.
     NodePresent { node: usize, present: bool },
-    /// A driver is no longer registered on a node, or is.
+    /// The driver is removed from a CSINode, or added.
     DriverRegistered { node: usize, registered: bool },
-    /// Somebody deletes an attachment.
+    /// Another client deletes a VolumeAttachment.
     AttachmentDeleted { node: usize, volume: usize },
-    /// Time passes.
+    /// This many seconds pass.
     AdvanceTime(u64),
 }
 
 fn cluster_change() -> impl Strategy<Value = ClusterChange> {
     let (node, volume) = (0..NODES.len(), 0..VOLUMES.len());
     prop_oneof![
-        6 => (node.clone(), volume.clone()).prop_map(|(node, volume)| ClusterChange::PodCreated { node, volume }),
+        6 => (node.clone(), volume.clone())
+            .prop_map(|(node, volume)| ClusterChange::PodCreated { node, volume }),
         5 => any::<usize>().prop_map(ClusterChange::PodDeleted),
         5 => (node.clone(), volume.clone(), any::<bool>())
             .prop_map(|(node, volume, in_use)| ClusterChange::VolumeInUse { node, volume, in_use }),
         2 => (node.clone(), any::<bool>()).prop_map(|(node, ready)| ClusterChange::NodeReady { node, ready }),
-        1 => (node.clone(), any::<bool>()).prop_map(|(node, out_of_service)| ClusterChange::NodeOutOfService { node, out_of_service }),
-        2 => (node.clone(), any::<bool>()).prop_map(|(node, present)| ClusterChange::NodePresent { node, present }),
+        1 => (node.clone(), any::<bool>())
+            .prop_map(|(node, out_of_service)| ClusterChange::NodeOutOfService { node, out_of_service }),
+        2 => (node.clone(), any::<bool>())
+            .prop_map(|(node, present)| ClusterChange::NodePresent { node, present }),
         1 => (node.clone(), any::<bool>())
             .prop_map(|(node, registered)| ClusterChange::DriverRegistered { node, registered }),
         1 => (node, volume).prop_map(|(node, volume)| ClusterChange::AttachmentDeleted { node, volume }),
-        4 => prop_oneof![Just(0), Just(1), Just(50), Just(3_000), Just(400_000)].prop_map(ClusterChange::AdvanceTime),
+        4 => prop_oneof![Just(0), Just(1), Just(50), Just(3_000), Just(400_000)]
+            .prop_map(ClusterChange::AdvanceTime),
     ]
 }
 
@@ -104,7 +109,7 @@ fn api_fault() -> impl Strategy<Value = ApiFault> {
     })
 }
 
-/// The world as its user sees it.
+/// State of the cluster as its user knows it.
 #[derive(Default)]
 struct ClusterModel {
     pods: BTreeMap<String, (usize, usize)>,
@@ -115,7 +120,7 @@ struct ClusterModel {
 }
 
 fn leak_path(text: String) -> &'static str {
-    // A user's path lives as long as the test.
+    // The path of a user action is valid until the end of the test.
     Box::leak(text.into_boxed_str())
 }
 
@@ -140,7 +145,7 @@ impl ClusterModel {
         model
     }
 
-    /// Writes down which volumes a node uses.
+    /// Writes the node's `volumesInUse`.
     fn update_volumes_in_use(&mut self, node: usize) {
         let volumes_in_use = VOLUMES.iter().zip(self.in_use[node]).filter(|(_, uses)| *uses);
         let volumes_in_use: Vec<_> =
@@ -213,7 +218,7 @@ impl ClusterModel {
         }
     }
 
-    /// Everything comes to rest: nodes are heard and use nothing any more, drivers are there.
+    /// Ends the case: all nodes are ready and use no volumes, and the driver is registered.
     fn finish(&mut self) {
         for node in 0..NODES.len() {
             self.apply(&ClusterChange::DriverRegistered { node, registered: true });
@@ -225,7 +230,7 @@ impl ClusterModel {
         self.actions.push(Settle);
     }
 
-    /// What is otherwise than pods want it in the end.
+    /// Returns the differences between the final state and the state that the pods require.
     fn differences(&self, outcome: &FinalState) -> Vec<String> {
         let mut differences = outcome.violations.clone();
         let mut attached: BTreeMap<(usize, usize), bool> = BTreeMap::new();
@@ -237,7 +242,7 @@ impl ClusterModel {
             match attachment {
                 Some((volume, node, _)) => attached.insert((volume, node), line.contains(" attached ")),
                 None => {
-                    differences.push(format!("unknown: {line}"));
+                    differences.push(format!("unexpected VolumeAttachment: {line}"));
                     None
                 }
             };
@@ -258,8 +263,9 @@ impl ClusterModel {
                 _ => found.is_superset(&reachable) && found.is_subset(&desired),
             };
             if !right {
-                differences
-                    .push(format!("{name}: wanted on {desired:?}, reachable {reachable:?}, found {found:?}"));
+                differences.push(format!(
+                    "{name}: desired on {desired:?}, reachable {reachable:?}, found {found:?}"
+                ));
             }
             for node in found.iter().filter(|node| !self.is_node_deleted[**node]) {
                 let is_reported = outcome.volumes_attached.iter().any(|line| {
@@ -268,7 +274,7 @@ impl ClusterModel {
                     })
                 });
                 if !is_reported || attached.get(&(number, *node)) != Some(&true) {
-                    differences.push(format!("{name} on {node}: told {is_reported}, {attached:?}"));
+                    differences.push(format!("{name} on {node}: reported {is_reported}, {attached:?}"));
                 }
             }
         }
@@ -317,7 +323,7 @@ fn random_changes_end_with_volumes_attached_where_pods_run() {
         .unwrap();
 }
 
-/// Reads, and events, are no effects of this kind.
+/// Number of writes with this text. Reads and events are not counted.
 fn count_writes(effects: &[Effect], of: &str) -> usize {
     effects.iter().filter(|effect| matches!(effect, Effect::Write(text) if text.contains(of))).count()
 }
@@ -334,7 +340,10 @@ async fn node_status_updates_of_a_pod_with_many_volumes_are_batched() {
         actions.push(Create(with(claim(&name, "none"), &class)));
     }
     let volumes: Vec<_> = (0..MANY)
-        .map(|number| json!({"name": format!("d{number}"), "persistentVolumeClaim": {"claimName": format!("v{number}")}}))
+        .map(|number| {
+            let claim = json!({"claimName": format!("v{number}")});
+            json!({"name": format!("d{number}"), "persistentVolumeClaim": claim})
+        })
         .collect();
     actions.extend([Settle, Create(with(pod("p", "v0"), &json!({"spec": {"volumes": volumes}})))]);
     let (outcome, effects) = simulation.run(&actions, None).await;
@@ -348,7 +357,7 @@ async fn node_status_updates_of_a_pod_with_many_volumes_are_batched() {
 #[tokio::test(start_paused = true)]
 async fn unattachable_volumes_cause_few_writes_and_events() {
     let simulation = Simulation::new(&[attach_detach::ROLE, pv_controller::ROLE], Vec::new(), Vec::new());
-    // A claim that is not there, a volume that nobody attaches, and one that is attached elsewhere.
+    // A missing claim, a volume without a driver, and a volume that is attached elsewhere.
     let actions = vec![
         Create(ready_node("node-1")),
         Create(ready_node("node-2")),
@@ -371,7 +380,7 @@ async fn unattachable_volumes_cause_few_writes_and_events() {
     assert_eq!(outcome.events, failed);
     // Two hours pass.
     assert_eq!(count_writes(&effects, "volumeattachments"), 1, "{effects:?}");
-    // Each of the three once, and again every half an hour: events are kept for an hour.
+    // One event each, repeated every half hour: the API server keeps events for an hour.
     let event_writes = count_writes(&effects, "/events");
     assert!((6..=12).contains(&event_writes), "{event_writes} events");
 }
@@ -380,7 +389,8 @@ async fn unattachable_volumes_cause_few_writes_and_events() {
 async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
     let simulation = Simulation::new(&Role::ALL, Vec::new(), Vec::new());
     let template = json!({"spec": {
-        "storageClassName": "none", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+        "storageClassName": "none", "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
     }});
     let ephemeral = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}]);
     let actions = [
@@ -390,7 +400,7 @@ async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
         Create(with(pod("p", "a"), &json!({"spec": {"volumes": ephemeral}}))),
     ];
     let (outcome, _) = simulation.run(&actions, None).await;
-    assert_eq!(outcome.events, ["p Warning FailedAttachVolume"], "its claim is not there");
+    assert_eq!(outcome.events, ["p Warning FailedAttachVolume"], "the claim does not exist");
     let uid =
         simulation.object("/api/v1/namespaces/default/pods/p").await.unwrap()["metadata"]["uid"].clone();
     let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true});
@@ -401,7 +411,7 @@ async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
     assert_eq!(outcome.volumes_attached, ["static-v on node-1"]);
 }
 
-/// What kubelet was told of volumes that are not ours stays: pods run with them.
+/// Entries of `volumesAttached` of unmanaged volumes remain: pods use these volumes.
 #[tokio::test(start_paused = true)]
 async fn unmanaged_entries_of_volumes_attached_are_kept() {
     let simulation = Simulation::new(&[attach_detach::ROLE, pv_controller::ROLE], Vec::new(), Vec::new());
@@ -487,16 +497,19 @@ async fn metrics_have_kubernetes_names() {
     let plugin = "kubernetes.io/csi:sim.cofferdam.dev";
     let duration = |operation: &str, count: u32| {
         format!(
-            "storage_operation_duration_seconds_count{{volume_plugin=\"{plugin}\",operation_name=\"{operation}\",status=\"success\",migrated=\"false\"}} {count}"
+            "storage_operation_duration_seconds_count{{volume_plugin=\"{plugin}\",\
+             operation_name=\"{operation}\",status=\"success\",migrated=\"false\"}} {count}"
         )
     };
     for line in [
         format!("storage_count_attachable_volumes_in_use{{node=\"node-2\",volume_plugin=\"{plugin}\"}} 1"),
         format!(
-            "attachdetach_controller_total_volumes{{plugin_name=\"{plugin}\",state=\"desired_state_of_world\"}} 1"
+            "attachdetach_controller_total_volumes{{plugin_name=\"{plugin}\",\
+             state=\"desired_state_of_world\"}} 1"
         ),
         format!(
-            "attachdetach_controller_total_volumes{{plugin_name=\"{plugin}\",state=\"actual_state_of_world\"}} 1"
+            "attachdetach_controller_total_volumes{{plugin_name=\"{plugin}\",\
+             state=\"actual_state_of_world\"}} 1"
         ),
         "attach_detach_controller_attachdetach_controller_forced_detaches{reason=\"out-of-service\"} 1"
             .to_owned(),

@@ -1,6 +1,6 @@
-//! The attacher's lanes and turns: what hangs holds up nothing else.
+//! Work queues and volume locks of the attacher: slow calls do not delay other operations.
 
-#![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
+#![expect(clippy::unwrap_used, reason = "a missing value fails the test")]
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -30,10 +30,10 @@ async fn wait_for_attachment(simulation: &Simulation, name: &str) {
     }
 }
 
-/// What a scrape shows of one lane.
+/// The metric of one work queue.
 fn queue_metric(simulation: &Simulation, metric: &str, queue: &str) -> f64 {
     let line =
-        format!("cofferdam_attacher_queue_{metric}{{driver_name=\"sim.cofferdam.dev\",lane=\"{queue}\"}} ");
+        format!("cofferdam_attacher_queue_{metric}{{driver_name=\"sim.cofferdam.dev\",queue=\"{queue}\"}} ");
     let text = simulation.metrics();
     text.lines().find_map(|found| found.strip_prefix(&line)).unwrap().parse().unwrap()
 }
@@ -56,8 +56,8 @@ async fn slow_publish_calls_do_not_delay_detach_and_show_queue_age() {
     let check = async {
         wait_for_attachment(&simulation, "slow-11").await;
         tokio::time::sleep(Duration::from_secs(30)).await;
-        assert_eq!(attached_status(&simulation, "slow-0").await, Some(false), "it hangs");
-        assert_eq!(attached_status(&simulation, "first").await, None, "it has left");
+        assert_eq!(attached_status(&simulation, "slow-0").await, Some(false), "the publish call is slow");
+        assert_eq!(attached_status(&simulation, "first").await, None, "the volume is detached");
         assert!((12.0..=12.0).contains(&queue_metric(&simulation, "length", "attach")));
         assert!((29.0..=32.0).contains(&queue_metric(&simulation, "age_seconds", "attach")));
         assert!(queue_metric(&simulation, "length", "detach") < 0.5);
@@ -83,7 +83,7 @@ async fn attachments_waiting_for_a_volume_lock_occupy_no_workers() {
     let check = async {
         wait_for_attachment(&simulation, "other").await;
         tokio::time::sleep(Duration::from_secs(30)).await;
-        assert_eq!(attached_status(&simulation, "n-29").await, Some(false), "it is not its turn");
+        assert_eq!(attached_status(&simulation, "n-29").await, Some(false), "it waits for the volume lock");
         assert_eq!(attached_status(&simulation, "other").await, Some(true));
     };
     let ((outcome, _), ()) = tokio::join!(simulation.run(&actions, None), check);
@@ -93,7 +93,7 @@ async fn attachments_waiting_for_a_volume_lock_occupy_no_workers() {
     assert_eq!(
         (outcome.calls.len(), distinct_calls.len()),
         (31, 31),
-        "each was asked for once: {:?}",
+        "one call per attachment: {:?}",
         outcome.calls
     );
 }

@@ -1,5 +1,5 @@
-//! Orphans from the array to the report, and from a person's request to the array, on paused time.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "what cannot be is a failed test")]
+//! Orphan scans and requested deletions, on paused time.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a missing value fails the test")]
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ async fn local_owner(simulation: &Simulation) -> VolumeOwner {
     }
 }
 
-/// A volume that stands in the array and changed last when the simulation began.
+/// Adds a volume to the array. Its last change is the start of the simulation.
 fn add_array_volume(simulation: &Simulation, name: &str, owner: Option<VolumeOwner>) {
     simulation.driver().insert(ArrayVolume {
         request: CreateVolume {
@@ -78,15 +78,15 @@ async fn report(simulation: &Simulation) -> ScanReport {
 
 async fn response(simulation: &Simulation) -> DeletionResponse {
     let map = map(simulation).await;
-    assert_eq!(map["data"].get("delete"), None, "an answered request goes");
-    serde_json::from_str(map["data"]["answer"].as_str().unwrap()).unwrap()
+    assert_eq!(map["data"].get("delete"), None, "a completed request is removed");
+    serde_json::from_str(map["data"]["response"].as_str().unwrap()).unwrap()
 }
 
 fn handles(report: &ScanReport) -> Vec<&str> {
     report.orphans.iter().map(|orphan| orphan.handle.as_str()).collect()
 }
 
-/// Asks as `cofferdam orphans delete` does, at a time from the start of the simulation.
+/// A deletion request as `cofferdam orphans delete` writes it, at a time after the start of the simulation.
 fn request_deletion(simulation: &Simulation, after: Duration, name: &str) -> UserAction {
     let requested_at = simulation.now() + after;
     let request = DeletionRequest {
@@ -99,7 +99,7 @@ fn request_deletion(simulation: &Simulation, after: Duration, name: &str) -> Use
 
 fn gauge(metrics: &str, name: &str) -> String {
     let (name, state) = name.split_once('/').unwrap_or((name, ""));
-    let state = if state.is_empty() { String::new() } else { format!(",verdict=\"{state}\"") };
+    let state = if state.is_empty() { String::new() } else { format!(",state=\"{state}\"") };
     let labels = format!("{name}{{driver_name=\"{DRIVER}\"{state}}} ");
     let line = metrics.lines().find_map(|line| line.strip_prefix(&labels));
     assert!(line.is_some(), "no {labels}in\n{metrics}");
@@ -135,25 +135,25 @@ async fn a_leaked_volume_is_reported_once_after_24_hours() {
         add_array_volume(&simulation, "lost", Some(owner.clone()));
         add_array_volume(
             &simulation,
-            "kept",
+            "retained",
             Some(VolumeOwner { reclaim_policy: ReclaimPolicy::Retain, ..owner.clone() }),
         );
         add_array_volume(&simulation, "foreign", Some(VolumeOwner { cluster_id: "another".into(), ..owner }));
-        add_array_volume(&simulation, "nobodys", None);
+        add_array_volume(&simulation, "unowned", None);
         simulation
             .run(&[Create(class("gold")), Create(claim("a", "gold")), Wait(DAY - 3 * HOUR)], None)
             .await;
-        let young = report(&simulation).await;
+        let recent = report(&simulation).await;
         assert_eq!(
-            (young.counts.referenced, young.counts.within_grace_period, young.counts.unmanaged()),
+            (recent.counts.referenced, recent.counts.within_grace_period, recent.counts.unmanaged()),
             (1, 1, 3),
-            "{young:?}"
+            "{recent:?}"
         );
-        assert_eq!(young.leak_detection, LeakDetection::Owner);
-        assert_eq!(handles(&young), [""; 0]);
+        assert_eq!(recent.leak_detection, LeakDetection::Owner);
+        assert_eq!(handles(&recent), [""; 0]);
         assert_eq!(orphan_events(&simulation).await, [""; 0]);
 
-        // A driver that tells no times is watched anew by every process.
+        // Each process starts to observe a driver without change times from the report of its predecessor.
         simulation.run(&[Wait(DAY), Settle, Settle], None).await;
         let old = report(&simulation).await;
         assert_eq!((old.counts.referenced, old.counts.orphan, old.counts.unmanaged()), (1, 1, 3), "{old:?}");
@@ -164,7 +164,7 @@ async fn a_leaked_volume_is_reported_once_after_24_hours() {
         let metrics = simulation.metrics();
         assert_eq!(gauge(&metrics, "cofferdam_driver_volumes/orphan"), "1");
         assert_eq!(gauge(&metrics, "cofferdam_orphaned_bytes"), GIB.to_string());
-        assert_eq!(gauge(&metrics, "cofferdam_driver_volumes/unknown"), "3");
+        assert_eq!(gauge(&metrics, "cofferdam_driver_volumes/unmanaged"), "3");
         let scanned: i64 = gauge(&metrics, "cofferdam_orphan_scan_timestamp_seconds").parse().unwrap();
         assert!(simulation.now().as_second() - scanned <= 3_700, "{scanned}");
     }
@@ -172,16 +172,16 @@ async fn a_leaked_volume_is_reported_once_after_24_hours() {
 
 #[tokio::test(start_paused = true)]
 async fn a_driver_without_owners_reports_no_leak_detection() {
-    let keeps_none = ListingBehavior { owners: false, ..FULL };
-    let simulation = simulation(keeps_none, Vec::new(), Vec::new());
+    let without_owners = ListingBehavior { owners: false, ..FULL };
+    let simulation = simulation(without_owners, Vec::new(), Vec::new());
     add_array_volume(&simulation, "lost", Some(local_owner(&simulation).await));
     simulation.run(&[Wait(DAY), request_deletion(&simulation, DAY, "lost")], None).await;
     let found = report(&simulation).await;
-    assert_eq!(found.leak_detection.to_string(), "none: the driver keeps no owners");
+    assert_eq!(found.leak_detection.to_string(), "none: the driver reports no owners");
     assert_eq!((found.counts.unmanaged(), found.counts.orphan), (1, 0));
     let refused = response(&simulation).await;
     assert_eq!(refused.result, DeletionResult::Refused);
-    assert_eq!(refused.message, "the driver has kept no owner of it");
+    assert_eq!(refused.message, "the driver reports no owner for it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,7 +191,7 @@ async fn a_failed_or_endless_listing_keeps_the_previous_report() {
     let owner = local_owner(&simulation).await;
     add_array_volume(&simulation, "lost", Some(owner.clone()));
     simulation.run(&[Wait(Duration::from_secs(60))], None).await;
-    assert_eq!(report(&simulation).await.failure, None, "the next try came before an hour had passed");
+    assert_eq!(report(&simulation).await.failure, None, "the scan is retried within an hour");
     assert_eq!(gauge(&simulation.metrics(), "cofferdam_orphan_scan_errors_total"), "1");
     simulation.run(&[Wait(DAY)], None).await;
     let before = report(&simulation).await;
@@ -205,14 +205,14 @@ async fn a_failed_or_endless_listing_keeps_the_previous_report() {
     assert_eq!(ScanReport { failure: None, ..after }, before);
     assert!(
         map(&simulation).await["data"].get("delete").is_some(),
-        "what cannot be looked up is not answered"
+        "a request stays pending while the volume cannot be read"
     );
 }
 
 async fn simulation_with_orphan(delete_faults: Vec<DriverFault>) -> Simulation {
     let simulation = simulation(FULL, Vec::new(), delete_faults);
     add_array_volume(&simulation, "lost", Some(local_owner(&simulation).await));
-    add_array_volume(&simulation, "nobodys", None);
+    add_array_volume(&simulation, "unowned", None);
     simulation
 }
 
@@ -220,7 +220,7 @@ async fn simulation_with_orphan(delete_faults: Vec<DriverFault>) -> Simulation {
 async fn a_requested_deletion_completes_after_a_crash_at_any_step() {
     let mut effects = 1;
     let mut crashes = 0;
-    // The first run, without a death, tells how many effects there are.
+    // The first iteration runs without a crash and counts the effects.
     for crash_after in std::iter::once(None)
         .chain((1..).map(Some))
         .take_while(|crash_after| crash_after.is_none_or(|crash_after| crash_after <= 64))
@@ -231,27 +231,25 @@ async fn a_requested_deletion_completes_after_a_crash_at_any_step() {
         let simulation = simulation_with_orphan(Vec::new()).await;
         let actions = [Wait(DAY + HOUR), request_deletion(&simulation, DAY + HOUR, "lost")];
         let (_, log) = simulation.run(&actions, crash_after).await;
-        let answer = response(&simulation).await;
+        let response = response(&simulation).await;
         assert_eq!(
-            answer.result,
+            response.result,
             DeletionResult::Deleted,
-            "killed after {crash_after:?}: {}",
-            answer.message
+            "crash after {crash_after:?}: {}",
+            response.message
         );
-        assert_eq!(answer.request.unwrap().requested_by, "tester");
+        assert_eq!(response.request.unwrap().requested_by, "tester");
         let remaining: Vec<String> = simulation.driver().volumes().into_keys().collect();
-        assert_eq!(remaining, ["nobodys"], "killed after {crash_after:?}");
+        assert_eq!(remaining, ["unowned"], "crash after {crash_after:?}");
         let report = report(&simulation).await;
         assert_eq!((report.counts.orphan, report.orphaned_bytes, report.counts.unmanaged()), (0, 0, 1));
         if crash_after.is_none() {
-            assert_eq!(answer.message, "deleted");
+            assert_eq!(response.message, "deleted");
             assert_eq!(simulation.driver().calls(), ["delete handle-lost"]);
             let events = orphan_events(&simulation).await;
             let expected_events = ["Normal OrphanDeleted x1", "Warning OrphanedVolumes x1"];
             assert!(
-                expected_events
-                    .iter()
-                    .all(|expected_events| events.iter().any(|event| event.ends_with(expected_events))),
+                expected_events.iter().all(|expected| events.iter().any(|event| event.ends_with(expected))),
                 "{events:?}"
             );
             assert_eq!(gauge(&simulation.metrics(), "cofferdam_driver_volumes/orphan"), "0");
@@ -264,24 +262,24 @@ async fn a_requested_deletion_completes_after_a_crash_at_any_step() {
             assert_eq!(
                 (&log[call - 1], &log[call + 1]),
                 (&written, &written),
-                "before and after it: {log:?}"
+                "ConfigMap writes before and after the call: {log:?}"
             );
         } else {
             crashes += 1;
         }
     }
-    assert!(crashes >= 4, "only {crashes} deaths were died");
+    assert!(crashes >= 4, "only {crashes} crashes");
 }
 
 #[tokio::test(start_paused = true)]
-async fn delete_volume_without_an_answer_is_retried() {
+async fn delete_volume_without_a_response_is_retried() {
     let simulation = simulation_with_orphan(vec![DriverFault::LostRequest, DriverFault::LostResponse]).await;
     simulation.run(&[Wait(DAY + HOUR), request_deletion(&simulation, DAY + HOUR, "lost")], None).await;
     assert_eq!(response(&simulation).await.result, DeletionResult::Deleted);
     assert_eq!(
         simulation.driver().calls(),
         ["delete handle-lost"; 2],
-        "then the listing shows that it is gone"
+        "after the second call the listing no longer contains the volume"
     );
 }
 
@@ -302,24 +300,24 @@ fn static_volume() -> Value {
 async fn a_volume_that_is_no_longer_an_orphan_is_not_deleted() {
     let refusals = [
         RefusedCase {
-            name: "a person has imported it",
+            name: "an operator has imported the volume",
             before: vec![Create(static_volume())],
             delete_faults: Vec::new(),
-            message: "PersistentVolume saved stands for it",
+            message: "PersistentVolume saved references it",
             calls: 0,
         },
         RefusedCase {
             name: "the cluster was restored",
             before: vec![Create(restore_marker())],
             delete_faults: Vec::new(),
-            message: "nothing is deleted while ConfigMap default/cofferdam-restored exists",
+            message: "deletions are frozen while ConfigMap default/cofferdam-restored exists",
             calls: 0,
         },
         RefusedCase {
-            name: "the array says no",
+            name: "the driver fails",
             before: Vec::new(),
             delete_faults: vec![DriverFault::Refuse(ErrorKind::FailedPrecondition)],
-            message: "the driver refuses: FailedPrecondition: the array refuses",
+            message: "DeleteVolume failed: FailedPrecondition: the array refuses",
             calls: 1,
         },
     ];
@@ -329,9 +327,9 @@ async fn a_volume_that_is_no_longer_an_orphan_is_not_deleted() {
         actions.extend(before);
         actions.push(request_deletion(&simulation, DAY + HOUR, "lost"));
         simulation.run(&actions, None).await;
-        let answer = response(&simulation).await;
-        assert_eq!(answer.result, DeletionResult::Refused, "{name}");
-        assert!(answer.message.contains(message), "{name}: {}", answer.message);
+        let response = response(&simulation).await;
+        assert_eq!(response.result, DeletionResult::Refused, "{name}");
+        assert!(response.message.contains(message), "{name}: {}", response.message);
         assert!(simulation.driver().volumes().contains_key("lost"), "{name}");
         assert_eq!(simulation.driver().calls().len(), calls, "{name}");
     }
@@ -340,9 +338,8 @@ async fn a_volume_that_is_no_longer_an_orphan_is_not_deleted() {
 #[tokio::test(start_paused = true)]
 async fn a_pv_created_during_the_listing_prevents_deletion() {
     let minute = Duration::from_secs(60);
-    let started_message = "the driver was asked before, and may have deleted it";
-    // The second listing of the next process is for the request, and the third comes after its beginning was
-    // written down.
+    let started_message = "the driver was called before and may have deleted it";
+    // The second listing of the next process is for the request. The third is after the write of `deleting`.
     for (listings, suffix) in [(1, String::new()), (2, format!("; {started_message}"))] {
         let simulation = simulation_with_orphan(Vec::new()).await;
         simulation.run(&[Wait(DAY)], None).await;
@@ -351,8 +348,8 @@ async fn a_pv_created_during_the_listing_prevents_deletion() {
         faults.push(DriverFault::ConcurrentAction(Create(static_volume())));
         simulation.driver().set_listing(FULL, faults);
         simulation.run(&[Wait(minute), request_deletion(&simulation, minute, "lost")], None).await;
-        let answer = response(&simulation).await;
-        assert_eq!(answer.message, format!("PersistentVolume saved stands for it{suffix}"));
+        let response = response(&simulation).await;
+        assert_eq!(response.message, format!("PersistentVolume saved references it{suffix}"));
         assert_eq!(simulation.driver().calls(), [""; 0]);
     }
 }
@@ -360,7 +357,7 @@ async fn a_pv_created_during_the_listing_prevents_deletion() {
 #[tokio::test(start_paused = true)]
 async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     for (unwatched_object, message) in [
-        (static_volume(), "PersistentVolume saved stands for it"),
+        (static_volume(), "PersistentVolume saved references it"),
         (restore_marker(), "the cluster was restored from a backup"),
         (unreadable_intent_config_map(), "the intent journal has an entry for it"),
     ] {
@@ -373,14 +370,13 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
         simulation.driver().set_listing(FULL, faults);
         let minute = Duration::from_secs(60);
         simulation.run(&[Wait(minute), request_deletion(&simulation, minute, "lost")], None).await;
-        let answer = response(&simulation).await;
-        assert!(answer.message.starts_with(message), "{}", answer.message);
+        let response = response(&simulation).await;
+        assert!(response.message.starts_with(message), "{}", response.message);
         assert_eq!(simulation.driver().calls(), [""; 0]);
     }
 }
 
-/// A page of the journal that another process has written. It cannot be read, and so it cannot be sure what
-/// it is about.
+/// A journal shard of another process that cannot be decoded. It may have an entry for any volume.
 fn unreadable_intent_config_map() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -389,7 +385,7 @@ fn unreadable_intent_config_map() -> Value {
     })
 }
 
-/// What a process leaves behind that died after it had begun.
+/// The ConfigMap as left by a process that crashed after it started a deletion.
 fn started_deletion(simulation: &Simulation, age: Duration) -> UserAction {
     let requested_at = simulation.now() - age;
     let request =
@@ -406,11 +402,11 @@ async fn a_started_deletion_completes_after_the_request_has_expired() {
     }
     for (change, result, message) in [
         (ChangeAfterStart::Unchanged, DeletionResult::Deleted, "deleted"),
-        (ChangeAfterStart::VolumeRemoved, DeletionResult::Deleted, "the driver lists it no more"),
+        (ChangeAfterStart::VolumeRemoved, DeletionResult::Deleted, "the driver no longer lists it"),
         (
             ChangeAfterStart::VolumeImported,
             DeletionResult::Refused,
-            "PersistentVolume saved stands for it; the driver was asked before, and may have deleted it",
+            "PersistentVolume saved references it; the driver was called before and may have deleted it",
         ),
     ] {
         let simulation = simulation_with_orphan(Vec::new()).await;
@@ -426,30 +422,30 @@ async fn a_started_deletion_completes_after_the_request_has_expired() {
         actions.push(started_deletion(&simulation, DAY));
         simulation.run(&actions, None).await;
         assert_eq!(map(&simulation).await["data"].get("deleting"), None);
-        let answer = response(&simulation).await;
-        assert_eq!((answer.result, answer.message.as_str()), (result, message));
+        let response = response(&simulation).await;
+        assert_eq!((response.result, response.message.as_str()), (result, message));
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_being_deleted_is_no_orphan_and_other_requests_wait() {
-    let refusing = vec![DriverFault::LostRequest; 200];
-    let simulation = simulation_with_orphan(refusing).await;
+    let lost_requests = vec![DriverFault::LostRequest; 200];
+    let simulation = simulation_with_orphan(lost_requests).await;
     simulation.run(&[Wait(DAY)], None).await;
     let actions =
-        [started_deletion(&simulation, HOUR), request_deletion(&simulation, DAY, "nobodys"), Wait(3 * HOUR)];
+        [started_deletion(&simulation, HOUR), request_deletion(&simulation, DAY, "unowned"), Wait(3 * HOUR)];
     simulation.run(&actions, None).await;
     let found = report(&simulation).await;
     assert_eq!((found.counts.referenced, found.counts.orphan), (1, 0), "{found:?}");
     let data = map(&simulation).await["data"].clone();
     assert!(data.get("delete").is_some() && data.get("deleting").is_some(), "{data}");
-    assert!(data.get("answer").is_none(), "{data}");
+    assert!(data.get("response").is_none(), "{data}");
 
     simulation.driver().clear_delete_faults();
     simulation.run(&[Wait(DAY)], None).await;
-    assert_eq!(response(&simulation).await.request.unwrap().handle.as_str(), "handle-nobodys");
+    assert_eq!(response(&simulation).await.request.unwrap().handle.as_str(), "handle-unowned");
     let remaining: Vec<String> = simulation.driver().volumes().into_keys().collect();
-    assert_eq!(remaining, ["nobodys"]);
+    assert_eq!(remaining, ["unowned"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -460,9 +456,9 @@ async fn observed_age_survives_a_restart_and_resets_on_change() {
     let mut since = Vec::new();
     for _ in 0..3 {
         simulation.run(&[Wait(5 * HOUR)], None).await;
-        let young = report(&simulation).await;
-        assert_eq!((young.counts.within_grace_period, young.counts.orphan), (1, 0), "{young:?}");
-        since.push(young.within_grace_period[0].since);
+        let recent = report(&simulation).await;
+        assert_eq!((recent.counts.within_grace_period, recent.counts.orphan), (1, 0), "{recent:?}");
+        since.push(recent.within_grace_period[0].since);
     }
     assert!(since[0] <= start + HOUR && since.iter().all(|at| *at == since[0]), "{since:?}");
     simulation.run(&[Wait(7 * HOUR)], None).await;
@@ -473,9 +469,9 @@ async fn observed_age_survives_a_restart_and_resets_on_change() {
     changed.size *= 2;
     simulation.driver().insert(changed);
     simulation.run(&[Wait(5 * HOUR)], None).await;
-    let young = report(&simulation).await;
-    assert_eq!((young.counts.within_grace_period, young.counts.orphan), (1, 0), "{young:?}");
-    assert!(young.within_grace_period[0].since > old.orphans[0].since, "{young:?}");
+    let recent = report(&simulation).await;
+    assert_eq!((recent.counts.within_grace_period, recent.counts.orphan), (1, 0), "{recent:?}");
+    assert!(recent.within_grace_period[0].since > old.orphans[0].since, "{recent:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -492,16 +488,16 @@ async fn a_driver_without_listing_has_no_leak_detection_and_no_deletion() {
         (DeletionResult::Refused, "the driver has no `listing`")
     );
     assert_eq!(simulation.driver().calls(), [""; 0]);
-    assert!(!simulation.metrics().contains("cofferdam_driver_volumes{"), "zero would be a claim");
+    assert!(!simulation.metrics().contains("cofferdam_driver_volumes{"), "no sample without a listing");
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_deletion_requests_are_refused() {
     for (name, request, message) in [
-        ("old", "", "older than an hour"),
-        ("text", "handle-lost", "the request cannot be read"),
+        ("old", "", "older than 1 hour"),
+        ("text", "handle-lost", "the request cannot be decoded"),
         ("young", "", "less than 24 hours ago"),
-        ("stranger", "", "no owner"),
+        ("no owner", "", "no owner"),
         ("typo", "", "the driver lists no such volume"),
     ] {
         let simulation = simulation_with_orphan(Vec::new()).await;
@@ -509,25 +505,25 @@ async fn invalid_deletion_requests_are_refused() {
             "old" => (DAY + 2 * HOUR, DAY, "lost"),
             "young" => (HOUR, HOUR, "lost"),
             "typo" => (DAY + HOUR, DAY + HOUR, "last"),
-            _ => (DAY + HOUR, DAY + HOUR, "nobodys"),
+            _ => (DAY + HOUR, DAY + HOUR, "unowned"),
         };
-        let asking = if request.is_empty() {
+        let request_action = if request.is_empty() {
             request_deletion(&simulation, requested_after, volume)
         } else {
             Patch(REPORT_CONFIG_MAP, json!({"data": {"delete": request}}))
         };
-        simulation.run(&[Wait(wait), asking], None).await;
-        let answer = response(&simulation).await;
-        assert_eq!(answer.result, DeletionResult::Refused, "{name}");
-        assert!(answer.message.contains(message), "{name}: {}", answer.message);
-        assert_eq!(answer.request.is_none(), name == "text", "{name}");
+        simulation.run(&[Wait(wait), request_action], None).await;
+        let response = response(&simulation).await;
+        assert_eq!(response.result, DeletionResult::Refused, "{name}");
+        assert!(response.message.contains(message), "{name}: {}", response.message);
+        assert_eq!(response.request.is_none(), name == "text", "{name}");
         assert_eq!(simulation.driver().calls(), [""; 0], "{name}");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn volumes_with_a_claim_or_intent_are_not_orphans() {
-    // The driver made the volume and says for two days that it did not.
+    // The driver creates the volume, but every response is lost for two days.
     let lost = vec![DriverFault::LostResponse; 2_000];
     let simulation = Simulation::new(&Role::ALL, lost, Vec::new()).with_listing(FULL, Vec::new());
     simulation.run(&[Create(class("gold")), Create(claim("a", "gold")), Wait(2 * DAY)], None).await;
@@ -550,7 +546,7 @@ async fn the_report_shows_the_deletion_freeze_until_it_ends() {
         .run(&[Wait(Duration::from_secs(5)), Delete(RESTORE_MARKER), Wait(Duration::from_secs(5))], None)
         .await;
     assert!(!report(&simulation).await.deletions_frozen);
-    assert_eq!(orphan_events(&simulation).await.len(), 1, "nothing new to tell");
+    assert_eq!(orphan_events(&simulation).await.len(), 1, "no event without a new orphan");
 }
 
 #[tokio::test(start_paused = true)]
@@ -580,14 +576,14 @@ async fn orphans_after_a_restore_are_frozen_until_the_marker_is_deleted() {
         simulation
             .run(&[before, Wait(Duration::from_secs(60)), Patch(REPORT_CONFIG_MAP, request.patch())], None)
             .await;
-        let answer = response(&simulation).await;
-        assert_eq!(answer.result, result, "{}", answer.message);
+        let response = response(&simulation).await;
+        assert_eq!(response.result, result, "{}", response.message);
         let refused = result == DeletionResult::Refused;
         assert_eq!(
-            answer.message.contains("the cluster was restored from a backup"),
+            response.message.contains("the cluster was restored from a backup"),
             refused,
             "{}",
-            answer.message
+            response.message
         );
         assert_eq!(simulation.driver().volumes().len(), usize::from(refused));
     }

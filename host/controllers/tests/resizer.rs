@@ -1,4 +1,4 @@
-//! What stands in a claim's status while it cannot grow.
+//! Status of claims whose expansion or modification is infeasible.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 const STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 
-/// A claim that asks for what is impossible, while its status is written by somebody else, too; what its
-/// status says of that soon afterwards.
+/// Requests an infeasible change of a claim, with conflicting writes of its status. Returns the status
+/// afterwards.
 async fn status_after_failure(
     claim_spec: Value,
     body_contains: &'static str,
@@ -36,7 +36,7 @@ async fn status_after_failure(
         Until(WaitFor::Event(event)),
     ];
     let read_claim = async {
-        // An hour passes until everything is settled; then it is asked for.
+        // `Settle` waits for an hour before the request.
         tokio::time::sleep(Duration::from_secs(3600 + 60)).await;
         simulation.object(CLAIM).await
     };
@@ -45,7 +45,7 @@ async fn status_after_failure(
     found.and_then(|claim| claim.get("status").cloned()).unwrap_or_default()
 }
 
-/// Who takes the place of this process has to know, or it asks for the same first.
+/// Without the record, the next process would repeat the infeasible request first.
 #[tokio::test(start_paused = true)]
 async fn an_infeasible_change_is_recorded_despite_concurrent_updates() {
     let infeasible = |kind| vec![DriverFault::Refuse(kind); 100];

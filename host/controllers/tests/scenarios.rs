@@ -1,8 +1,8 @@
-//! The scenario table on the embedded API in this process, on paused time.
+//! The scenario table on the embedded API server in this process, on paused time.
 //!
-//! Every scenario is played twice. Once as it stands; and once for each of its effects with a process that is
-//! killed after it, the answer lost, and another one that starts on what is there: the same objects must come
-//! out, with no volume leaked, lost or asked for in two ways.
+//! Each scenario runs without a crash, then once per effect with a process that crashes after this effect and
+//! loses its response. The next process must reach the same objects, without leaked, lost or differently
+//! requested volumes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use cofferdam_controllers::{
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
 
-/// Of a scenario on several nodes, `mortal` says which of their processes may die.
+/// Runs a scenario. `crashing_process` is the node whose process may crash.
 async fn run_scenario(
     scenario: &Scenario,
     crashing_process: usize,
@@ -55,7 +55,7 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
             roles.into_iter().for_each(|role| used.entry((role, drivers)).or_default().extend(rules.clone()));
         }
     }
-    // And no rule is there for nothing.
+    // Every RBAC rule is used by a scenario.
     let mut unused = Vec::new();
     let provisioners = DriverPlacement::ALL.map(|drivers| (provisioner::ROLE, drivers));
     let others = [attacher::ROLE, resizer::ROLE, pv_controller::ROLE, protection::ROLE, attach_detach::ROLE];
@@ -64,8 +64,7 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
         for rule in rbac::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let permission = format!("{verb} {}/{}", rule.group, rule.resource);
-                // Whatever a role does, it may have to tell of an object that it cannot read, and to read
-                // anew what it writes.
+                // Any role may have to emit an event about an undecodable object, and to read what it writes.
                 let any_time = rule.resource == "events" || verb == "get";
                 if !any_time && !used[&(role, drivers)].contains(&permission) {
                     unused.push(format!("{role}, drivers {drivers:?}: {permission}"));
@@ -73,14 +72,13 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
             }
         }
     }
-    assert!(unused.is_empty(), "rights that no scenario uses: {unused:#?}");
+    assert!(unused.is_empty(), "permissions that no scenario uses: {unused:#?}");
 }
 
 #[test]
 fn every_scenario_converges_after_a_crash_at_any_step() {
     let next = AtomicUsize::new(0);
-    // A row waits for nobody and has a clock of its own, so that as many are played at once as there are
-    // processors.
+    // Rows do not wait for each other and have their own clocks: one runs per processor.
     let work = || {
         let (table, mut crashes) = (scenarios(), 0);
         while let Some(scenario) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -94,10 +92,10 @@ fn every_scenario_converges_after_a_crash_at_any_step() {
         let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).sum()
     });
-    assert!(crashes > 200, "only {crashes} deaths were died");
+    assert!(crashes > 200, "only {crashes} crashes");
 }
 
-/// How many deaths a scenario has; each has to end as it should.
+/// Crashes a scenario after each effect and checks its final state. Returns the number of crashes.
 async fn run_every_crash_point(scenario: &Scenario) -> usize {
     let mut crashes = 0;
     for crashing_process in 0..scenario.storage_nodes.len().max(1) {
@@ -107,16 +105,16 @@ async fn run_every_crash_point(scenario: &Scenario) -> usize {
             let differences = scenario.differences(&outcome, true);
             assert_eq!(
                 differences, [""; 0],
-                "process {crashing_process} killed after effect {crash_after} of {effects}: {:?}",
+                "process {crashing_process} crashed after effect {crash_after} of {effects}: {:?}",
                 outcome.calls
             );
             crashes += 1;
         }
     }
-    // Where nothing is to be done by a node, nobody can die by it.
+    // A node without effects cannot crash after one.
     assert!(
         crashes > 0 || !scenario.storage_nodes.is_empty(),
-        "{} has no effect to die after",
+        "{} has no effect to crash after",
         scenario.name
     );
     crashes

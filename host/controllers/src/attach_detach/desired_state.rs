@@ -1,4 +1,5 @@
-//! From a volume to the pods that use it, and back: every step goes through an index of the cache.
+//! Desired state: the pods that use a volume, and the volumes that pods use. All lookups use indexes of the
+//! cache.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,19 +8,19 @@ use std::{
 
 use cofferdam_cluster::{Cache, Lookup, cache::PodIndex};
 use cofferdam_domain::{
-    Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, NodeName, Pod, UniqueVolumeName, Volume,
-    VolumeAttachment, VolumeHandle, names,
+    Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, NodeName, Pod, Uid, UniqueVolumeName, Volume,
+    VolumeAttachment, VolumeHandle, VolumeName, names,
 };
 
 use super::rules::{DesiredAttachment, NodeState};
 
-/// The name under which nodes know a volume; absent where no CSI driver has it.
+/// Returns the unique volume name of a CSI volume.
 pub(super) fn unique_volume(volume: &Volume) -> Option<UniqueVolumeName> {
     volume.csi.as_ref().map(|csi| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// The volume that an attachment names, by the name under which nodes know it; absent where nobody knows it
-/// any more, or where the attachment was made for another one.
+/// Returns the unique name of the volume that a VolumeAttachment attaches. `None` if its PersistentVolume is
+/// deleted, or if its name is that of another volume's VolumeAttachment.
 pub(super) fn unique_volume_of_attachment(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -30,70 +31,99 @@ pub(super) fn unique_volume_of_attachment(
     (named == attachment.name).then(|| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// The claim and the volume that belong to each other.
+/// A claim without an attachable volume. The text is part of the event of its pods.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum UnusableClaim {
+    #[error("PersistentVolumeClaim {0} does not exist")]
+    Missing(ClaimKey),
+    #[error("PersistentVolumeClaim {0} cannot be decoded")]
+    Undecodable(ClaimKey),
+    #[error("PersistentVolumeClaim {claim} is {}; expected Bound", phase.as_str())]
+    NotBound { claim: ClaimKey, phase: ClaimPhase },
+    #[error("PersistentVolume {volume} of claim {claim} does not exist")]
+    VolumeMissing { claim: ClaimKey, volume: VolumeName },
+    #[error("PersistentVolume {0} cannot be decoded")]
+    VolumeUndecodable(VolumeName),
+    #[error(
+        "PersistentVolume {volume} is not bound to claim {claim}; expected spec.claimRef.uid {expected:?}"
+    )]
+    BoundToOtherClaim { claim: ClaimKey, volume: VolumeName, expected: Uid },
+    #[error(
+        "PersistentVolume {volume} has the in-tree source {source_type}; \
+         expected spec.csi: only CSI volumes are attached"
+    )]
+    InTree { volume: VolumeName, source_type: &'static str },
+    #[error(
+        "PersistentVolumeClaim {0} was not created for the pod's generic ephemeral volume; \
+         expected the pod as its owner"
+    )]
+    NotOwnedByPod(ClaimKey),
+}
+
+/// Returns the claim and the volume that is bound to it.
 ///
 /// # Errors
-/// What is missing, a sentence for people.
+/// The claim is not bound to an attachable volume.
 pub(super) fn bound_claim_and_volume(
     cache: &Cache,
     key: &ClaimKey,
-) -> Result<(Arc<Claim>, Arc<Volume>), String> {
+) -> Result<(Arc<Claim>, Arc<Volume>), UnusableClaim> {
     let claim = match cache.claims.get(key) {
         Lookup::Found(claim) => claim,
-        Lookup::Undecodable(_) => return Err(format!("PersistentVolumeClaim {key} cannot be read")),
-        Lookup::Missing => return Err(format!("PersistentVolumeClaim {key} does not exist")),
+        Lookup::Undecodable(_) => return Err(UnusableClaim::Undecodable(key.clone())),
+        Lookup::Missing => return Err(UnusableClaim::Missing(key.clone())),
     };
     let Some(name) = claim.volume.as_ref().filter(|_| claim.phase == ClaimPhase::Bound) else {
-        return Err(format!("PersistentVolumeClaim {key} is {}: expected Bound", claim.phase.as_str()));
+        return Err(UnusableClaim::NotBound { claim: key.clone(), phase: claim.phase });
     };
     let volume = match cache.volumes.get(name) {
         Lookup::Found(volume) => volume,
-        Lookup::Undecodable(_) => return Err(format!("PersistentVolume {name} cannot be read")),
-        Lookup::Missing => return Err(format!("PersistentVolume {name} of claim {key} does not exist")),
+        Lookup::Undecodable(_) => return Err(UnusableClaim::VolumeUndecodable(name.clone())),
+        Lookup::Missing => {
+            return Err(UnusableClaim::VolumeMissing { claim: key.clone(), volume: name.clone() });
+        }
     };
     let uid = volume.claim_ref.as_ref().and_then(|reference| reference.uid.as_ref());
     if uid != Some(&claim.meta.uid) {
-        return Err(format!(
-            "PersistentVolume {name} is not bound to claim {key}: expected spec.claimRef.uid {:?}",
-            claim.meta.uid
-        ));
+        return Err(UnusableClaim::BoundToOtherClaim {
+            claim: key.clone(),
+            volume: name.clone(),
+            expected: claim.meta.uid.clone(),
+        });
     }
     if volume.csi.is_none()
         && let Some(source) = volume.in_tree_source
     {
-        return Err(format!(
-            "PersistentVolume {name} has the in-tree source {source}: expected spec.csi, for attach-detach attaches CSI volumes only"
-        ));
+        return Err(UnusableClaim::InTree { volume: name.clone(), source_type: source });
     }
     Ok((claim, volume))
 }
 
-/// Whether a pod that is on a node and not over uses a claim.
+/// Returns true if a scheduled pod that is not terminated uses a claim.
 ///
 /// # Errors
-/// That the claim has the name of its generic ephemeral volume, and is not that.
-pub(super) fn is_using_claim(pod: &Pod, claim: &Claim) -> Result<bool, String> {
+/// The claim has the name of the pod's generic ephemeral volume but is not owned by the pod.
+pub(super) fn is_using_claim(pod: &Pod, claim: &Claim) -> Result<bool, UnusableClaim> {
     if pod.node.is_none() || pod.terminated {
         return Ok(false);
     }
     if pod.claims.contains(&claim.key.name) || !pod.ephemeral_claims.contains(&claim.key.name) {
         return Ok(pod.claims.contains(&claim.key.name));
     }
-    match claim.controller_uid.as_ref() == Some(&pod.meta.uid) {
-        true => Ok(true),
-        false => Err(format!(
-            "PersistentVolumeClaim {} was not made for the pod's generic ephemeral volume: expected the pod as its owner",
-            claim.key
-        )),
+    if claim.controller_uid.as_ref() == Some(&pod.meta.uid) {
+        Ok(true)
+    } else {
+        Err(UnusableClaim::NotOwnedByPod(claim.key.clone()))
     }
 }
 
-/// Whether volumes of a driver have to be attached. One that has no CSIDriver may need it.
+/// Returns true if volumes of a driver must be attached. Without a CSIDriver they are attached, as upstream
+/// does.
 pub(super) fn is_attach_required(cache: &Cache, driver: &DriverName) -> bool {
     cache.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.attach_required)
 }
 
-/// The nodes whose pods use a volume that has to be attached, by name.
+/// Returns the nodes whose pods use a volume that must be attached, by name.
 pub(super) fn desired_attachments(
     cache: &Cache,
     driver: &DriverName,
@@ -122,8 +152,8 @@ pub(super) fn desired_attachments(
     desired.into_values().collect()
 }
 
-/// The nodes that keep a volume: a pod there names the claim that the volume is of, whatever has become of
-/// the claim. What wants a volume needs more, see [`wants`].
+/// Returns the nodes on which a pod names the volume's claim, whatever the claim's state. They keep the
+/// volume attached. See [`desired_attachments`] for the conditions of a new attachment.
 pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());
@@ -134,8 +164,9 @@ pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHa
     pods.filter_map(|pod| pod.node.clone()).collect()
 }
 
-/// Whether a pod on the node of an attachment may use its volume, though nobody knows any more which one that
-/// was: another object may stand for it, and a claim that is gone may have been its.
+/// Returns true if a pod on the node may use the volume of a VolumeAttachment whose PersistentVolume is
+/// deleted. Another PersistentVolume may have the same handle, and a deleted claim may have been bound to the
+/// volume.
 pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -> bool {
     let VolumeAttachment { name, node, attacher, .. } = attachment;
     let is_attached_volume = |volume: &Volume| {
@@ -143,7 +174,7 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
         csi_source.is_some_and(|csi| names::volume_attachment_name(attacher, &csi.handle, node) == *name)
     };
     let may_use = |pod: &Pod, key: ClaimKey| match cache.claims.get(&key) {
-        // It may have been the volume's.
+        // It may have been bound to the volume.
         Lookup::Missing | Lookup::Undecodable(_) => true,
         Lookup::Found(claim) if claim.volume.as_ref() == attachment.volume() => {
             is_using_claim(pod, &claim) == Ok(true)
@@ -159,8 +190,8 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
     pods.iter().filter(|pod| !pod.terminated).any(|pod| PodIndex::claims_of(pod).any(|key| may_use(pod, key)))
 }
 
-/// Whether a pod that is on a node and not over names the claim of a reference, and may mean it. Of a claim
-/// that came later under the same name, only the pods that are younger are.
+/// Returns true if a scheduled pod that is not terminated may use the claim of a claimRef. If the claim was
+/// re-created, only pods that are not younger than the new claim may use the old one.
 fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     if pod.node.is_none() || pod.terminated {
         return false;
@@ -172,7 +203,7 @@ fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     is_using_claim(pod, &claim) == Ok(true)
 }
 
-/// What is known of a node.
+/// Returns the state of a node.
 pub(super) fn node_state(cache: &Cache, node: &NodeName) -> NodeState {
     match cache.nodes.get(node) {
         Lookup::Missing => NodeState::Deleted,

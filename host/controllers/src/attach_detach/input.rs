@@ -1,4 +1,4 @@
-//! What is decided on, out of the cache and the marks.
+//! Builds the input of the rules from the cache and the in-memory state.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,16 +14,16 @@ use super::{
     state::{AttachState, Key},
 };
 
-/// What a run for a volume has seen so far.
+/// State of one reconcile.
 #[derive(Debug, Default)]
 pub(super) struct ReconcileState {
-    /// Attachments whose nodes were looked at past the cache.
+    /// VolumeAttachments whose Node was read live.
     pub(super) refreshed: HashSet<VolumeAttachmentName>,
-    /// Nodes for which the API has refused an effect.
+    /// Nodes for which the API has rejected an effect.
     pub(super) refused_nodes: BTreeSet<NodeName>,
 }
 
-/// Where facts come from.
+/// Sources of the input.
 #[derive(Clone, Copy)]
 pub(super) struct InputSources<'a> {
     pub(super) cache: &'a Cache,
@@ -32,8 +32,8 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// The facts of a volume, or of an attachment without one; absent where there is nothing that could be
-    /// decided.
+    /// Returns the input for a volume, or for a VolumeAttachment without one. `None` if there is nothing to
+    /// decide.
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -82,7 +82,7 @@ impl InputSources<'_> {
                 ));
             }
         }
-        // What was made for it by way of an object that is no more holds it all the same.
+        // VolumeAttachments of a deleted PersistentVolume with the same handle block the volume, too.
         for attachment_name in self.state.without_volume_named_for(name, &driver, &handle) {
             let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
                 continue;
@@ -108,10 +108,10 @@ impl InputSources<'_> {
         }
         for desired_attachment in &desired {
             let name = names::volume_attachment_name(&driver, &handle, &desired_attachment.node);
-            let known = actual
+            let exists = actual
                 .iter()
                 .any(|other: &AttachedVolume| other.node == desired_attachment.node && other.name == name);
-            if !known && let Lookup::Undecodable(_) = self.cache.attachments.get(&name) {
+            if !exists && let Lookup::Undecodable(_) = self.cache.attachments.get(&name) {
                 actual.push(AttachedVolume::undecodable(name, desired_attachment));
             }
         }
@@ -159,9 +159,9 @@ impl InputSources<'_> {
         })
     }
 
-    /// Whether an attachment was made for pods, and its volume is no more, or another one now. One that
-    /// cannot be read is there; and what a driver took over from an in-tree plugin has no name that could be
-    /// compared.
+    /// Returns true if a VolumeAttachment was created for pods and its PersistentVolume is deleted or
+    /// replaced. An undecodable PersistentVolume exists. The names of VolumeAttachments of migrated in-tree
+    /// volumes cannot be compared.
     pub(super) fn is_without_volume(&self, attachment: &VolumeAttachment) -> bool {
         let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
             return false;
@@ -176,8 +176,8 @@ impl InputSources<'_> {
         }
     }
 
-    /// Whether volumes of a driver have to be attached. Whose CSIDriver said no until a moment ago is
-    /// replaced.
+    /// Returns true if volumes of a driver must be attached. A CSIDriver with `attachRequired: false` that
+    /// was just deleted still counts, because it may be about to be replaced.
     fn is_attach_required(&self, driver: &DriverName) -> bool {
         desired_state::is_attach_required(self.cache, driver)
             && self.state.csi_driver_grace_left(driver).is_none()
@@ -199,7 +199,7 @@ impl InputSources<'_> {
         )
     }
 
-    /// An attachment as one of its volume.
+    /// Returns the attached volume of a VolumeAttachment.
     pub(super) fn attached_volume(
         &self,
         attachment: &VolumeAttachment,
@@ -210,15 +210,15 @@ impl InputSources<'_> {
     ) -> AttachedVolume {
         let VolumeAttachment { name, node, .. } = attachment;
         let node_state = desired_state::node_state(self.cache, node);
-        let known = self.cache.nodes.get(node).into_object();
-        let node_entry = known.as_ref().and_then(|node| node_volume_entry(node, attachment, volume));
-        let version = known.as_ref().map(|node| node.meta.resource_version).unwrap_or_default();
+        let cached_node = self.cache.nodes.get(node).into_object();
+        let node_entry = cached_node.as_ref().and_then(|node| node_volume_entry(node, attachment, volume));
+        let version = cached_node.as_ref().map(|node| node.meta.resource_version).unwrap_or_default();
         let is_for_pod = purpose.is_for_pod();
-        let waits = desired && !attachment.attached && !attachment.meta.deleting;
+        let is_attaching = desired && !attachment.attached && !attachment.meta.deleting;
         let is_there = || !self.cache.attachments.get(name).is_missing();
         let in_use = match node_state {
-            // What it said last stands: its kubelet may live. Where nobody has heard that, it may use
-            // everything.
+            // The node's last state counts: its kubelet may still run. If it is unknown, the node may use
+            // every volume.
             NodeState::Deleted => self.state.deleted_node(node).is_none_or(|deleted_node| {
                 node_volume_entry(&deleted_node, attachment, volume)
                     .is_some_and(|node_entry| node_entry.in_use)
@@ -243,8 +243,12 @@ impl InputSources<'_> {
             } else {
                 Default::default()
             },
-            attaching_for: if waits { self.state.attaching_for(name, is_there) } else { Default::default() },
-            in_volumes_attached: known.is_some()
+            attaching_for: if is_attaching {
+                self.state.attaching_for(name, is_there)
+            } else {
+                Default::default()
+            },
+            in_volumes_attached: cached_node.is_some()
                 && (node_entry.is_some_and(|node_entry| node_entry.attached)
                     || self.state.is_update_pending(node, version, name)),
             in_use,
@@ -253,7 +257,7 @@ impl InputSources<'_> {
         }
     }
 
-    /// An attachment that was made for pods, with all that is known of its volume.
+    /// Returns the input for a VolumeAttachment that was created for pods and has no PersistentVolume.
     pub(super) fn resolve_attachment(
         &self,
         attachment: &VolumeAttachment,
@@ -279,7 +283,7 @@ impl InputSources<'_> {
     }
 }
 
-/// What a node says of an attachment's volume.
+/// Returns the node's `volumesAttached` and `volumesInUse` for a volume.
 pub(super) fn node_volume_entry<'n>(
     node: &'n Node,
     attachment: &VolumeAttachment,

@@ -1,4 +1,5 @@
-//! What is attached, what is detached, and when. Source: kube-controller-manager's attach-detach controller.
+//! Attach and detach rules. Source: kube-controller-manager's attach-detach controller: `reconciler.go` and
+//! `actual_state_of_world.go`.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -12,27 +13,28 @@ use cofferdam_domain::{
 
 use crate::event_spec::EventSpec;
 
-/// How long a node that is not ready keeps a volume that it says it uses (`maxWaitForUnmountDuration`).
+/// Time for which a NotReady node that reports a volume in use keeps it (upstream's
+/// `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
-/// How long an attachment may take before its pods are told (kubelet's and Kubernetes' own wait for CSI).
+/// Maximum duration of an attach before its pods get an event (upstream's timeout of the CSI attacher).
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
 const FAILED: &str = "FailedAttachVolume";
 
-/// What is known of a node.
+/// State of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// There is no such Node.
+    /// The Node does not exist.
     Deleted,
-    /// There is, and it cannot be decoded: hands off.
+    /// The Node cannot be decoded: nothing is attached or detached.
     Undecodable,
-    /// Its kubelet attaches by itself.
+    /// The node's kubelet attaches volumes.
     Unmanaged,
-    /// It is ours to attach to.
+    /// This controller attaches the node's volumes.
     Managed {
-        /// Its condition `Ready` is true.
+        /// The condition `Ready` is true.
         ready: bool,
-        /// A person says that it is down for good.
+        /// The Node has the taint `node.kubernetes.io/out-of-service`.
         out_of_service: bool,
     },
 }
@@ -40,48 +42,48 @@ pub enum NodeState {
 /// A node whose pods use the volume.
 #[derive(Clone, Debug)]
 pub struct DesiredAttachment {
-    /// Which node.
+    /// The node.
     pub node: NodeName,
-    /// What is known of it.
+    /// State of the node.
     pub node_state: NodeState,
-    /// The object by which they use it.
+    /// The PersistentVolume that the pods use.
     pub volume: Arc<Volume>,
     /// The pods, at least one.
     pub pods: Vec<Arc<Pod>>,
 }
 
 impl DesiredAttachment {
-    /// Since when it is wanted there, and by whom first: the order of those who want it.
+    /// Order of the nodes that need the volume: creation of the first pod, then name.
     fn sort_key(&self) -> (i64, &NodeName) {
         let created = self.pods.iter().map(|pod| pod.meta.created_ms).min();
         (created.unwrap_or(i64::MAX), &self.node)
     }
 }
 
-/// How far a detachment is that has begun: the node is no longer told of the volume.
+/// Progress of a detach. From its start the volume is excluded from the node's `volumesAttached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachState {
-    /// Nothing was asked of the API: it may be called off.
+    /// The VolumeAttachment's deletion was not requested: the detach can be cancelled.
     Started,
-    /// The object's deletion was asked for, with an open outcome: it is carried through.
+    /// The VolumeAttachment's deletion was requested and may take effect: the detach is completed.
     Requested,
 }
 
-/// What a VolumeAttachment was made for.
+/// Purpose of a VolumeAttachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachmentPurpose {
-    /// For pods, by us or by Kubernetes, and for this volume.
+    /// Created for pods, by this controller or by upstream's, and for this volume.
     Pod,
-    /// For pods, by way of an object that is no more, or is another volume now.
+    /// Created for pods and a PersistentVolume that is deleted or replaced.
     PodOfReplacedVolume,
-    /// Something else, and it has the name that one for pods on its node gets.
+    /// Created by another client, under the name of a VolumeAttachment for pods on its node.
     NameConflict,
-    /// Something else: it only holds the volume.
+    /// Created by another client. It occupies the volume.
     Other,
 }
 
 impl AttachmentPurpose {
-    /// Whether it was made for pods: others are nobody's business here.
+    /// Returns true if it was created for pods. This controller manages no others.
     pub const fn is_for_pod(self) -> bool {
         matches!(self, Self::Pod | Self::PodOfReplacedVolume)
     }
@@ -90,42 +92,42 @@ impl AttachmentPurpose {
 /// A VolumeAttachment of the volume.
 #[derive(Clone, Debug)]
 pub struct AttachedVolume {
-    /// Its name.
+    /// `metadata.name`
     pub name: VolumeAttachmentName,
-    /// Its uid.
+    /// `metadata.uid`
     pub uid: Uid,
-    /// The node that it is for.
+    /// `spec.nodeName`
     pub node: NodeName,
-    /// What is known of that.
+    /// State of the node.
     pub node_state: NodeState,
-    /// What it was made for.
+    /// Purpose of the VolumeAttachment.
     pub purpose: AttachmentPurpose,
     /// `status.attached`
     pub attached: bool,
-    /// Whether it is being deleted.
+    /// The VolumeAttachment is being deleted.
     pub deleting: bool,
     /// Message of `status.attachError`.
     pub attach_error: Option<String>,
     /// Message of `status.detachError`.
     pub detach_error: Option<String>,
-    /// Whether a pod on the node names the volume's claim, whatever the claim has come to.
+    /// A pod on the node names the volume's claim, whatever the claim's state.
     pub desired: bool,
-    /// For how long no pod there has.
+    /// Time since the last pod on the node was deleted.
     pub undesired_for: Duration,
-    /// For how long it has not been attached, though wanted.
+    /// Duration of the attach so far, if the volume is desired and not attached.
     pub attaching_for: Duration,
-    /// Whether the node is told that it is attached, or may be by a write that is under way.
+    /// The volume is in the node's `volumesAttached`, or an update in flight may add it.
     pub in_volumes_attached: bool,
-    /// Whether the node says that it uses the volume; of one that is gone, whether it may.
+    /// The volume is in the node's `volumesInUse`. Of a deleted node: the node may still use it.
     pub in_use: bool,
-    /// How far its detachment is.
+    /// Progress of the detach.
     pub detach_state: Option<DetachState>,
-    /// Whether the node was looked at past the cache since that began.
+    /// The Node was read live after the start of the detach.
     pub node_refreshed: bool,
 }
 
 impl AttachedVolume {
-    /// One of this name that cannot be read.
+    /// Returns the entry of a VolumeAttachment that cannot be decoded.
     pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
@@ -148,41 +150,41 @@ impl AttachedVolume {
     }
 }
 
-/// Everything that is decided on.
+/// Input of the rules.
 #[derive(Clone, Debug)]
 pub struct ReconcileInput {
     /// The driver.
     pub driver: DriverName,
-    /// Its volume; absent where nobody knows any more which one it was.
+    /// The volume handle. `None` if the PersistentVolume is deleted.
     pub handle: Option<VolumeHandle>,
-    /// Nodes whose pods use it, by name.
+    /// Nodes whose pods use the volume, by name.
     pub desired: Vec<DesiredAttachment>,
-    /// Its VolumeAttachments, whoever's.
+    /// All VolumeAttachments of the volume.
     pub actual: Vec<AttachedVolume>,
-    /// The node that an attachment was asked for, without an answer, and for how long it may still be made:
-    /// no other node gets one before.
+    /// The node of an attach whose result is unknown, and the time for which it may still take effect. Until
+    /// then no other node gets the volume.
     pub uncertain: Option<(NodeName, Duration)>,
-    /// Nodes among those that want it whose CSINode does not name the driver.
+    /// Desired nodes whose CSINode lacks the driver.
     pub unregistered: Vec<NodeName>,
-    /// Nodes for which the API has refused an effect in this run: the others have their turn.
+    /// Nodes for which the API has rejected an effect in this reconcile. The other nodes continue.
     pub refused_nodes: BTreeSet<NodeName>,
-    /// Whether volumes leave nodes by force when their time is over.
+    /// Force detach after a timeout (`--disable-force-detach-on-timeout` is not set).
     pub force_on_timeout: bool,
 }
 
-/// Why a volume leaves a node that may use it.
+/// The reason for detaching a volume that a node may still use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ForceDetachReason {
-    /// The node is not ready, and its time is over.
+    /// The node is NotReady, and [`MAX_WAIT_FOR_UNMOUNT`] is over.
     Timeout,
-    /// A person says that it is down for good.
+    /// The Node has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// There is no such Node any more.
+    /// The Node does not exist.
     NodeGone,
 }
 
 impl ForceDetachReason {
-    /// Kubernetes' name of the reason in metrics; the last one is ours.
+    /// Returns the value of the metric label `reason`. `node-gone` has no upstream equivalent.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -192,35 +194,43 @@ impl ForceDetachReason {
     }
 }
 
-/// Whether a volume leaves a node.
+/// Decision on a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachDecision {
-    /// No.
+    /// Keep the volume attached.
     Keep,
-    /// Once the node has unmounted it, or after this time.
+    /// Detach after the node has unmounted the volume, or after this time.
     Wait(Option<Duration>),
-    /// Yes; why, where the node may still use it.
+    /// Detach. The reason is set if the node may still use the volume.
     Detach(Option<ForceDetachReason>),
 }
 
 /// The next effect.
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
-    /// Nothing.
+    /// No effect.
     Wait,
-    /// The node may no longer be told of the volume.
+    /// Exclude the volume from the node's `volumesAttached`.
     Start(AttachedVolume),
-    /// It may be told again.
+    /// Include the volume in the node's `volumesAttached` again.
     Cancel(AttachedVolume),
-    /// The node has to be looked at past the cache.
+    /// Read the Node live.
     RefreshNode(AttachedVolume),
-    /// The attachment is deleted.
+    /// Delete the VolumeAttachment.
     Detach(AttachedVolume, Option<ForceDetachReason>),
-    /// Attachments are made: one, or for a volume that many nodes may have all that are wanted.
+    /// Create a VolumeAttachment for each of these nodes; for an exclusive volume there is only one.
     Attach(Vec<DesiredAttachment>),
 }
 
-/// Whether a volume leaves a node, and why not.
+/// Decides on the detach of a volume. The conditions and their order are those of upstream's `reconcile`:
+/// 1. No VolumeAttachment for pods, or already being deleted: keep.
+/// 2. The deletion was requested: detach.
+/// 3. A pod on the node uses the volume: keep.
+/// 4. The Node is undecodable or not managed: keep.
+/// 5. Taint `out-of-service`: force detach.
+/// 6. The volume is not in use: detach.
+/// 7. The node is ready, or force detach is off: wait for the unmount.
+/// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
 pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool) -> DetachDecision {
     if !attached_volume.purpose.is_for_pod() || attached_volume.deleting {
         return DetachDecision::Keep;
@@ -241,7 +251,7 @@ pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool)
     };
     match attached_volume.in_use {
         false => DetachDecision::Detach(None),
-        // Only what no pod wants is taken by force.
+        // A volume of a deleted PersistentVolume that pods may use is never detached by force.
         true if ready || attached_volume.desired || !force_on_timeout => DetachDecision::Wait(None),
         true => match MAX_WAIT_FOR_UNMOUNT
             .checked_sub(attached_volume.undesired_for)
@@ -253,38 +263,38 @@ pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool)
     }
 }
 
-/// Whether a node shall be told that a volume is attached to it.
+/// Returns true if the volume belongs in the node's `volumesAttached`.
 pub fn is_reported_as_attached(attached_volume: &AttachedVolume, force_on_timeout: bool) -> bool {
-    let stays = match detach_decision(attached_volume, force_on_timeout) {
+    let is_kept = match detach_decision(attached_volume, force_on_timeout) {
         DetachDecision::Keep | DetachDecision::Wait(_) => true,
         DetachDecision::Detach(_) => false,
     };
-    stays
+    is_kept
         && attached_volume.purpose.is_for_pod()
         && attached_volume.attached
         && !attached_volume.deleting
         && attached_volume.detach_state.is_none()
 }
 
-/// Whether a volume may be attached to one node only.
+/// Returns true if a volume can be attached to one node only. Source: upstream's `IsMultiAttachAllowed`.
 pub fn is_exclusive(volume: &Volume) -> bool {
     let mut shared = [AccessMode::ReadOnlyMany, AccessMode::ReadWriteMany].into_iter();
     !volume.access_modes.is_empty()
         && !shared.any(|mode| volume.access_modes.contains([mode].into_iter().collect()))
 }
 
-/// The attachments of a volume by their nodes.
+/// The VolumeAttachments of a volume by node.
 struct AttachmentsByNode<'a> {
     for_pods: HashMap<&'a NodeName, &'a AttachedVolume>,
-    /// Those that have the name of the one that their node wants, and are not it.
+    /// VolumeAttachments that block the name of the desired one.
     name_conflicts: HashMap<&'a NodeName, &'a AttachedVolume>,
     nodes: HashSet<&'a NodeName>,
-    /// Whether the volume may be on one node only.
+    /// The volume can be attached to one node only.
     exclusive: bool,
 }
 
 impl AttachmentsByNode<'_> {
-    /// Whether an attachment elsewhere keeps the volume from a node. One whose outcome is open does, too.
+    /// Returns true if a VolumeAttachment of another node blocks the volume. An uncertain one does, too.
     fn is_multi_attach_error(&self, node: &NodeName) -> bool {
         self.exclusive && self.nodes.len() > usize::from(self.nodes.contains(node))
     }
@@ -298,33 +308,34 @@ impl AttachmentsByNode<'_> {
 
 impl ReconcileInput {
     fn attachments_by_node(&self) -> AttachmentsByNode<'_> {
-        let is = |made_for: fn(AttachmentPurpose) -> bool| {
+        let of_purpose = |is_purpose: fn(AttachmentPurpose) -> bool| {
             let attached_volume =
-                self.actual.iter().filter(move |attached_volume| made_for(attached_volume.purpose));
-            // Of two the first one counts.
+                self.actual.iter().filter(move |attached_volume| is_purpose(attached_volume.purpose));
+            // With several, the first one counts.
             attached_volume.rev().map(|attached_volume| (&attached_volume.node, attached_volume)).collect()
         };
         AttachmentsByNode {
-            for_pods: is(AttachmentPurpose::is_for_pod),
-            name_conflicts: is(|made_for| made_for == AttachmentPurpose::NameConflict),
+            for_pods: of_purpose(AttachmentPurpose::is_for_pod),
+            name_conflicts: of_purpose(|purpose| purpose == AttachmentPurpose::NameConflict),
             nodes: self.actual.iter().map(|attached_volume| &attached_volume.node).collect(),
             exclusive: self.desired.iter().any(|desired_attachment| is_exclusive(&desired_attachment.volume)),
         }
     }
 
-    /// Wants of nodes that are ours to attach to.
+    /// Desired nodes whose volumes this controller attaches.
     fn attachable(&self) -> impl Iterator<Item = &DesiredAttachment> {
         self.desired
             .iter()
             .filter(|desired_attachment| matches!(desired_attachment.node_state, NodeState::Managed { .. }))
     }
 
-    /// The next effect. Detaching comes first: a pod that moves frees its volume for where it went.
+    /// Returns the next effect. Detach has precedence: when a pod moves, it releases the volume for the other
+    /// node.
     pub fn next(&self) -> AttachDetachStep {
         for attached_volume in
             self.actual.iter().filter(|attached_volume| !self.refused_nodes.contains(&attached_volume.node))
         {
-            let goes = match detach_decision(attached_volume, self.force_on_timeout) {
+            let detach = match detach_decision(attached_volume, self.force_on_timeout) {
                 DetachDecision::Detach(force)
                     if !attached_volume.in_volumes_attached
                         || attached_volume.detach_state == Some(DetachState::Requested) =>
@@ -333,7 +344,7 @@ impl ReconcileInput {
                 }
                 DetachDecision::Detach(_) | DetachDecision::Keep | DetachDecision::Wait(_) => None,
             };
-            match (goes, attached_volume.detach_state) {
+            match (detach, attached_volume.detach_state) {
                 (None, None) => {}
                 (None, Some(_)) if attached_volume.deleting => {}
                 (None, Some(_)) => return AttachDetachStep::Cancel(attached_volume.clone()),
@@ -345,13 +356,13 @@ impl ReconcileInput {
             }
         }
         let attachments = self.attachments_by_node();
-        let asked = |desired_attachment: &&DesiredAttachment| {
+        let is_certain = |desired_attachment: &&DesiredAttachment| {
             self.uncertain.as_ref().is_none_or(|(node, _)| *node == desired_attachment.node)
         };
         let mut free: Vec<&DesiredAttachment> = self
             .attachable()
             .filter(|desired_attachment| attachments.is_free(&desired_attachment.node))
-            .filter(asked)
+            .filter(is_certain)
             .collect();
         free.sort_by(|a, b| a.sort_key().cmp(&b.sort_key()));
         if attachments.exclusive {
@@ -365,7 +376,7 @@ impl ReconcileInput {
         }
     }
 
-    /// Nodes that must no longer be told of the volume before it can leave them.
+    /// Returns nodes whose `volumesAttached` must be updated.
     pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
         let needs_update = |attached_volume: &&AttachedVolume| {
             attached_volume.in_volumes_attached
@@ -378,7 +389,7 @@ impl ReconcileInput {
             .map(|attached_volume| &attached_volume.node)
     }
 
-    /// When to look again, without a change of anything.
+    /// Returns the delay until the input may change without an event.
     pub fn recheck_after(&self) -> Option<Duration> {
         let forced = self.actual.iter().filter_map(|attached_volume| {
             match detach_decision(attached_volume, self.force_on_timeout) {
@@ -397,7 +408,7 @@ impl ReconcileInput {
         forced.chain(attaching.filter(|left| !left.is_zero())).chain(uncertain).min()
     }
 
-    /// What keeps pods waiting.
+    /// Returns events for pods whose volume cannot be attached.
     pub fn failures(&self) -> Vec<(Arc<Pod>, EventSpec)> {
         let attachments = self.attachments_by_node();
         let mut failures = Vec::new();
@@ -425,7 +436,8 @@ impl ReconcileInput {
                 None => {
                     if let Some(conflict) = attachments.name_conflicts.get(&desired_attachment.node) {
                         let text = format!(
-                            "AttachVolume.Attach failed for volume \"{volume}\" : VolumeAttachment {} is there, and not for it",
+                            "AttachVolume.Attach failed for volume \"{volume}\" : \
+                             VolumeAttachment {} exists and is not for this volume",
                             conflict.name
                         );
                         let event = EventSpec::warning(FAILED, text);
@@ -439,7 +451,7 @@ impl ReconcileInput {
         failures
     }
 
-    /// Why an attachment is not there although it is wanted.
+    /// Returns the reason why a desired volume is not attached. The timeout text is upstream's.
     fn problem(&self, attached_volume: &AttachedVolume) -> Option<String> {
         if attached_volume.deleting {
             let error = attached_volume.detach_error.as_ref()?;
@@ -460,44 +472,47 @@ impl ReconcileInput {
             "timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"
         );
         if self.unregistered.contains(node) {
-            text.push_str(&format!("; CSINode {node} does not name the driver"));
+            text.push_str(&format!("; the driver is not registered in CSINode {node}"));
         }
         Some(text)
     }
 
-    /// Who has the volume that a pod waits for. Names of other namespaces are none of its business.
+    /// Returns the pods that use the volume, in upstream's text. Pods of other namespaces are only counted.
     fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
         let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
         let is_attached = |other: &&DesiredAttachment| {
             self.actual.iter().any(|attached_volume| attached_volume.node == other.node)
         };
-        let (near, far): (Vec<&Arc<Pod>>, Vec<_>) = others
+        let (same_namespace, other_namespaces): (Vec<&Arc<Pod>>, Vec<_>) = others
             .filter(is_attached)
             .flat_map(|other| &other.pods)
             .partition(|other| other.key.namespace == pod.key.namespace);
-        if near.is_empty() && far.is_empty() {
+        if same_namespace.is_empty() && other_namespaces.is_empty() {
             return "Volume is already exclusively attached to one node and can't be attached to another"
                 .to_owned();
         }
-        if near.is_empty() {
-            return format!("Volume is already used by {} pod(s) in different namespaces", far.len());
+        if same_namespace.is_empty() {
+            return format!(
+                "Volume is already used by {} pod(s) in different namespaces",
+                other_namespaces.len()
+            );
         }
-        let names: Vec<&str> = near.iter().map(|pod| &*pod.key.name).collect();
+        let names: Vec<&str> = same_namespace.iter().map(|pod| &*pod.key.name).collect();
         let mut text = format!("Volume is already used by pod(s) {}", names.join(", "));
-        if !far.is_empty() {
-            text.push_str(&format!(" and {} pod(s) in different namespaces", far.len()));
+        if !other_namespaces.is_empty() {
+            text.push_str(&format!(" and {} pod(s) in different namespaces", other_namespaces.len()));
         }
         text
     }
 }
 
-/// The event of a volume that has been attached. Kubernetes ends it with a blank, too.
+/// Event of an attached volume. Upstream's text ends with a blank, too.
 pub fn attach_succeeded_event(volume: &Volume) -> EventSpec {
     let text = format!("AttachVolume.Attach succeeded for volume \"{}\" ", volume.name);
     EventSpec::normal("SuccessfulAttachVolume", text)
 }
 
-/// The event of a pod whose claim has no volume that could be attached.
+/// Event of a pod whose claim has no attachable volume.
 pub fn unusable_claim_event(problem: &str) -> EventSpec {
     EventSpec::warning(FAILED, format!("AttachVolume.Attach failed: {problem}"))
 }

@@ -1,10 +1,14 @@
-//! What the process remembers between two looks: times, and what it is about to do. After a restart all of it
-//! begins anew; nothing depends on it that the cluster does not tell.
+//! In-memory state of the attach-detach controller: timers, and updates of `volumesAttached` in flight.
 //!
-//! Two things may never cross: a node being told that a volume is attached, and that volume's detachment.
-//! Both sides pass through
-//! [`Marks`]: who writes a node's list promises first what will stand there, and a detachment that has begun keeps its volume out of
-//! every list that is promised after it.
+//! The state is a cache. It is empty after a restart, and every decision can be made from cluster objects
+//! alone.
+//!
+//! Invariant: a volume is never added to a Node's `status.volumesAttached` after its detach has started. To
+//! ensure it,
+//! - a writer of `volumesAttached` registers the list with [`AttachState::prepare`] before it sends the
+//!   update, and
+//! - [`AttachState::start_detach`] excludes the volume from every list prepared later, and fails while an
+//!   earlier update may still add it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -22,32 +26,33 @@ use tokio::time::Instant;
 use super::rules::DetachState;
 use crate::context::EVENT_REPEAT_INTERVAL;
 
-/// What is worked on, one at a time.
+/// Work queue key. Keys are reconciled one at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
-    /// A volume with all its attachments.
+    /// A volume with its VolumeAttachments.
     Volume(UniqueVolumeName),
-    /// An attachment of a volume that nobody knows any more.
+    /// A VolumeAttachment whose PersistentVolume is deleted or replaced.
     WithoutVolume(VolumeAttachmentName),
-    /// A claim that pods use and that leads to no volume.
+    /// A claim that pods use and that has no attachable volume.
     Claim(ClaimKey),
 }
 
-/// For how long a write without an answer may still be carried out: the API server gives up on a request
-/// after a minute.
+/// A request without a response may still take effect for this long. kube-apiserver's default request timeout
+/// is 60 s.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
-/// For how long the successor of a CSIDriver is waited for.
+/// Time for which a CSIDriver that is deleted and created again keeps its effect.
 const CSI_DRIVER_REPLACE_GRACE: Duration = Duration::from_secs(10);
 
-/// A write of a node's list that is under way, or whose outcome is open.
+/// An update of `volumesAttached` that is in flight or whose result is unknown.
 struct PendingUpdate {
-    /// The version that it depends on: once the node is newer, the write is done or will never be.
+    /// The resourceVersion that the update requires. Once the Node is newer, the update has succeeded or will
+    /// fail.
     version: ResourceVersion,
     names: HashSet<VolumeAttachmentName>,
-    /// What writes before it have promised that is not in it.
+    /// Volumes of earlier pending updates that this update lacks.
     before: HashSet<VolumeAttachmentName>,
-    /// When it was sent last, where it was.
+    /// Time of the last request, if it was sent.
     sent: Option<Instant>,
 }
 
@@ -57,22 +62,22 @@ impl PendingUpdate {
     }
 }
 
-/// What a node's list will have.
+/// A prepared update of `volumesAttached`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PreparedUpdate {
     /// The volumes, in no order.
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
-    /// For how long an earlier write has been without an answer, where there is one.
+    /// Time since the last request without a response.
     pub(super) unanswered_for: Option<Duration>,
-    /// What an earlier write has promised that is over now.
+    /// Volumes of an earlier update that can no longer take effect.
     pub(super) superseded: Vec<VolumeAttachmentName>,
 }
 
-/// The creation of an attachment has an open outcome.
+/// The creation of a VolumeAttachment whose result is unknown.
 struct UncertainAttach {
     name: VolumeAttachmentName,
     node: NodeName,
-    /// When it was asked for last.
+    /// Time of the last request.
     requested_at: Instant,
 }
 
@@ -81,26 +86,26 @@ struct State {
     undesired_since: HashMap<VolumeAttachmentName, Instant>,
     attaching: HashMap<VolumeAttachmentName, Instant>,
     detach_states: HashMap<VolumeAttachmentName, DetachState>,
-    /// Deletions that were asked for, with the driver, since when.
+    /// Driver and start of requested deletions.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
-    /// Attachments that were made for pods, of volumes that nobody knows any more, by driver and node.
+    /// VolumeAttachments for pods whose PersistentVolume is deleted, by driver and node.
     without_volume: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
-    /// Nodes that are gone and have attachments, as they were last.
+    /// Last state of deleted nodes that have VolumeAttachments.
     deleted_nodes: HashMap<NodeName, Arc<Node>>,
-    /// Drivers whose CSIDriver said that nothing has to be attached, and is gone, since when.
+    /// Deletion time of CSIDrivers with `attachRequired: false`.
     deleted_csi_drivers: HashMap<DriverName, Instant>,
-    /// Volumes that an orphan has kept from nodes.
+    /// Keys that a VolumeAttachment without PersistentVolume blocks.
     blocked_keys: HashMap<VolumeAttachmentName, BTreeSet<Key>>,
-    /// Attachments whose creation has an open outcome.
+    /// Creations whose result is unknown.
     uncertain: HashMap<Key, UncertainAttach>,
-    /// Complaints that stand: to whom, which, as a digest, and when it was said last.
+    /// Emitted failures by pod UID: digest and time of the last event.
     emitted_failures: HashMap<Key, HashMap<Uid, (u64, Instant)>>,
-    /// Claims that lead to no volume, since when.
+    /// Claims without an attachable volume, since when.
     unresolved: HashMap<ClaimKey, Instant>,
 }
 
-/// For how long something has been so, as long as there is whom it is about.
+/// Returns the time since the first call for this name. The timer starts only if `is_there` returns true.
 fn elapsed_since_first(
     times: &mut HashMap<VolumeAttachmentName, Instant>,
     name: &VolumeAttachmentName,
@@ -116,7 +121,7 @@ fn elapsed_since_first(
     }
 }
 
-/// The memory of the role.
+/// In-memory state of the controller.
 #[derive(Default)]
 pub(super) struct AttachState {
     state: Mutex<State>,
@@ -124,8 +129,8 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Notes whether an attachment is wanted; for how long it has not been. Of one that is not there, by
-    /// `is_there`, nothing is remembered: nobody would forget it.
+    /// Returns the time since the VolumeAttachment is not desired. No timer is started if `is_there` returns
+    /// false: a VolumeAttachment that does not exist is never removed.
     pub(super) fn undesired_for(
         &self,
         name: &VolumeAttachmentName,
@@ -140,7 +145,7 @@ impl AttachState {
         elapsed_since_first(&mut state.undesired_since, name, is_there)
     }
 
-    /// An attachment that is wanted is not attached yet; for how long. `is_there` as for [`Marks::unwanted`].
+    /// Returns the duration of an attach so far. `is_there` as for [`undesired_for`](Self::undesired_for).
     pub(super) fn attaching_for(
         &self,
         name: &VolumeAttachmentName,
@@ -149,18 +154,18 @@ impl AttachState {
         elapsed_since_first(&mut self.lock().attaching, name, is_there)
     }
 
-    /// An attachment is there; how long it took, where that has not been asked before.
+    /// Ends an attach. Returns its duration on the first call.
     pub(super) fn finish_attach(&self, name: &VolumeAttachmentName) -> Option<Duration> {
         self.lock().attaching.remove(name).map(|since| since.elapsed())
     }
 
-    /// How far a detachment is.
+    /// Returns the progress of a detach.
     pub(super) fn detach_state(&self, name: &VolumeAttachmentName) -> Option<DetachState> {
         self.lock().detach_states.get(name).copied()
     }
 
-    /// Whether a write that is under way may tell the node of an attachment. `version`: that of the node as
-    /// it is known.
+    /// Returns true if a pending update may add the volume to the node's list. `version` is that of the
+    /// cached Node.
     pub(super) fn is_update_pending(
         &self,
         node: &NodeName,
@@ -170,8 +175,8 @@ impl AttachState {
         self.lock().is_update_pending(node, version, name)
     }
 
-    /// Begins a detachment, unless the node is told of the volume or may be. `listed` looks at the node as it
-    /// is known by then.
+    /// Starts a detach, unless the volume is in the node's list or may be added by a pending update. `listed`
+    /// reads version and list of the Node under the lock.
     pub(super) fn start_detach(
         &self,
         node: &NodeName,
@@ -180,31 +185,32 @@ impl AttachState {
     ) -> bool {
         let mut state = self.lock();
         let (version, listed) = listed();
-        let free = !listed && !state.is_update_pending(node, version, name);
-        if free {
+        let can_start = !listed && !state.is_update_pending(node, version, name);
+        if can_start {
             state.detach_states.insert(name.clone(), DetachState::Started);
         }
-        free
+        can_start
     }
 
-    /// The deletion of an attachment is asked for.
+    /// Records that the deletion of a VolumeAttachment is requested.
     pub(super) fn request_detach(&self, name: &VolumeAttachmentName, driver: &DriverName) {
         let mut state = self.lock();
         state.detach_states.insert(name.clone(), DetachState::Requested);
         state.detaching.entry(name.clone()).or_insert_with(|| (driver.clone(), Instant::now()));
     }
 
-    /// For how long an attachment has been going since we asked for that.
+    /// Returns the time since the deletion was requested.
     pub(super) fn detaching_for(&self, name: &VolumeAttachmentName) -> Option<Duration> {
         self.lock().detaching.get(name).map(|(_, since)| since.elapsed())
     }
 
-    /// A detachment is over: called off, refused, or written down in the cluster.
+    /// Ends a detach that was cancelled, rejected or completed.
     pub(super) fn end_detach(&self, name: &VolumeAttachmentName) {
         self.lock().detach_states.remove(name);
     }
 
-    /// An attachment is gone. Returns its driver and how long it took, where we asked for it.
+    /// Removes a deleted VolumeAttachment. Returns its driver and the duration of its detach if this process
+    /// requested it.
     pub(super) fn remove(&self, name: &VolumeAttachmentName) -> Option<(DriverName, Duration)> {
         let mut state = self.lock();
         state.undesired_since.remove(name);
@@ -213,8 +219,8 @@ impl AttachState {
         state.detaching.remove(name).map(|(driver, since)| (driver, since.elapsed()))
     }
 
-    /// Promises what a node's list will have: of `names` those that are not about to leave. `is_attached`
-    /// looks once more: one that has left since the names were found is no mark any longer.
+    /// Prepares an update of a node's list: all `names` whose detach has not started. `is_attached` is
+    /// checked again under the lock, because a detach may have completed meanwhile.
     pub(super) fn prepare(
         &self,
         node: &NodeName,
@@ -223,60 +229,59 @@ impl AttachState {
         is_attached: impl Fn(&VolumeAttachmentName) -> bool,
     ) -> PreparedUpdate {
         let mut state = self.lock();
-        let stays =
+        let is_listed =
             |name: &VolumeAttachmentName| !state.detach_states.contains_key(name) && is_attached(name);
-        let kept: Vec<_> = names.into_iter().filter(|(name, _)| stays(name)).collect();
-        let names = kept.iter().map(|(name, _)| name.clone()).collect();
+        let listed: Vec<_> = names.into_iter().filter(|(name, _)| is_listed(name)).collect();
+        let names = listed.iter().map(|(name, _)| name.clone()).collect();
         let mut update = PendingUpdate { version, names, before: HashSet::new(), sent: None };
         let mut superseded = Vec::new();
         match state.pending_updates.remove(node) {
-            Some(open) if open.version >= version => {
-                update.sent = open.sent;
-                update.before.extend(open.all().filter(|name| !update.names.contains(name)));
+            Some(pending) if pending.version >= version => {
+                update.sent = pending.sent;
+                update.before.extend(pending.all().filter(|name| !update.names.contains(name)));
             }
-            Some(over) => superseded.extend(over.all().filter(|name| !update.names.contains(name))),
+            Some(past) => superseded.extend(past.all().filter(|name| !update.names.contains(name))),
             None => {}
         }
-        let open = update.sent.map(|sent| sent.elapsed());
+        let unanswered_for = update.sent.map(|sent| sent.elapsed());
         state.pending_updates.insert(node.clone(), update);
         PreparedUpdate {
-            volumes_attached: kept.into_iter().map(|(_, name)| name).collect(),
-            unanswered_for: open,
+            volumes_attached: listed.into_iter().map(|(_, name)| name).collect(),
+            unanswered_for,
             superseded,
         }
     }
 
-    /// What was promised is written now.
+    /// Records that the prepared update is sent.
     pub(super) fn mark_sent(&self, node: &NodeName) {
         if let Some(update) = self.lock().pending_updates.get_mut(node) {
             update.sent = Some(Instant::now());
         }
     }
 
-    /// The node has what was promised. Returns what it was promised before and does not have.
+    /// Ends a pending update that succeeded. Returns volumes of earlier updates that the list lacks.
     pub(super) fn commit(&self, node: &NodeName) -> HashSet<VolumeAttachmentName> {
         self.lock().pending_updates.remove(node).map(|update| update.before).unwrap_or_default()
     }
 
-    /// A promise is not kept, and never will be. Returns what it was about.
+    /// Ends a pending update that can no longer succeed. Returns its volumes.
     pub(super) fn abort(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         self.lock().pending_updates.remove(node).into_iter().flat_map(PendingUpdate::all).collect()
     }
 
-    /// Whether a write of a node's list is under way or open.
+    /// Returns true if an update of the node's list is pending.
     pub(super) fn has_pending_update(&self, node: &NodeName) -> bool {
         self.lock().pending_updates.contains_key(node)
     }
 
-    /// Takes note of whether an attachment is there whose volume nobody knows any more.
-    /// Returns what one that is no more has kept from nodes.
+    /// Records whether a VolumeAttachment has no PersistentVolume. Returns the keys that it no longer blocks.
     pub(super) fn set_without_volume(
         &self,
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
-        is: bool,
+        is_without_volume: bool,
     ) -> BTreeSet<Key> {
         let mut state = self.lock();
-        if is {
+        if is_without_volume {
             let of_driver = state.without_volume.entry(attacher.clone()).or_default();
             of_driver.entry(node.clone()).or_default().insert(name.clone());
             return BTreeSet::new();
@@ -292,8 +297,8 @@ impl AttachState {
         unblocked
     }
 
-    /// Those that have the names of a volume's attachments. When they are gone, the volume is looked at
-    /// again.
+    /// Returns VolumeAttachments without PersistentVolume that have the names of the volume's
+    /// VolumeAttachments. The volume is enqueued after their deletion.
     pub(super) fn without_volume_named_for(
         &self,
         volume: &UniqueVolumeName,
@@ -302,22 +307,23 @@ impl AttachState {
     ) -> Vec<VolumeAttachmentName> {
         let mut state = self.lock();
         let nodes = state.without_volume.get(driver).into_iter().flatten();
-        let named = nodes.map(|(node, there)| (names::volume_attachment_name(driver, handle, node), there));
+        let named =
+            nodes.map(|(node, present)| (names::volume_attachment_name(driver, handle, node), present));
         let found: Vec<_> =
-            named.filter(|(name, there)| there.contains(name)).map(|(name, _)| name).collect();
+            named.filter(|(name, present)| present.contains(name)).map(|(name, _)| name).collect();
         for name in &found {
             state.blocked_keys.entry(name.clone()).or_default().insert(Key::Volume(volume.clone()));
         }
         found
     }
 
-    /// Those on a node.
+    /// Returns VolumeAttachments without PersistentVolume of a node.
     pub(super) fn without_volume_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         let state = self.lock();
         state.without_volume.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
-    /// A node is gone, as it was last; or it is there, or nothing is attached to it any more.
+    /// Stores the last state of a deleted node. `None` removes it.
     pub(super) fn set_deleted_node(&self, name: &NodeName, last: Option<Arc<Node>>) {
         let mut state = self.lock();
         match last {
@@ -326,55 +332,56 @@ impl AttachState {
         }
     }
 
-    /// A node that is gone as it was last, where somebody has seen it.
+    /// Returns the last state of a deleted node, if it is known.
     pub(super) fn deleted_node(&self, name: &NodeName) -> Option<Arc<Node>> {
         self.lock().deleted_nodes.get(name).cloned()
     }
 
-    /// A CSIDriver by which nothing has to be attached is gone; or there is one.
-    pub(super) fn set_csi_driver_deleted(&self, driver: &DriverName, gone: bool) {
+    /// Records whether a CSIDriver with `attachRequired: false` is deleted.
+    pub(super) fn set_csi_driver_deleted(&self, driver: &DriverName, deleted: bool) {
         let mut state = self.lock();
-        match gone {
+        match deleted {
             true => drop(state.deleted_csi_drivers.insert(driver.clone(), Instant::now())),
             false => drop(state.deleted_csi_drivers.remove(driver)),
         }
     }
 
-    /// For how long a CSIDriver that is gone still counts: its fields cannot be changed, so who changes one
-    /// deletes it and makes another.
+    /// Returns the time for which a deleted CSIDriver still counts. Its fields are immutable, so a change
+    /// deletes it and creates it again.
     pub(super) fn csi_driver_grace_left(&self, driver: &DriverName) -> Option<Duration> {
         let since = *self.lock().deleted_csi_drivers.get(driver)?;
         CSI_DRIVER_REPLACE_GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 
-    /// The creation of an attachment has an open outcome.
+    /// Records a creation whose result is unknown.
     pub(super) fn set_uncertain(&self, key: &Key, name: &VolumeAttachmentName, node: &NodeName) {
         let uncertain =
             UncertainAttach { name: name.clone(), node: node.clone(), requested_at: Instant::now() };
         self.lock().uncertain.insert(key.clone(), uncertain);
     }
 
-    /// The attachment whose creation has an open outcome, and for how long it may still be made.
+    /// Returns the VolumeAttachment of an uncertain creation, and the time for which it may still take
+    /// effect.
     pub(super) fn uncertain_attachment(&self, key: &Key) -> Option<(VolumeAttachmentName, Duration)> {
         let state = self.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.name.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
-    /// Its node, and for how long.
+    /// Returns the node of an uncertain creation, and the time for which it may still take effect.
     pub(super) fn uncertain_node(&self, key: &Key) -> Option<(NodeName, Duration)> {
         let state = self.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.node.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
-    /// It is known what became of the creation.
+    /// Ends an uncertain creation: its result is known.
     pub(super) fn clear_uncertain(&self, key: &Key) {
         self.lock().uncertain.remove(key);
     }
 
-    /// Takes note of all complaints that stand for a key; which of them are new, or have not been heard for a
-    /// while.
+    /// Records the current failures of a key. Returns which of them are new, or were last emitted before
+    /// [`EVENT_REPEAT_INTERVAL`].
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
         let mut state = self.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();
@@ -384,7 +391,7 @@ impl AttachState {
             let digest = self.digest.hash_one(text);
             let since = before
                 .get(uid)
-                .filter(|(said, since)| *said == digest && since.elapsed() < EVENT_REPEAT_INTERVAL);
+                .filter(|(emitted, since)| *emitted == digest && since.elapsed() < EVENT_REPEAT_INTERVAL);
             new.push(since.is_none());
             now.insert(uid.clone(), (digest, since.map_or_else(Instant::now, |(_, since)| *since)));
         }
@@ -394,12 +401,12 @@ impl AttachState {
         new
     }
 
-    /// Whether complaints stand for a key.
+    /// Returns true if the key has failures.
     pub(super) fn has_failures(&self, key: &Key) -> bool {
         self.lock().emitted_failures.contains_key(key)
     }
 
-    /// Notes whether a claim leads to a volume; for how long it has not.
+    /// Returns the time since a claim has no attachable volume.
     pub(super) fn unresolved_for(&self, claim: &ClaimKey, resolved: bool) -> Duration {
         let mut state = self.lock();
         if resolved {
@@ -421,8 +428,8 @@ impl State {
         version: ResourceVersion,
         name: &VolumeAttachmentName,
     ) -> bool {
-        let open = self.pending_updates.get(node).filter(|update| update.version >= version);
-        open.is_some_and(|update| update.names.contains(name) || update.before.contains(name))
+        let pending = self.pending_updates.get(node).filter(|update| update.version >= version);
+        pending.is_some_and(|update| update.names.contains(name) || update.before.contains(name))
     }
 }
 
@@ -432,8 +439,9 @@ mod tests {
 
     const VERSION_1: ResourceVersion = ResourceVersion(1);
 
-    fn node_and_attachment() -> (NodeName, VolumeAttachmentName, Vec<(VolumeAttachmentName, UniqueVolumeName)>)
-    {
+    type NamedVolumes = Vec<(VolumeAttachmentName, UniqueVolumeName)>;
+
+    fn node_and_attachment() -> (NodeName, VolumeAttachmentName, NamedVolumes) {
         let (node, name) = (NodeName::from("n"), VolumeAttachmentName::from("a"));
         (node, name.clone(), vec![(name, "v".into())])
     }
@@ -441,7 +449,7 @@ mod tests {
     #[test]
     fn a_started_detach_keeps_its_volume_out_of_volumes_attached() {
         let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
-        assert!(!state.start_detach(&node, &name, || (VERSION_1, true)), "it is told");
+        assert!(!state.start_detach(&node, &name, || (VERSION_1, true)), "the volume is in the node's list");
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
         assert_eq!(state.detach_state(&name), Some(DetachState::Started));
         let listed = |list: &Vec<_>| state.prepare(&node, VERSION_1, list.clone(), |_| true).volumes_attached;
@@ -454,13 +462,13 @@ mod tests {
     fn a_detach_does_not_start_while_an_update_may_list_the_volume() {
         let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
         state.prepare(&node, VERSION_1, list, |_| true);
-        assert!(!state.start_detach(&node, &name, || (VERSION_1, false)), "the write is under way");
-        // The same again without it: the first one may still arrive.
+        assert!(!state.start_detach(&node, &name, || (VERSION_1, false)), "an update is pending");
+        // An update without the volume: the first update may still take effect.
         state.prepare(&node, VERSION_1, Vec::new(), |_| true);
         assert!(!state.start_detach(&node, &name, || (VERSION_1, false)));
         assert!(
             state.start_detach(&node, &name, || (ResourceVersion(2), false)),
-            "it came too late, or is undone"
+            "the Node is newer than the pending update"
         );
         state.end_detach(&name);
         state.commit(&node);
@@ -473,7 +481,7 @@ mod tests {
         assert_eq!(
             state.prepare(&node, VERSION_1, list, |_| true).unanswered_for,
             None,
-            "nothing was sent yet"
+            "no request was sent"
         );
         state.mark_sent(&node);
         tokio::time::advance(Duration::from_secs(7)).await;
@@ -496,18 +504,18 @@ mod tests {
         tokio::time::advance(EVENT_REPEAT_INTERVAL / 2).await;
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "y")]), [false]);
         tokio::time::advance(EVENT_REPEAT_INTERVAL / 2).await;
-        assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "y")]), [true], "its event may be gone");
+        assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "y")]), [true], "the event is repeated");
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "y")]), [false]);
         assert!(state.has_failures(&key));
         assert_eq!(state.filter_new_failures(&key, &[]), [false; 0]);
         assert!(!state.has_failures(&key));
-        assert_eq!(state.filter_new_failures(&key, &[(p, "y")]), [true], "it was over, and is again");
+        assert_eq!(state.filter_new_failures(&key, &[(p, "y")]), [true], "a new occurrence");
     }
 
     #[test]
     fn a_volume_detached_meanwhile_is_not_listed() {
         let (state, (node, name, list)) = (AttachState::default(), node_and_attachment());
-        // Between the look that found it and the promise it went all its way.
+        // The detach completed after the names were collected.
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
         state.request_detach(&name, &"d".into());
         state.end_detach(&name);
@@ -522,7 +530,7 @@ mod tests {
         assert_eq!(state.undesired_for(&name, false, || false), Duration::ZERO);
         assert_eq!(state.attaching_for(&name, || false), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(state.undesired_for(&name, false, || true), Duration::ZERO, "its successor begins anew");
+        assert_eq!(state.undesired_for(&name, false, || true), Duration::ZERO, "a new VolumeAttachment");
         assert_eq!(state.finish_attach(&name), None);
     }
 

@@ -1,5 +1,5 @@
-//! When a node's list is written again. On an idle cluster at once; where a write takes long because
-//! everybody writes, one tells of all volumes that came meanwhile.
+//! Limits the rate of `volumesAttached` updates of each node. On an idle cluster there is no delay. If
+//! updates are slow because of load, one update reports all volumes that were attached meanwhile.
 
 use std::{
     collections::HashMap,
@@ -10,34 +10,34 @@ use std::{
 use cofferdam_domain::NodeName;
 use tokio::time::Instant;
 
-/// The pause, by what the last write took.
+/// Delay as a multiple of the duration of the last update.
 const DELAY_FACTOR: u32 = 2;
-/// No pause is longer: a pod waits for the list that its volume is in.
+/// Maximum delay: pods wait for the list.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
-/// Nodes whose lists rest, until when.
+/// Time of the next update by node.
 #[derive(Debug, Default)]
 pub(super) struct NodeStatusThrottle(Mutex<HashMap<NodeName, Instant>>);
 
 impl NodeStatusThrottle {
-    /// For how long a node's list rests still.
+    /// Returns the delay until the next update of a node.
     pub(super) fn remaining(&self, node: &NodeName) -> Option<Duration> {
-        let mut resting = self.lock();
-        let left = resting.get(node)?.saturating_duration_since(Instant::now());
+        let mut next_updates = self.lock();
+        let left = next_updates.get(node)?.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            resting.remove(node);
+            next_updates.remove(node);
             return None;
         }
         Some(left)
     }
 
-    /// A node's list was written, or not, and it took so long to know.
+    /// Records the duration of an update, successful or not.
     pub(super) fn record_write(&self, node: &NodeName, took: Duration) {
-        let pause = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
-        self.lock().insert(node.clone(), Instant::now() + pause);
+        let delay = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
+        self.lock().insert(node.clone(), Instant::now() + delay);
     }
 
-    /// There is no such node any more.
+    /// Removes a deleted node.
     pub(super) fn remove(&self, node: &NodeName) {
         self.lock().remove(node);
     }
@@ -56,9 +56,9 @@ mod tests {
         let (throttle, node, other) =
             (NodeStatusThrottle::default(), NodeName::from("a"), NodeName::from("b"));
         assert_eq!(throttle.remaining(&node), None);
-        for (took, pause) in [(3, Some(6)), (400, Some(800)), (60_000, Some(1000)), (0, None)] {
+        for (took, delay) in [(3, Some(6)), (400, Some(800)), (60_000, Some(1000)), (0, None)] {
             throttle.record_write(&node, Duration::from_millis(took));
-            assert_eq!(throttle.remaining(&node), pause.map(Duration::from_millis), "{took} ms");
+            assert_eq!(throttle.remaining(&node), delay.map(Duration::from_millis), "{took} ms");
             assert_eq!(throttle.remaining(&other), None);
         }
         throttle.record_write(&node, Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! Compares what a driver says of its volumes with what attachments say: external-attacher's reconciliation.
+//! Compares the driver's `ListVolumes` with VolumeAttachments, as external-attacher's `ReconcileVA` does.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,10 +16,13 @@ use super::{
     reconcile::Attacher,
     rules::{self, PublishedNodesByVolume},
 };
-use crate::{context::ManagedDriver, orphans::listing::VolumePages};
+use crate::{
+    context::ManagedDriver,
+    orphans::listing::{ListingError, VolumePages},
+};
 
 impl Attacher {
-    /// Whether the driver tells where its volumes are published.
+    /// Returns true if the driver lists the nodes that its volumes are published to.
     pub(super) fn can_list_published_nodes(driver: &ManagedDriver) -> bool {
         let can = |ability| driver.backend.abilities().contains(&ability);
         can(Ability::Listing)
@@ -27,7 +30,7 @@ impl Attacher {
             && driver.backend.description().has_feature(Feature::PublishedNodes)
     }
 
-    /// Compares now and then, until `stop`.
+    /// Runs a comparison every `--reconcile-sync`, until `stop`.
     pub(super) async fn run_list_volumes_checks(
         &self,
         name: &DriverName,
@@ -47,18 +50,22 @@ impl Attacher {
                 biased;
                 () = stop.cancelled() => return,
                 compared = self.check_list_volumes(name, driver) => if let Err(error) = compared {
-                    tracing::warn!(driver = %name, "the driver's volumes could not be compared: {error}");
+                    tracing::warn!(driver = %name, %error, "cannot compare volumes with VolumeAttachments");
                 }
             }
         }
     }
 
-    async fn check_list_volumes(&self, name: &DriverName, driver: &ManagedDriver) -> Result<(), String> {
+    async fn check_list_volumes(
+        &self,
+        name: &DriverName,
+        driver: &ManagedDriver,
+    ) -> Result<(), ListingError> {
         let before = self.attachments_of(name);
         if before.is_empty() {
             return Ok(());
         }
-        let wanted: HashSet<_> = before
+        let handles: HashSet<_> = before
             .values()
             .filter_map(|attachment| rules::volume_of(&self.context.cache, attachment).ok())
             .map(|(_, csi)| csi.handle)
@@ -67,19 +74,22 @@ impl Attacher {
         let mut pages = VolumePages::new(&*driver.backend, settings.timeout).with_limit(settings.max_entries);
         let mut published = PublishedNodesByVolume::new();
         while let Some(page) = pages.next().await? {
-            for status in page.into_iter().filter(|status| wanted.contains(&status.volume.handle)) {
+            for status in page.into_iter().filter(|status| handles.contains(&status.volume.handle)) {
                 published.entry(status.volume.handle).or_default().extend(status.published_node_ids);
             }
         }
         let versions: BTreeMap<VolumeAttachmentName, ResourceVersion> =
             before.into_iter().map(|(name, attachment)| (name, attachment.meta.resource_version)).collect();
         for (key, attachment) in self.attachments_of(name) {
-            // What changed while the driver listed may be listed as it was or as it is.
+            // An attachment that changed during the listing may be listed in its old or its new state.
             if versions.get(&key) != Some(&attachment.meta.resource_version) {
                 continue;
             }
             if rules::is_out_of_sync(&self.context.cache, &published, &attachment) {
-                tracing::info!(driver = %name, attachment = %key, attached = attachment.attached, "the driver's listing says otherwise");
+                tracing::info!(
+                    driver = %name, attachment = %key, attached = attachment.attached,
+                    "ListVolumes contradicts the VolumeAttachment",
+                );
                 self.set_force_sync(&attachment);
             } else {
                 self.clear_force_sync(&key);

@@ -75,7 +75,7 @@ impl Ages {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (driver, queues) in &*self.0.lock() {
             for (kind, pending) in queues {
-                let labels = [("driver_name", driver.as_str()), ("lane", kind.as_str())];
+                let labels = [("driver_name", driver.as_str()), ("queue", kind.as_str())];
                 ConstGauge::new(of(pending)).encode(metric.encode_family(&labels)?)?;
             }
         }
@@ -108,7 +108,7 @@ mod tests {
         let scrape = |registry: &Registry, queue: &str| {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-            let label = format!("{{driver_name=\"d\",lane=\"{queue}\"}} ");
+            let label = format!("{{driver_name=\"d\",queue=\"{queue}\"}} ");
             let lines = text.lines().filter_map(|line| line.strip_prefix("cofferdam_attacher_queue_"));
             let values = lines.filter_map(|line| Some(line.split_once(&label)?.1.to_owned()));
             values.collect::<Vec<_>>()

@@ -7,7 +7,6 @@ pub mod metrics;
 pub mod reconcile;
 pub mod rules;
 mod status;
-mod volume_locks;
 mod work_queues;
 
 pub use declaration::ROLE;

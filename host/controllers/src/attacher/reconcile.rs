@@ -1,5 +1,7 @@
 //! Reconciles VolumeAttachments as [`rules`] decides, one effect at a time.
 
+mod handlers;
+
 use std::{
     collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,14 +10,14 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Change, Lookup,
+    ApiError, Lookup,
     metrics::Metrics,
     queue::{Action, Queue},
     secrets,
     writer::PatchTarget,
 };
 use cofferdam_domain::{
-    CsiNode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeName, names,
+    DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName, names,
     storage::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
@@ -29,21 +31,24 @@ use super::{
     metrics::AttacherMetrics,
     rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
     status,
-    volume_locks::{VolumeKey, VolumeLocks},
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
     attacher::ROLE,
-    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically, subscribe},
+    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
     observer::StepResult,
+    volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
+
+/// A driver's volume.
+type VolumeKey = (DriverName, VolumeHandle);
 
 /// The attacher.
 pub(crate) struct Attacher {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
-    volume_locks: VolumeLocks,
+    volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
     /// Attachments whose status differs from the driver's ListVolumes.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
     metrics: AttacherMetrics,
@@ -79,18 +84,6 @@ impl From<String> for AttacherFailure {
     }
 }
 
-/// The lock of a volume, released on drop.
-struct LockGuard<'a> {
-    attacher: &'a Attacher,
-    key: VolumeKey,
-}
-
-impl Drop for LockGuard<'_> {
-    fn drop(&mut self) {
-        self.attacher.enqueue_lock_owner(self.attacher.volume_locks.release(&self.key));
-    }
-}
-
 /// Releases, on drop, a lock that was reserved for the attachment and that its reconcile did not acquire.
 struct ReservationGuard<'a> {
     attacher: &'a Attacher,
@@ -108,7 +101,7 @@ impl Drop for ReservationGuard<'_> {
 struct AttacherState<'a> {
     unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
-    lock: Option<LockGuard<'a>>,
+    lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
 }
 
 impl Attacher {
@@ -126,18 +119,11 @@ impl Attacher {
                 .map(|name| (name.clone(), WorkQueues::new(backoff, queue_metrics)))
                 .collect(),
             volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
-            volume_locks: VolumeLocks::default(),
+            volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
             metrics,
             context,
         })
-    }
-
-    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
-        let cache = &self.context.cache;
-        subscribe(self, &cache.attachments, Self::attachment_changed);
-        subscribe(self, &cache.volumes, Self::volume_changed);
-        subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
     }
 
     /// Processes the queues until `stop`.
@@ -185,54 +171,6 @@ impl Attacher {
             });
         })
         .await;
-    }
-
-    fn attachment_changed(&self, change: &Change<VolumeAttachment>) {
-        if let Some(old) = &change.old
-            && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
-        {
-            self.clear_force_sync(&old.name);
-            self.metrics.remove_pending(&old.attacher, &old.name);
-            // It may have been the last attachment of a volume that is being deleted.
-            old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
-        }
-        if let Some(new) = &change.new
-            && rules::is_relevant_change(change.old.as_deref(), new)
-        {
-            self.enqueue(new);
-        }
-    }
-
-    fn volume_changed(&self, change: &Change<Volume>) {
-        let Some(new) = &change.new else { return };
-        if new.meta.deleting {
-            self.volumes.add(change.key.clone());
-        }
-        let other = |old: &Arc<Volume>| {
-            (&old.meta.uid, old.access_modes, &old.csi) != (&new.meta.uid, new.access_modes, &new.csi)
-        };
-        if change.old.as_ref().is_none_or(other) {
-            let attachments = self.context.cache.attachments_of_volume(&change.key);
-            self.enqueue_out_of_sync(attachments.iter());
-        }
-    }
-
-    fn csi_node_changed(&self, change: &Change<CsiNode>) {
-        let id = |node: &Option<Arc<CsiNode>>, attachment: &VolumeAttachment| {
-            node.as_ref().and_then(|node| node.node_ids.get(&attachment.attacher).cloned())
-        };
-        let attachments = self.context.cache.attachments_of_node(&change.key);
-        let other = attachments
-            .iter()
-            .filter(|attachment| id(&change.old, attachment) != id(&change.new, attachment));
-        self.enqueue_out_of_sync(other);
-    }
-
-    /// Enqueues attachments that are not in their desired state: they may have waited for another object.
-    fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
-        attachments
-            .filter(|attachment| attachment.meta.deleting || !attachment.attached)
-            .for_each(|attachment| self.enqueue(attachment));
     }
 
     fn enqueue(&self, attachment: &VolumeAttachment) {
@@ -446,15 +384,14 @@ impl Attacher {
     fn acquire_lock<'a>(
         &'a self,
         attachment: &VolumeAttachment,
-        handle: &cofferdam_domain::VolumeHandle,
+        handle: &VolumeHandle,
         state: &mut AttacherState<'a>,
     ) -> Result<(), ReconcileResult> {
         if state.lock.is_none() {
             let key = (attachment.attacher.clone(), handle.clone());
-            if !self.volume_locks.try_acquire(&key, &attachment.name) {
-                return Err(ReconcileResult::WaitingForLock);
-            }
-            state.lock = Some(LockGuard { attacher: self, key });
+            let enqueue = |next| self.enqueue_lock_owner(Some(next));
+            let lock = self.volume_locks.acquire_or_wait(&key, &attachment.name, enqueue);
+            state.lock = Some(lock.ok_or(ReconcileResult::WaitingForLock)?);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
-//! What attaching decides. Source: external-attacher's handler of VolumeAttachments and PersistentVolumes.
-//! What keeps an object until the driver has let go stands before the driver is asked, and an attachment that
-//! cannot be made stays free of it.
+//! Attach and detach rules. Source: external-attacher 4.12, `csi_handler.go` and `trivial_handler.go`.
+//!
+//! The finalizers on the PersistentVolume and the VolumeAttachment are written before the driver is called. A
+//! VolumeAttachment that cannot be attached gets no finalizer, so it stays deletable.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,73 +10,165 @@ use std::{
 
 use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
-    AccessMode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentSource, VolumeHandle,
-    VolumeMode, names,
+    AccessMode, DriverName, NodeId, NodeName, Volume, VolumeAttachment, VolumeAttachmentSource, VolumeHandle,
+    VolumeMode, VolumeName, names,
     storage::{AccessType, CsiAccessMode, PublishVolume, VolumeCapability, connection_info},
     volume::{CsiVolumeSource, SecretRef},
 };
 
-/// What a driver can do, as far as decisions depend on it.
+/// Capabilities of a driver that the decisions depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishAbilities {
-    /// Volumes are published to nodes; without it they are reachable from everywhere.
+    /// The driver publishes volumes (`PUBLISH_UNPUBLISH_VOLUME`). Without it, volumes are reachable from
+    /// every node.
     pub publishes: bool,
-    /// Volumes can be published for reading only.
+    /// Volumes can be published read-only (`PUBLISH_READONLY`).
     pub read_only: bool,
-    /// It tells one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
+    /// The driver distinguishes one writer per node from several (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer: bool,
 }
 
-/// The world that a decision about an attachment is about.
+/// Input of [`decide_attachment`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttacherInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// What the attachment's driver can do.
+    /// Capabilities of the VolumeAttachment's driver.
     pub abilities: PublishAbilities,
-    /// Filesystem type for volumes that name none.
+    /// Filesystem type of volumes that have none (`--default-fstype`).
     pub default_fs_type: Option<&'a str>,
-    /// Whether the driver's listing contradicts the attachment's status.
+    /// `ListVolumes` contradicts the VolumeAttachment's status.
     pub force_sync: bool,
-    /// Nodes that the volume was unpublished from in this run.
+    /// Nodes that the volume was unpublished from in this reconcile.
     pub unpublished_from: &'a [NodeId],
 }
 
-/// The next effect for an attachment.
+/// The next effect for a VolumeAttachment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttachmentVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Put our finalizer on the volume's object: without it nobody could tell later what to detach.
+    /// Add the attacher's finalizer to the PersistentVolume. It keeps the volume handle readable until the
+    /// detach.
     AddVolumeFinalizer(Arc<Volume>),
-    /// Put our finalizer and the driver's name of the node on the attachment.
+    /// Write the attacher's finalizer and the node ID annotation to the VolumeAttachment.
     RecordNodeId(NodeId),
-    /// Publish the volume, then write down how the node reaches it.
+    /// Call `ControllerPublishVolume`, then write `status.attached` and the publish context.
     Publish(Box<PublishVolume>),
-    /// Say that it is attached: the driver has nothing to do for it.
+    /// Set `status.attached`: the driver does not publish volumes.
     MarkAttached,
-    /// Unpublish the volume.
+    /// Call `ControllerUnpublishVolume`.
     Unpublish(Unpublish),
-    /// Take our finalizer, at this place of the list, off the attachment.
+    /// Remove the attacher's finalizer, which has this index in the list, from the VolumeAttachment.
     RemoveFinalizer(usize),
-    /// Say that it is no longer attached.
+    /// Clear `status.attached`.
     MarkDetached,
-    /// It cannot be done as things stand; for the attachment's status.
+    /// Write this message to `status.attachError` or `status.detachError`.
     Fail(String),
 }
 
-/// What is to be unpublished from where.
+/// Parameters of a `ControllerUnpublishVolume` call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unpublish {
     /// The volume.
     pub handle: VolumeHandle,
-    /// The node.
+    /// The driver's ID of the node.
     pub node: NodeId,
-    /// Whether the node has another name by now: that the driver does not know the former one is a success.
+    /// The CSINode has another node ID now. A NotFound response of the driver then counts as success.
     pub former: bool,
 }
 
-/// Decides the next step for an attachment of one of our drivers.
+/// The reason why a VolumeAttachment cannot be attached or detached: the message of `status.attachError` or
+/// `status.detachError`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttachmentError {
+    /// `spec.source.inlineVolumeSpec` is set.
+    #[error(
+        "spec.source is an inlineVolumeSpec: volumes of in-tree plugins are not supported; \
+         expected persistentVolumeName"
+    )]
+    InlineSource,
+    /// The number of members of `spec.source` is not one.
+    #[error("spec.source has {0} members; expected one, persistentVolumeName")]
+    InvalidSource(usize),
+    /// The PersistentVolume does not exist.
+    #[error("PersistentVolume {0} does not exist")]
+    VolumeMissing(VolumeName),
+    /// The cached PersistentVolume is invalid.
+    #[error("PersistentVolume {0} cannot be decoded")]
+    VolumeUndecodable(VolumeName),
+    /// The PersistentVolume has a deletion timestamp.
+    #[error("PersistentVolume {0} is marked for deletion")]
+    VolumeDeleting(VolumeName),
+    /// The PersistentVolume has no `spec.csi`.
+    #[error("PersistentVolume {volume} has no spec.csi; expected a volume of driver {expected}")]
+    NotCsi {
+        /// The PersistentVolume.
+        volume: VolumeName,
+        /// `spec.attacher` of the VolumeAttachment.
+        expected: DriverName,
+    },
+    /// The PersistentVolume belongs to another driver.
+    #[error("PersistentVolume {volume} has driver {found}; expected {expected}")]
+    OtherDriver {
+        /// The PersistentVolume.
+        volume: VolumeName,
+        /// `spec.csi.driver`.
+        found: DriverName,
+        /// `spec.attacher` of the VolumeAttachment.
+        expected: DriverName,
+    },
+    /// The volume of a VolumeAttachment that is being deleted and has the finalizer is unknown.
+    #[error(
+        "{source}: the volume to detach is unknown; \
+         verify that it is detached, then remove the finalizer {finalizer}"
+    )]
+    UnknownVolume {
+        /// The cause.
+        source: Box<AttachmentError>,
+        /// The attacher's finalizer of this driver.
+        finalizer: String,
+    },
+    /// The CSINode does not exist.
+    #[error("CSINode {0} does not exist")]
+    CsiNodeMissing(NodeName),
+    /// The cached CSINode is invalid.
+    #[error("CSINode {0} cannot be decoded")]
+    CsiNodeUndecodable(NodeName),
+    /// The CSINode has no node ID of the driver.
+    #[error("driver {driver} is not registered in CSINode {node}")]
+    DriverNotRegistered {
+        /// The node.
+        node: NodeName,
+        /// The driver.
+        driver: DriverName,
+    },
+    /// A volume cannot be detached because neither the CSINode nor the VolumeAttachment has the node ID.
+    #[error(
+        "neither CSINode {node} nor the annotation {} has the node ID of driver {driver}",
+        names::NODE_ID
+    )]
+    UnknownNodeId {
+        /// The node.
+        node: NodeName,
+        /// The driver.
+        driver: DriverName,
+    },
+    /// The access modes of the PersistentVolume have no CSI equivalent.
+    #[error(transparent)]
+    AccessModes(#[from] AccessModesError),
+}
+
+/// Access modes of a PersistentVolume that have no CSI equivalent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("PersistentVolume {volume}: spec.accessModes {problem}")]
+pub struct AccessModesError {
+    volume: VolumeName,
+    problem: &'static str,
+}
+
+/// Decides the next effect for a VolumeAttachment of a managed driver. Source: external-attacher's
+/// `SyncNewOrUpdatedVolumeAttachment`.
 pub fn decide_attachment(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
     if attachment.meta.deleting { detach(input, attachment) } else { attach(input, attachment) }
 }
@@ -83,21 +176,24 @@ pub fn decide_attachment(input: AttacherInput<'_>, attachment: &VolumeAttachment
 fn attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
     if !input.abilities.publishes {
         return if attachment.attached {
-            AttachmentVerdict::NoAction("it is attached")
+            AttachmentVerdict::NoAction("the volume is attached")
         } else {
             AttachmentVerdict::MarkAttached
         };
     }
     if attachment.attached && !input.force_sync {
-        return AttachmentVerdict::NoAction("it is attached");
+        return AttachmentVerdict::NoAction("the volume is attached");
     }
-    try_attach(input, attachment).unwrap_or_else(AttachmentVerdict::Fail)
+    try_attach(input, attachment).unwrap_or_else(|error| AttachmentVerdict::Fail(error.to_string()))
 }
 
-fn try_attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Result<AttachmentVerdict, String> {
+fn try_attach(
+    input: AttacherInput<'_>,
+    attachment: &VolumeAttachment,
+) -> Result<AttachmentVerdict, AttachmentError> {
     let (volume, csi) = volume_of(input.cache, attachment)?;
     if volume.meta.deleting {
-        return Err(format!("PersistentVolume {} is marked for deletion", volume.name));
+        return Err(AttachmentError::VolumeDeleting(volume.name.clone()));
     }
     let capability =
         capability(&volume, &csi, input.abilities.single_node_multi_writer, input.default_fs_type)?;
@@ -108,7 +204,8 @@ fn try_attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Result
     if let Some(former) = recorded.as_ref().filter(|former| claimed && **former != node)
         && !input.unpublished_from.contains(former)
     {
-        // What was asked for under the former name may have happened, and would be forgotten with that name.
+        // A publish call with the former node ID may have taken effect. The annotation, its only record, is
+        // overwritten next.
         let (handle, node) = (csi.handle, former.clone());
         return Ok(AttachmentVerdict::Unpublish(Unpublish { handle, node, former: true }));
     }
@@ -132,33 +229,38 @@ fn detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Attachment
     let finalizer = names::attacher_finalizer(&attachment.attacher);
     let claimed = attachment.meta.finalizer_index(&finalizer);
     if !input.abilities.publishes {
-        return claimed.map_or(AttachmentVerdict::NoAction("it goes"), AttachmentVerdict::RemoveFinalizer);
+        return claimed.map_or(
+            AttachmentVerdict::NoAction("the VolumeAttachment is being deleted"),
+            AttachmentVerdict::RemoveFinalizer,
+        );
     }
-    // Without our finalizer it is only looked at while others hold it: a process may have died before it said
-    // that it is done.
+    // Without the attacher's finalizer the VolumeAttachment exists only because of other finalizers. Its
+    // status is still set: a process may have died between the removal of the finalizer and the status
+    // update.
     if claimed.is_none() && !attachment.attached && !input.force_sync {
-        return AttachmentVerdict::NoAction("it goes");
+        return AttachmentVerdict::NoAction("the VolumeAttachment is being deleted");
     }
     match next_unpublish(input, attachment) {
         Ok(Some(unpublish)) => AttachmentVerdict::Unpublish(unpublish),
         Ok(None) => match claimed {
             Some(at) => AttachmentVerdict::RemoveFinalizer(at),
             None if attachment.attached => AttachmentVerdict::MarkDetached,
-            None => AttachmentVerdict::NoAction("it is detached"),
+            None => AttachmentVerdict::NoAction("the volume is detached"),
         },
-        Err(message) if claimed.is_some() => AttachmentVerdict::Fail(message),
-        Err(_) => AttachmentVerdict::NoAction("nobody holds it for us"),
+        Err(error) if claimed.is_some() => AttachmentVerdict::Fail(error.to_string()),
+        Err(_) => AttachmentVerdict::NoAction("the finalizer is not set"),
     }
 }
 
-/// From where the volume is to be unpublished next; nothing when it is not to be, or no longer.
+/// Returns the next node to unpublish from, or `None` if no unpublish call is left or another
+/// VolumeAttachment uses the volume on this node.
 fn next_unpublish(
     input: AttacherInput<'_>,
     attachment: &VolumeAttachment,
-) -> Result<Option<Unpublish>, String> {
-    let (_, csi) = volume_of(input.cache, attachment).map_err(|message| {
-        let finalizer = names::attacher_finalizer(&attachment.attacher);
-        format!("{message}: nobody can tell what to detach; once it is known to be detached, take the finalizer {finalizer} off")
+) -> Result<Option<Unpublish>, AttachmentError> {
+    let (_, csi) = volume_of(input.cache, attachment).map_err(|error| AttachmentError::UnknownVolume {
+        source: Box::new(error),
+        finalizer: names::attacher_finalizer(&attachment.attacher),
     })?;
     if is_used_by_other_attachment(input.cache, attachment, &csi) {
         return Ok(None);
@@ -166,27 +268,26 @@ fn next_unpublish(
     let now = node_id(input.cache, attachment).ok();
     let recorded = recorded_node_id(attachment);
     if now.is_none() && recorded.is_none() {
-        return Err(format!(
-            "neither CSINode {} nor the annotation {} says how driver {} calls the node",
-            attachment.node,
-            names::NODE_ID,
-            attachment.attacher
-        ));
+        return Err(AttachmentError::UnknownNodeId {
+            node: attachment.node.clone(),
+            driver: attachment.attacher.clone(),
+        });
     }
-    let has_gone = |node: &NodeId| input.unpublished_from.contains(node);
+    let is_unpublished = |node: &NodeId| input.unpublished_from.contains(node);
     if let Some(former) = recorded.as_ref().filter(|former| now.as_ref().is_some_and(|now| now != *former))
-        && !has_gone(former)
+        && !is_unpublished(former)
     {
         return Ok(Some(Unpublish { handle: csi.handle, node: former.clone(), former: true }));
     }
-    Ok(now.or(recorded).filter(|node| !has_gone(node)).map(|node| Unpublish {
+    Ok(now.or(recorded).filter(|node| !is_unpublished(node)).map(|node| Unpublish {
         handle: csi.handle,
         node,
         former: false,
     }))
 }
 
-/// Whether another attachment wants the same volume on the same node: then it stays published for that one.
+/// Returns true if another VolumeAttachment needs the volume on the same node. The volume then stays
+/// published.
 fn is_used_by_other_attachment(cache: &Cache, attachment: &VolumeAttachment, csi: &CsiVolumeSource) -> bool {
     let finalizer = names::attacher_finalizer(&attachment.attacher);
     cache.attachments_of_node(&attachment.node).iter().any(|other| {
@@ -198,77 +299,75 @@ fn is_used_by_other_attachment(cache: &Cache, attachment: &VolumeAttachment, csi
     })
 }
 
-/// The volume that an attachment names, of the driver that it names.
+/// Returns the PersistentVolume of a VolumeAttachment.
 ///
 /// # Errors
-/// A sentence for people.
+/// The PersistentVolume is missing or invalid, or belongs to another driver.
 pub fn volume_of(
     cache: &Cache,
     attachment: &VolumeAttachment,
-) -> Result<(Arc<Volume>, CsiVolumeSource), String> {
+) -> Result<(Arc<Volume>, CsiVolumeSource), AttachmentError> {
     let name = match &attachment.source {
         VolumeAttachmentSource::Volume(name) => name,
-        VolumeAttachmentSource::Inline => {
-            return Err("spec.source is an inlineVolumeSpec: this version attaches no volumes of in-tree plugins; expected \
-                        persistentVolumeName"
-                .to_owned());
-        }
-        VolumeAttachmentSource::Invalid(members) => {
-            return Err(format!("spec.source has {members} members: expected one, persistentVolumeName"));
-        }
+        VolumeAttachmentSource::Inline => return Err(AttachmentError::InlineSource),
+        VolumeAttachmentSource::Invalid(members) => return Err(AttachmentError::InvalidSource(*members)),
     };
     let volume = match cache.volumes.get(name) {
         Lookup::Found(volume) => volume,
-        Lookup::Undecodable(_) => return Err(format!("PersistentVolume {name} cannot be read")),
-        Lookup::Missing => return Err(format!("PersistentVolume {name} does not exist")),
+        Lookup::Undecodable(_) => return Err(AttachmentError::VolumeUndecodable(name.clone())),
+        Lookup::Missing => return Err(AttachmentError::VolumeMissing(name.clone())),
     };
     let driver = &attachment.attacher;
     match volume.csi.clone() {
         Some(csi) if csi.driver == *driver => Ok((volume, csi)),
-        Some(csi) => Err(format!("PersistentVolume {name} is of driver {}: expected {driver}", csi.driver)),
-        None => Err(format!("PersistentVolume {name} has no spec.csi: expected one of driver {driver}")),
+        Some(csi) => Err(AttachmentError::OtherDriver {
+            volume: name.clone(),
+            found: csi.driver,
+            expected: driver.clone(),
+        }),
+        None => Err(AttachmentError::NotCsi { volume: name.clone(), expected: driver.clone() }),
     }
 }
 
-/// The Secret that a volume is published with.
+/// Returns the Secret of `ControllerPublishVolume` and `ControllerUnpublishVolume`.
 pub fn publish_secret(cache: &Cache, attachment: &VolumeAttachment) -> Option<SecretRef> {
     volume_of(cache, attachment).ok().and_then(|(_, csi)| csi.publish_secret).map(|secret| *secret)
 }
 
-/// How the driver calls the node, as its node service said when it was registered.
+/// Returns the node ID that the driver registered in the CSINode.
 ///
 /// # Errors
-/// A sentence for people.
-pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, String> {
+/// The CSINode is missing or invalid, or has no ID for the driver.
+pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, AttachmentError> {
     let VolumeAttachment { node, attacher, .. } = attachment;
-    let known = match cache.csi_nodes.get(node) {
-        Lookup::Found(known) => known,
-        Lookup::Undecodable(_) => return Err(format!("CSINode {node} cannot be read")),
-        Lookup::Missing => return Err(format!("CSINode {node} does not exist")),
+    let csi_node = match cache.csi_nodes.get(node) {
+        Lookup::Found(csi_node) => csi_node,
+        Lookup::Undecodable(_) => return Err(AttachmentError::CsiNodeUndecodable(node.clone())),
+        Lookup::Missing => return Err(AttachmentError::CsiNodeMissing(node.clone())),
     };
-    let id = known.node_ids.get(attacher).filter(|id| !id.as_str().is_empty());
-    id.cloned().ok_or_else(|| {
-        format!("CSINode {node} does not name driver {attacher}: expected it registered there")
-    })
+    let id = csi_node.node_ids.get(attacher).filter(|id| !id.as_str().is_empty());
+    id.cloned()
+        .ok_or_else(|| AttachmentError::DriverNotRegistered { node: node.clone(), driver: attacher.clone() })
 }
 
-/// How the driver called the node when the volume was published.
+/// The node ID that the volume was published with.
 fn recorded_node_id(attachment: &VolumeAttachment) -> Option<NodeId> {
     attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeId::from)
 }
 
-/// The volume's ways of use, folded into one as external-attacher and external-resizer do.
+/// Returns the CSI capability of a volume: all access modes of the PersistentVolume combined into one, as
+/// external-attacher and external-resizer do (csi-lib-utils `accessmodes.ToCSIAccessMode`).
 ///
 /// # Errors
-/// A sentence for people.
+/// The access modes have no CSI equivalent.
 pub fn capability(
     volume: &Volume,
     csi: &CsiVolumeSource,
     single_node_multi_writer: bool,
     default_fs_type: Option<&str>,
-) -> Result<VolumeCapability, String> {
+) -> Result<VolumeCapability, AccessModesError> {
     let mode = capability_mode(volume, single_node_multi_writer)
-        .map_err(|problem| format!("PersistentVolume {}: spec.accessModes {problem}", volume.name))?;
+        .map_err(|problem| AccessModesError { volume: volume.name.clone(), problem })?;
     let access = match volume.mode {
         VolumeMode::Block => AccessType::Block,
         VolumeMode::Filesystem => AccessType::Filesystem {
@@ -280,29 +379,30 @@ pub fn capability(
     Ok(VolumeCapability { access_mode: mode, access_type: access })
 }
 
-fn capability_mode(volume: &Volume, finely: bool) -> Result<CsiAccessMode, &'static str> {
+fn capability_mode(volume: &Volume, single_node_multi_writer: bool) -> Result<CsiAccessMode, &'static str> {
     let has = |mode| volume.access_modes.contains([mode].into_iter().collect());
     if has(AccessMode::ReadWriteOncePod) {
-        return match (volume.access_modes.len(), finely) {
+        return match (volume.access_modes.len(), single_node_multi_writer) {
             (1, true) => Ok(CsiAccessMode::SingleNodeSingleWriter),
             (1, false) => Ok(CsiAccessMode::SingleNodeWriter),
-            _ => Err("has ReadWriteOncePod beside others: expected it alone"),
+            _ => Err("combines ReadWriteOncePod with other modes; expected ReadWriteOncePod alone"),
         };
     }
     if has(AccessMode::ReadWriteMany) {
         return Ok(CsiAccessMode::MultiNodeMultiWriter);
     }
     match (has(AccessMode::ReadOnlyMany), has(AccessMode::ReadWriteOnce)) {
-        (true, true) => Err("has ReadOnlyMany and ReadWriteOnce: expected one of them, or ReadWriteMany"),
+        (true, true) => Err("has ReadOnlyMany and ReadWriteOnce; expected one of them, or ReadWriteMany"),
         (true, false) => Ok(CsiAccessMode::MultiNodeReaderOnly),
-        (false, true) if finely => Ok(CsiAccessMode::SingleNodeMultiWriter),
+        (false, true) if single_node_multi_writer => Ok(CsiAccessMode::SingleNodeMultiWriter),
         (false, true) => Ok(CsiAccessMode::SingleNodeWriter),
-        (false, false) => Err("is empty: expected at least one"),
+        (false, false) => Err("is empty; expected at least one mode"),
     }
 }
 
-/// Whether a change of an attachment is a reason to look at it. What we write ourselves is none: else the
-/// back-off after an error would end with the writing of that error.
+/// Returns true if an update of a VolumeAttachment requires a reconcile. The attacher's own writes do not:
+/// otherwise writing an error would end the back-off that the error started. Source: external-attacher's
+/// `shouldEnqueueVAChange`.
 pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment) -> bool {
     old.is_none_or(|old| {
         old.meta.uid != new.meta.uid
@@ -311,8 +411,10 @@ pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment
     })
 }
 
-/// The finalizer's place in the list of a volume that it may be taken off: the volume is being deleted, and
-/// no attachment names it, whoever's. It outlives detaching, because the next attachment would need it again.
+/// Returns the index of the attacher's finalizer in a PersistentVolume if it can be removed: the
+/// PersistentVolume is being deleted and no VolumeAttachment of any driver names it. A detach does not remove
+/// the finalizer, because the next attach would add it again. Source: external-attacher's
+/// `SyncNewOrUpdatedPersistentVolume`.
 pub fn removable_volume_finalizer(
     cache: &Cache,
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
@@ -323,12 +425,12 @@ pub fn removable_volume_finalizer(
     cache.attachments_of_volume(&volume.name).is_empty().then_some(at)
 }
 
-/// Where a driver's listing says that volumes are published.
+/// Nodes that each volume is published to, as listed by the driver.
 pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 
-/// Whether a listing contradicts an attachment. A volume that is not in the list at all proves nothing: to
-/// publish it again would not bring it back, and a list that is not complete would have everything published
-/// again.
+/// Returns true if `ListVolumes` contradicts a VolumeAttachment. A volume missing from the list is no
+/// contradiction: publishing it would not restore it, and an incomplete list would cause every volume to be
+/// published again. Source: external-attacher's `ReconcileVA`.
 pub fn is_out_of_sync(
     cache: &Cache,
     published_nodes: &PublishedNodesByVolume,
@@ -337,7 +439,7 @@ pub fn is_out_of_sync(
     let Ok((_, csi)) = volume_of(cache, attachment) else { return false };
     let Some(nodes) = published_nodes.get(&csi.handle) else { return false };
     let finalizer = names::attacher_finalizer(&attachment.attacher);
-    // A node whose driver is being registered anew has no name for a while.
+    // A driver that is registering again has no node ID in the CSINode for a moment.
     let now = node_id(cache, attachment).ok();
     if !attachment.meta.deleting {
         return attachment.attached && now.is_some_and(|node| !nodes.contains(&node));

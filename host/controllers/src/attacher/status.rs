@@ -1,27 +1,27 @@
-//! The status of a VolumeAttachment, as external-attacher writes it.
+//! The status of a VolumeAttachment, in external-attacher's format.
 
 use cofferdam_domain::{VolumeAttachment, storage::Parameters};
 use serde_json::{Map, Value, json};
 
-/// The API's limit for the message of an error.
+/// Maximum length of an error message, in bytes. The API server rejects longer ones.
 const MAX_MESSAGE: usize = 1024;
-const CUT: &str = "…";
+const ELLIPSIS: &str = "…";
 
-/// The patch that says that it is attached. Metadata of an earlier time goes.
+/// Returns the status patch of an attached volume. It removes attachment metadata of an earlier attach.
 pub(super) fn attached_patch(attachment: &VolumeAttachment, metadata: &Parameters) -> Value {
-    let gone = attachment.attachment_metadata.iter().map(|(key, _)| (key.to_owned(), Value::Null));
-    let mut all: Map<String, Value> = gone.collect();
+    let removed = attachment.attachment_metadata.iter().map(|(key, _)| (key.to_owned(), Value::Null));
+    let mut all: Map<String, Value> = removed.collect();
     all.extend(metadata.iter().map(|(key, value)| (key.clone(), json!(value))));
     let metadata = if metadata.is_empty() { Value::Null } else { Value::Object(all) };
     json!({"status": {"attached": true, "attachmentMetadata": metadata, "attachError": null}})
 }
 
-/// The patch that says that it is no longer attached.
+/// Returns the status patch of a detached volume.
 pub(super) fn detached_patch() -> Value {
     json!({"status": {"attached": false, "attachmentMetadata": null, "detachError": null}})
 }
 
-/// Whether the status says already that attaching, or detaching, fails in this way.
+/// Returns true if the status has this attach or detach error already.
 pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Option<i32>) -> bool {
     let (found, code) = if attachment.meta.deleting {
         (&attachment.detach_error, None)
@@ -31,30 +31,30 @@ pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Opti
     found.as_ref().is_some_and(|found| found.message == truncate_message(message) && found.error_code == code)
 }
 
-/// The patch that says that attaching, or detaching, failed.
+/// Returns the status patch of a failed attach or detach.
 pub(super) fn error_patch(deleting: bool, now: jiff::Timestamp, message: &str, code: Option<i32>) -> Value {
-    // Kubernetes' times of objects are whole seconds.
+    // `metav1.Time` has a resolution of one second.
     let time = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);
     let error = json!({"time": time.to_string(), "message": truncate_message(message)});
     if deleting {
-        // The code is for those who wait for room on a node.
+        // kubelet and scheduler read the code of attach errors only.
         return json!({"status": {"detachError": error}});
     }
     let mut error = error;
     if let Some(fields) = error.as_object_mut() {
-        // Absent, it would leave an earlier one.
+        // A merge patch without the field would keep the code of an earlier error.
         fields.insert("errorCode".to_owned(), json!(code));
     }
     json!({"status": {"attachError": error}})
 }
 
-/// The message, cut where the API would refuse it.
+/// Truncates a message to [`MAX_MESSAGE`] bytes.
 fn truncate_message(message: &str) -> String {
     if message.len() <= MAX_MESSAGE {
         return message.to_owned();
     }
-    let end = (0..=MAX_MESSAGE - CUT.len()).rev().find(|end| message.is_char_boundary(*end));
-    format!("{}{CUT}", message.get(..end.unwrap_or_default()).unwrap_or_default())
+    let end = (0..=MAX_MESSAGE - ELLIPSIS.len()).rev().find(|end| message.is_char_boundary(*end));
+    format!("{}{ELLIPSIS}", message.get(..end.unwrap_or_default()).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -69,8 +69,9 @@ mod tests {
         let exact = "x".repeat(1024);
         assert_eq!(truncate_message(&exact), exact);
         for letter in ["x", "ä", "€", "🚢"] {
-            let cut = truncate_message(&letter.repeat(1100));
-            assert!(cut.len() <= 1024 && cut.len() > 1016 && cut.ends_with('…'), "{letter}: {}", cut.len());
+            let truncated = truncate_message(&letter.repeat(1100));
+            let length = truncated.len();
+            assert!(length <= 1024 && length > 1016 && truncated.ends_with('…'), "{letter}: {length}");
         }
     }
 
@@ -91,11 +92,13 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_written_as_the_api_has_them() {
+    fn error_patches_have_the_format_of_the_api() {
         let now = "2026-01-01T00:00:00.5Z".parse().unwrap();
         assert_eq!(
             error_patch(false, now, "m", Some(8)),
-            json!({"status": {"attachError": {"time": "2026-01-01T00:00:00Z", "message": "m", "errorCode": 8}}})
+            json!({"status": {"attachError": {
+                "time": "2026-01-01T00:00:00Z", "message": "m", "errorCode": 8,
+            }}})
         );
         assert_eq!(
             error_patch(true, now, "m", Some(8)),

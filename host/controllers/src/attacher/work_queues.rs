@@ -1,6 +1,6 @@
-//! Lanes: attaching and detaching have workers of their own, for each driver by itself. So volumes that hang
-//! on their way to a node never hold up those that shall leave one, which may be what the others wait for,
-//! and no driver holds up another.
+//! Work queues of the attacher. Each driver has one for attach and one for detach, with separate workers.
+//!
+//! A slow attach therefore never delays a detach that it may depend on, and drivers do not delay each other.
 
 use cofferdam_cluster::{
     metrics::Metrics,
@@ -8,25 +8,25 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{VolumeAttachment, VolumeAttachmentName};
 
-/// Where an attachment is worked on.
+/// The operation of a work queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum QueueKind {
-    /// It shall be attached.
+    /// VolumeAttachments to attach.
     Attach,
-    /// It shall be detached.
+    /// VolumeAttachments to detach.
     Detach,
 }
 
 impl QueueKind {
-    /// Both.
+    /// All queues.
     pub(super) const ALL: [Self; 2] = [Self::Attach, Self::Detach];
 
-    /// The lane of an attachment.
+    /// Returns the queue of a VolumeAttachment.
     pub(super) fn for_attachment(attachment: &VolumeAttachment) -> Self {
         if attachment.meta.deleting { Self::Detach } else { Self::Attach }
     }
 
-    /// Name in metrics.
+    /// Value of the metric label `queue`.
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Attach => "attach",
@@ -35,7 +35,7 @@ impl QueueKind {
     }
 }
 
-/// The lanes of one driver.
+/// The work queues of one driver.
 pub(super) struct WorkQueues {
     attach: Queue<VolumeAttachmentName>,
     detach: Queue<VolumeAttachmentName>,

@@ -1,4 +1,4 @@
-//! One request, one volume: everything is read anew, then the driver is called, then the answer is written.
+//! Deletes one requested volume: reads all inputs live, calls the driver, then writes the response.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
@@ -11,7 +11,7 @@ use cofferdam_domain::{
 use serde_json::{Value, json};
 
 use super::{
-    listing::{ObservationHistory, VolumePages},
+    listing::{ListingError, ObservationHistory, VolumePages},
     report::{
         DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, REPORT, RESPONSE, ScanReport,
     },
@@ -20,27 +20,28 @@ use super::{
 };
 use crate::context::ManagedDriver;
 
-/// Why a volume could not be looked at; asked again later.
+/// A transient failure to read the inputs of a decision. The request is retried.
 #[derive(Debug, thiserror::Error)]
 enum VolumeLookupError {
-    #[error("the driver's volumes cannot be listed: {0}")]
-    Listing(String),
+    #[error("cannot list the driver's volumes: {0}")]
+    Listing(#[from] ListingError),
     #[error(transparent)]
     Read(#[from] ApiError),
 }
 
-/// What comes of one look at a request.
+/// Result of one step of a request.
 enum RequestStep {
-    /// It is decided.
+    /// The request is complete.
     Respond(DeletionResponse),
-    /// Its beginning was written down, or was not.
+    /// The start of the deletion was written to the ConfigMap, or the write failed.
     Started(Result<(), ApiError>),
-    /// It has to be tried again.
+    /// A transient failure: the request is retried.
     Retry,
 }
 
 impl OrphanScanner {
-    /// The next effect for a request: its beginning, the driver call, or the answer. `Err` ends this run.
+    /// Performs the next effect of a request: the write of `deleting`, the driver call, or the response.
+    /// `Err` ends this reconcile.
     pub(super) async fn handle_request(
         &self,
         driver: &ManagedDriver,
@@ -51,14 +52,14 @@ impl OrphanScanner {
         let started = config_map.data_value(DELETING);
         let Some(text) = started.or(config_map.data_value(DELETE)) else { return Ok(Ok(())) };
         let request = DeletionRequest::parse(text);
-        // An answer to a request that was taken back meanwhile has nobody to read it.
+        // The response of a request that was withdrawn meanwhile is dropped.
         let pending_response = scan_state
             .pending_response
             .take()
             .filter(|response| response.request.as_ref() == request.as_ref().ok());
         let response = match (pending_response, request) {
             (Some(response), _) => response,
-            (None, Err(message)) => self.refused_response(None, message),
+            (None, Err(error)) => self.refused_response(None, error.to_string()),
             (None, Ok(request)) => {
                 match self
                     .process_request(driver, config_map, request, started.is_some(), &mut scan_state.history)
@@ -72,13 +73,13 @@ impl OrphanScanner {
         };
         let written = self.write_response(driver, config_map, text, last_report, &response).await;
         if written.is_err() {
-            // What the driver has said once is not asked for again.
+            // Keep the response, so that the driver is not called again.
             scan_state.pending_response = Some(response);
         }
         Ok(written)
     }
 
-    /// Decides and acts on a request.
+    /// Decides on a request and performs its next effect.
     async fn process_request(
         &self,
         driver: &ManagedDriver,
@@ -91,21 +92,24 @@ impl OrphanScanner {
         let decision = match self.decide_deletion(driver, &request, is_started, history).await {
             Ok(decision) => decision,
             Err(error) => {
-                tracing::warn!(driver = %name, volume = %request.handle, %error, "a deletion waits");
+                let volume = &request.handle;
+                tracing::warn!(driver = %name, %volume, %error, "cannot decide on a deletion; retrying");
                 return RequestStep::Retry;
             }
         };
         match decision {
-            DeletionVerdict::Refuse(why) => RequestStep::Respond(self.refused_response(Some(request), why)),
+            DeletionVerdict::Refuse(reason) => {
+                RequestStep::Respond(self.refused_response(Some(request), reason))
+            }
             DeletionVerdict::AlreadyDeleted => {
-                let message = "the driver lists it no more".to_owned();
+                let message = "the driver no longer lists it".to_owned();
                 RequestStep::Respond(self.response(Some(request), DeletionResult::Deleted, message))
             }
             DeletionVerdict::Delete if is_started => {
                 self.delete_volume(driver, request).await.map_or(RequestStep::Retry, RequestStep::Respond)
             }
-            // After it everything is looked at once more: the API took this write, so the process is not cut
-            // off from it.
+            // The inputs are read again after this write. Its success also proves that the API server is
+            // reachable.
             DeletionVerdict::Delete => {
                 let data = json!({DELETING: json!(request).to_string()});
                 RequestStep::Started(self.write(name, Some(config_map), data).await.map(drop))
@@ -113,32 +117,36 @@ impl OrphanScanner {
         }
     }
 
-    /// The effect that cannot be taken back.
+    /// Calls `DeleteVolume`. Returns `None` if the call must be retried.
     async fn delete_volume(
         &self,
         driver: &ManagedDriver,
         request: DeletionRequest,
     ) -> Option<DeletionResponse> {
         let name = &driver.backend.description().name;
-        tracing::info!(driver = %name, volume = %request.handle, by = %request.requested_by, "deleting an orphan");
+        tracing::info!(
+            driver = %name, volume = %request.handle, requested_by = %request.requested_by,
+            "deleting an orphan",
+        );
         let call = Call::with_deadline(self.context.settings.timeout);
         match driver.backend.delete_volume(call, request.handle.clone()).await {
             Ok(()) => Some(self.response(Some(request), DeletionResult::Deleted, "deleted".to_owned())),
             Err(error) if error.finality != Finality::Final => {
-                tracing::warn!(driver = %name, volume = %request.handle, %error, "deleting an orphan is tried again");
+                let volume = &request.handle;
+                tracing::warn!(driver = %name, %volume, %error, "deleting an orphan failed; retrying");
                 None
             }
             Err(error) if error.kind == ErrorKind::NotFound => Some(self.response(
                 Some(request),
                 DeletionResult::Deleted,
-                "the driver knows it no more".to_owned(),
+                "the driver returned NotFound".to_owned(),
             )),
-            Err(error) => Some(self.refused_response(Some(request), format!("the driver refuses: {error}"))),
+            Err(error) => Some(self.refused_response(Some(request), format!("DeleteVolume failed: {error}"))),
         }
     }
 
-    /// Looks at everything that a deletion rests on, the cluster last: it is what may change while the driver
-    /// lists.
+    /// Reads all inputs of the decision live. The cluster is read last, because it may change while the
+    /// driver lists.
     async fn decide_deletion(
         &self,
         driver: &ManagedDriver,
@@ -157,13 +165,12 @@ impl OrphanScanner {
         if let Some(message) = rules::expired_message(request, self.now()).filter(|_| !is_started) {
             return Ok(DeletionVerdict::Refuse(message));
         }
-        let Some(status) =
-            self.find_volume(driver, &request.handle).await.map_err(VolumeLookupError::Listing)?
-        else {
+        let Some(status) = self.find_volume(driver, &request.handle).await? else {
             return Ok(rules::decide_deletion(&DeletionInput { volume: None, unreadable: None, is_started }));
         };
         let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
-        let unreadable = volumes.into_iter().find_map(|volume| volume.err().map(|opaque| opaque.key));
+        let unreadable =
+            volumes.into_iter().find_map(|volume| volume.err().map(|undecodable| undecodable.key));
         let has_recorded_intent = match &status.owner {
             Some(owner) => driver.journal.has_entry_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
@@ -191,7 +198,7 @@ impl OrphanScanner {
         &self,
         driver: &ManagedDriver,
         handle: &VolumeHandle,
-    ) -> Result<Option<VolumeStatus>, String> {
+    ) -> Result<Option<VolumeStatus>, ListingError> {
         let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
         while let Some(page) = pages.next().await? {
             if let Some(found) = page.into_iter().find(|status| status.volume.handle == *handle) {
@@ -201,7 +208,7 @@ impl OrphanScanner {
         Ok(None)
     }
 
-    /// Writes an answer in the place of its request, whose text this is.
+    /// Replaces the request, whose encoding is `text`, with its response.
     async fn write_response(
         &self,
         driver: &ManagedDriver,
@@ -228,8 +235,10 @@ impl OrphanScanner {
             self.metrics.record_report(report);
         }
         if let Some(DeletionRequest { handle, requested_by, .. }) = deleted {
-            let text =
-                format!("Volume {handle}, an orphan, is gone as {requested_by} asked: {}", response.message);
+            let text = format!(
+                "Deleted orphaned volume {handle}, requested by {requested_by}: {}",
+                response.message
+            );
             self.emit_event(driver, &map, EventType::Normal, "OrphanDeleted", text);
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! A driver's volumes, page by page, and what is remembered of those whose driver does not tell when they
-//! changed.
+//! Lists a driver's volumes page by page, and observes changes of volumes whose driver reports no change
+//! times.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::DefaultHasher},
@@ -10,23 +10,35 @@ use std::{
 use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::{
     VolumeHandle,
-    storage::{PageRequest, VolumeStatus},
+    storage::{PageRequest, StorageError, VolumeStatus},
 };
 use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{report::ScanReport, rules::LastChange};
 
-/// Volumes per page: at a KiB each, far below what one call may return.
+/// Volumes per page. At 1 KiB each, a page is far below the size limit of a response.
 const PAGE: u32 = 500;
-/// Pages of one listing: a million volumes. A driver that goes on after that does not know its end.
+/// Maximum pages of one listing: one million volumes. It ends a listing whose driver always returns a next
+/// token.
 const MAX_PAGES: usize = 2_000;
-/// How long one listing may take: half of the time to the next by default.
+/// Maximum duration of one listing: half of the default scan interval.
 const MAX_LISTING_TIME: Duration = Duration::from_secs(1_800);
-/// Volumes that are remembered with the time since when they have not changed; others stay young.
+/// Maximum observed volumes. Further volumes stay within the grace period.
 const MAX_OBSERVATIONS: usize = 50_000;
 
-/// A listing under way.
+/// A listing of volumes that failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListingError {
+    #[error("the listing has not ended after {MAX_PAGES} pages")]
+    TooManyPages,
+    #[error("the listing has not ended within {MAX_LISTING_TIME:?}")]
+    Timeout,
+    #[error(transparent)]
+    Driver(#[from] StorageError),
+}
+
+/// A sequence of `ListVolumes` calls.
 pub(crate) struct VolumePages<'a> {
     backend: &'a dyn Backend,
     timeout: Duration,
@@ -38,13 +50,12 @@ pub(crate) struct VolumePages<'a> {
 }
 
 impl<'a> VolumePages<'a> {
-    /// From the beginning; one call takes at most `timeout`.
+    /// Starts at the first page. Each call has the deadline `timeout`.
     pub(crate) fn new(backend: &'a dyn Backend, timeout: Duration) -> Self {
-        let until = Instant::now() + MAX_LISTING_TIME;
         Self {
             backend,
             timeout,
-            deadline: until,
+            deadline: Instant::now() + MAX_LISTING_TIME,
             next_token: None,
             limit: Some(PAGE),
             pages: 0,
@@ -52,29 +63,27 @@ impl<'a> VolumePages<'a> {
         }
     }
 
-    /// The same in pages of so many volumes; absent leaves it to the driver.
+    /// Sets the page size. Without a size the driver chooses it.
     pub(crate) fn with_limit(self, limit: Option<u32>) -> Self {
         Self { limit, ..self }
     }
 
-    /// The next page; absent at the end.
+    /// Returns the next page, or `None` at the end.
     ///
     /// # Errors
-    /// A sentence for people: the driver's own error, or that the listing does not end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<VolumeStatus>>, String> {
+    /// The driver failed, or the listing exceeded [`MAX_PAGES`] or [`MAX_LISTING_TIME`].
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<VolumeStatus>>, ListingError> {
         if self.ended {
             return Ok(None);
         }
         if self.pages == MAX_PAGES {
-            return Err(format!("the listing has not ended after {MAX_PAGES} pages"));
+            return Err(ListingError::TooManyPages);
         }
         self.pages += 1;
         let request = PageRequest { starting_token: self.next_token.take(), max_entries: self.limit };
         let call = self.backend.list_volumes(Call::with_deadline(self.timeout), request);
-        let page = tokio::time::timeout_at(self.deadline, call)
-            .await
-            .map_err(|_| format!("the listing has not ended within {MAX_LISTING_TIME:?}"))?
-            .map_err(|error| error.to_string())?;
+        let page =
+            tokio::time::timeout_at(self.deadline, call).await.map_err(|_| ListingError::Timeout)??;
         self.ended = page.next_token.is_none();
         self.next_token = page.next_token;
         Ok(Some(page.volumes))
@@ -84,17 +93,17 @@ impl<'a> VolumePages<'a> {
 struct Observation {
     state: String,
     since: Timestamp,
-    /// How long the volume had not changed at `at`.
+    /// Time since the last change, at `observed_at`.
     age: Duration,
     observed_at: Instant,
 }
 
-/// Since when volumes have not changed, by the eyes of this process and of those before it.
+/// Last changes of volumes, observed by this process and, through the report, by earlier ones.
 #[derive(Default)]
 pub(super) struct ObservationHistory(HashMap<VolumeHandle, Observation>);
 
 impl ObservationHistory {
-    /// What the processes before this one have seen.
+    /// Restores the observations of earlier processes from their report.
     pub(super) fn restore(&mut self, report: &ScanReport, now: Timestamp) {
         for orphan in report.orphans.iter().chain(&report.within_grace_period) {
             let Some(state) = orphan.state.clone() else { continue };
@@ -105,7 +114,7 @@ impl ObservationHistory {
         }
     }
 
-    /// Since when the volume is as it is; from now on, where it is seen first or has changed.
+    /// Returns the volume's last change. A new or changed volume gets the time `now`.
     pub(super) fn observe(&mut self, status: &VolumeStatus, now: Timestamp) -> LastChange {
         let state = state_digest(status);
         let handle = &status.volume.handle;
@@ -123,15 +132,15 @@ impl ObservationHistory {
         LastChange { since: now, age: Duration::ZERO }
     }
 
-    /// Forgets all others: a complete listing did not show them.
+    /// Removes volumes that a complete listing did not contain.
     pub(super) fn retain(&mut self, listed: &HashSet<VolumeHandle>) {
         self.0.retain(|handle, _| listed.contains(handle));
     }
 }
 
-/// A digest of everything about a volume that changes with its use; its health does not.
+/// Digest of the fields of a volume that change with its use. The volume condition is not part of it.
 pub(super) fn state_digest(status: &VolumeStatus) -> String {
-    // Another build may hash otherwise: then its volumes are young once more, which costs a day and no data.
+    // Another build may compute another hash. Its volumes then restart their grace period, which is safe.
     let mut hasher = DefaultHasher::new();
     (&status.volume, &status.owner, &status.published_node_ids).hash(&mut hasher);
     format!("{:016x}", hasher.finish())

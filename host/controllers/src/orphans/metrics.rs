@@ -56,10 +56,10 @@ impl OrphanMetrics {
         let driver_name = report.driver.to_string();
         let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         for (state, count) in [
-            ("known", counts.referenced),
+            ("referenced", counts.referenced),
             ("orphan", counts.orphan),
-            ("young", counts.within_grace_period),
-            ("unknown", counts.unmanaged()),
+            ("within_grace_period", counts.within_grace_period),
+            ("unmanaged", counts.unmanaged()),
         ] {
             let labels = ClassificationLabels { driver_name: driver_name.clone(), state };
             self.volumes.get_or_create(&labels).set(signed(count));

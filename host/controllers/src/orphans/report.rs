@@ -1,4 +1,4 @@
-//! What stands in the ConfigMap: the report, a request to delete one volume, and the answer to it.
+//! Content of the ConfigMap `cofferdam-orphans-DRIVER`: the report, a deletion request, and its response.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -8,35 +8,34 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Key of the [`Report`].
+/// Key of the [`ScanReport`].
 pub const REPORT: &str = "report";
-/// Key of the [`Request`]; it stays until it is answered.
+/// Key of the pending [`DeletionRequest`]. It is removed when the response is written.
 pub const DELETE: &str = "delete";
-/// Key of the [`Request`] that is being carried out: written before the driver is asked, so that a process
-/// that takes over knows that it may have been asked.
+/// Key of the started [`DeletionRequest`]. It is written before the driver is called, so that the next
+/// process knows that the volume may have been deleted.
 pub const DELETING: &str = "deleting";
-/// Key of the [`Answer`] to the last request.
-pub const RESPONSE: &str = "answer";
+/// Key of the [`DeletionResponse`] to the last request.
+pub const RESPONSE: &str = "response";
 
-/// Orphans that a report lists, and as many young volumes; more are only counted.
+/// Maximum listed orphans. The same limit applies separately to volumes within the grace period.
 pub const MAX_LISTED: usize = 500;
-/// Bytes of everything that is listed: less than half of the API's limit of 1 MiB for a ConfigMap.
+/// Maximum bytes of all listed volumes: less than half of the API's limit of 1 MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
-/// A report that says nothing new is written again after this time, so that its age tells whether anybody
-/// still looks.
+/// An unchanged report is rewritten after this time, so that its age shows whether the scans still run.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
-/// Longest request that is read, in bytes: a handle has at most 128.
+/// Maximum length of a request in bytes. A handle has at most 128.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
 
-/// How leaks of a driver are found.
+/// Method of detecting leaked volumes of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum LeakDetection {
-    /// By the owners that the driver has kept.
+    /// By the owners that the driver reports.
     Owner,
-    /// Not at all.
+    /// Leaks cannot be detected.
     None {
-        /// Why, for people.
+        /// The reason.
         message: String,
     },
 }
@@ -50,97 +49,97 @@ impl fmt::Display for LeakDetection {
     }
 }
 
-/// Volumes by verdict.
+/// Number of volumes by classification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeCounts {
-    /// An object, a claim or an intent speaks for them.
+    /// Volumes that an object, a claim or an intent references.
     pub referenced: u64,
-    /// Nothing does, for a day.
+    /// Unreferenced volumes, unchanged for 24 hours.
     pub orphan: u64,
-    /// Nothing does, but not for a day yet.
+    /// Unreferenced volumes, changed within 24 hours.
     pub within_grace_period: u64,
-    /// No object stands for them, and the driver has kept no owner.
+    /// Volumes without a PersistentVolume and without an owner.
     pub no_owner: u64,
-    /// No object stands for them, and they were made for another cluster.
+    /// Volumes without a PersistentVolume that were created for another cluster.
     pub other_cluster: u64,
-    /// No object stands for them, and their reclaim policy was not Delete.
+    /// Volumes without a PersistentVolume whose reclaim policy is not Delete.
     pub retained: u64,
 }
 
 impl VolumeCounts {
-    /// Volumes without an object that may not be ours to judge.
+    /// Volumes without a PersistentVolume that may not belong to this cluster.
     pub fn unmanaged(&self) -> u64 {
         self.no_owner + self.other_cluster + self.retained
     }
 
-    /// Every volume that the driver lists.
+    /// All volumes that the driver lists.
     pub fn total(&self) -> u64 {
         self.referenced + self.orphan + self.within_grace_period + self.unmanaged()
     }
 }
 
-/// A volume that nothing speaks for.
+/// An unreferenced volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Orphan {
-    /// The driver's id.
+    /// The driver's volume handle.
     pub handle: VolumeHandle,
-    /// Its size, when the driver knows it.
+    /// Size in bytes, if the driver reports it.
     pub bytes: Option<u64>,
-    /// `metadata.uid` of the claim that it was made for.
+    /// `metadata.uid` of the claim that the volume was created for.
     pub claim: Uid,
-    /// Name of the PersistentVolume that it was made for.
+    /// Name of the PersistentVolume that the volume was created for.
     pub volume: VolumeName,
-    /// Since when it has not changed.
+    /// Time of the last change.
     pub since: Timestamp,
-    /// A digest of how it was then, where the driver does not tell when it changed: with it the next process
-    /// goes on counting.
+    /// Digest of the volume's state, if the driver reports no change times. The next process continues its
+    /// age with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
 
-/// A scan that came to no end.
+/// A failed scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanFailure {
-    /// When.
+    /// Time of the failure.
     pub time: Timestamp,
-    /// Why, for people.
+    /// Error message.
     pub message: String,
 }
 
-/// What a driver holds, as the last complete scan found it.
+/// Result of the last complete scan of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScanReport {
     /// The driver.
     pub driver: DriverName,
-    /// End of the last complete scan; absent before the first.
+    /// End of the last complete scan. `None` before the first.
     pub time: Option<Timestamp>,
-    /// How leaks are found.
+    /// Method of detecting leaked volumes.
     pub leak_detection: LeakDetection,
-    /// Whether nothing may be deleted because the cluster was restored from a backup.
+    /// True while deletions are frozen after a restore of the cluster.
     pub deletions_frozen: bool,
-    /// Every volume that the driver lists.
+    /// All volumes that the driver lists, by classification.
     pub counts: VolumeCounts,
-    /// Sizes of all orphans together, as far as the driver knows them.
+    /// Total size of all orphans whose size is known.
     pub orphaned_bytes: u64,
     /// Orphans by handle, at most [`MAX_LISTED`].
     pub orphans: Vec<Orphan>,
-    /// How many orphans are not listed.
+    /// Number of orphans that are not listed.
     pub unlisted_orphans: u64,
-    /// Volumes that become orphans when a day has passed, by handle, at most [`MAX_LISTED`].
+    /// Volumes within the grace period by handle, at most [`MAX_LISTED`].
     #[serde(default)]
     pub within_grace_period: Vec<Orphan>,
-    /// How many of those are not listed.
+    /// Number of volumes within the grace period that are not listed.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
-    /// The last scan, where it came to no end: everything else is from the one before.
+    /// The last scan if it failed. All other fields are from the last complete scan.
     pub failure: Option<ScanFailure>,
 }
 
 impl ScanReport {
-    /// A report of a driver that was never scanned.
+    /// Returns the report of a driver before its first scan.
     pub fn new(driver: DriverName, leak_detection: LeakDetection) -> Self {
         Self {
             driver,
@@ -157,12 +156,13 @@ impl ScanReport {
         }
     }
 
-    /// The report in a ConfigMap; absent where there is none that this build can read.
+    /// Reads the report of a ConfigMap. `None` if it is missing or cannot be decoded.
     pub fn read(map: &OrphanReport) -> Option<Self> {
         serde_json::from_str(map.data_value(REPORT)?).ok()
     }
 
-    /// Lists orphans, then young volumes, as far as they fit; all of them are counted already.
+    /// Lists orphans, then volumes within the grace period, up to [`MAX_LISTED`] and [`MAX_BYTES`]. `counts`
+    /// must be set.
     pub fn set_listed(
         &mut self,
         orphans: BTreeMap<VolumeHandle, Orphan>,
@@ -184,33 +184,33 @@ impl ScanReport {
             unlisted(self.counts.within_grace_period, &self.within_grace_period);
     }
 
-    /// Takes out an orphan that is gone.
+    /// Removes a deleted orphan.
     pub fn remove(&mut self, handle: &VolumeHandle) {
-        let Some(at) = self.orphans.iter().position(|orphan| orphan.handle == *handle) else { return };
-        let removed = self.orphans.remove(at);
+        let Some(index) = self.orphans.iter().position(|orphan| orphan.handle == *handle) else { return };
+        let removed = self.orphans.remove(index);
         self.counts.orphan = self.counts.orphan.saturating_sub(1);
         self.orphaned_bytes = self.orphaned_bytes.saturating_sub(removed.bytes.unwrap_or_default());
     }
 
-    /// The orphan of this handle, where it is listed.
+    /// Returns the listed orphan with this handle.
     pub fn orphan(&self, handle: &VolumeHandle) -> Option<&Orphan> {
         self.orphans.iter().find(|orphan| orphan.handle == *handle)
     }
 
-    /// Whether this report has to be written where `before` stands: it says something new, or `before` is an
-    /// hour old.
+    /// Returns true if this report must replace `before`: its content differs, or `before` is one hour old.
     pub fn is_update_of(&self, before: &Self) -> bool {
-        let mut same = Self { time: before.time, failure: self.failure.clone(), ..self.clone() };
-        if let (Some(now), Some(previous)) = (&mut same.failure, &before.failure) {
+        let mut current = Self { time: before.time, failure: self.failure.clone(), ..self.clone() };
+        if let (Some(now), Some(previous)) = (&mut current.failure, &before.failure) {
             now.time = previous.time;
         }
-        same != *before
+        current != *before
             || self.last_attempt()
                 >= before.last_attempt()
                     + jiff::SignedDuration::try_from(REFRESH_INTERVAL).unwrap_or_default()
     }
 
-    /// Orphans that `before` did not have. Where it did not list all of its own, only a larger number tells.
+    /// Returns orphans that `before` does not have. If `before` omitted orphans, they are new only if their
+    /// number has grown.
     pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
         let new = |orphan: &&Orphan| before.is_none_or(|before| before.orphan(&orphan.handle).is_none());
         let is_uncertain = before
@@ -221,72 +221,80 @@ impl ScanReport {
         self.orphans.iter().filter(new).map(|orphan| &orphan.handle).collect()
     }
 
-    /// When somebody looked last, with or without success.
+    /// Time of the last scan, complete or failed.
     fn last_attempt(&self) -> Timestamp {
         let failed = self.failure.as_ref().map(|failure| failure.time);
         self.time.max(failed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 }
 
-/// A wish to delete one volume.
+/// A deletion request that cannot be decoded.
+#[derive(Debug, thiserror::Error)]
+pub enum DeletionRequestError {
+    /// The length in bytes exceeds the limit.
+    #[error("the request has {0} bytes; expected at most {MAX_REQUEST_BYTES}")]
+    TooLong(usize),
+    /// The request is not valid JSON of a [`DeletionRequest`].
+    #[error("the request cannot be decoded: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+/// A request to delete one volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletionRequest {
     /// The volume.
     pub handle: VolumeHandle,
-    /// When it was asked for.
+    /// Time of the request.
     pub requested_at: Timestamp,
-    /// Who asks, for people.
+    /// The requester, for display.
     pub requested_by: String,
 }
 
 impl DeletionRequest {
-    /// Reads what stands in a ConfigMap.
+    /// Decodes the request in a ConfigMap.
     ///
     /// # Errors
-    /// A sentence for people.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// The request is too long or malformed.
+    pub fn parse(text: &str) -> Result<Self, DeletionRequestError> {
         if text.len() > MAX_REQUEST_BYTES {
-            return Err(format!(
-                "the request has {} bytes; expected at most {MAX_REQUEST_BYTES}",
-                text.len()
-            ));
+            return Err(DeletionRequestError::TooLong(text.len()));
         }
-        serde_json::from_str(text).map_err(|error| format!("the request cannot be read: {error}"))
+        Ok(serde_json::from_str(text)?)
     }
 
-    /// The merge patch that asks.
+    /// Returns the merge patch that writes the request.
     pub fn patch(&self) -> Value {
         json!({"data": {DELETE: json!(self).to_string()}})
     }
 }
 
-/// What became of a request.
+/// Result of a deletion request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeletionResult {
-    /// The volume is gone.
+    /// The volume is deleted.
     Deleted,
-    /// The volume was left alone.
+    /// The volume is unchanged.
     Refused,
 }
 
-/// The answer to a request.
+/// Response to a deletion request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeletionResponse {
-    /// The request; absent where it could not be read.
+    /// The request. `None` if it could not be decoded.
     pub request: Option<DeletionRequest>,
-    /// What became of it.
+    /// Result of the request.
     pub result: DeletionResult,
-    /// Why, for people.
+    /// The reason.
     pub message: String,
-    /// When.
+    /// Time of the response.
     pub answered_at: Timestamp,
 }
 
 impl DeletionResponse {
-    /// The answer in a ConfigMap; absent where there is none that this build can read.
+    /// Reads the response in a ConfigMap. `None` if it is missing or cannot be decoded.
     pub fn read(map: &OrphanReport) -> Option<Self> {
         serde_json::from_str(map.data_value(RESPONSE)?).ok()
     }
@@ -294,7 +302,10 @@ impl DeletionResponse {
 
 /// Labels of the ConfigMap.
 pub(crate) fn labels() -> Value {
-    json!({"app.kubernetes.io/managed-by": "cofferdam", orphan_report::REPORT_LABEL: orphan_report::REPORT_LABEL_VALUE})
+    json!({
+        "app.kubernetes.io/managed-by": "cofferdam",
+        orphan_report::REPORT_LABEL: orphan_report::REPORT_LABEL_VALUE,
+    })
 }
 
 #[cfg(test)]

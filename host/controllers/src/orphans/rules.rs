@@ -1,4 +1,5 @@
-//! What a volume of a driver is, and whether it may be deleted.
+//! Rules for orphans: the classification of a driver's volumes, and decisions on deletion requests. They have
+//! no upstream source.
 
 use std::{fmt, time::Duration};
 
@@ -11,92 +12,93 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::report::DeletionRequest;
 
-/// How long a volume must not have changed: far longer than every time-out and back-off on the way from a
-/// driver's answer to an object, and time enough for a person to notice that an object is missing.
+/// Minimum time without a change before an unreferenced volume is an orphan. It exceeds every timeout and
+/// back-off between a driver's response and the PersistentVolume, and lets an operator notice a missing
+/// object.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(24 * 3600);
-/// A request that is older is refused: whoever asked waits no longer, and may have thought better of it.
+/// Maximum age of a deletion request. The requester of an older one no longer waits for the response.
 pub const MAX_REQUEST_AGE: Duration = Duration::from_secs(3600);
 
-/// What a verdict rests on.
+/// Input of [`classify`].
 pub struct ClassificationInput<'a> {
-    /// The cluster's objects.
+    /// The cached objects.
     pub cache: &'a Cache,
     /// The driver.
     pub driver: &'a DriverName,
-    /// This cluster.
+    /// ID of this cluster: the UID of the namespace `kube-system`.
     pub cluster: &'a ClusterId,
-    /// Whether the journal has an intent for an owner's claim or volume.
+    /// Returns true if the intent journal has an entry for the owner's claim or PersistentVolume.
     pub has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
-    /// The volume that is being deleted at a person's request.
+    /// The volume of a deletion that has started.
     pub deleting: Option<&'a VolumeHandle>,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 
-/// Since when this process has seen a volume without a change.
+/// Time of a volume's last change, as observed by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastChange {
-    /// On the wall clock.
+    /// Wall-clock time of the last change.
     pub since: Timestamp,
-    /// On a clock that nobody sets.
+    /// Time since the last change, on a monotonic clock.
     pub age: Duration,
 }
 
-/// What a volume is.
+/// Classification of a volume that a driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Classification {
-    /// Something in the cluster speaks for it.
+    /// An object or an intent references the volume.
     Referenced(VolumeReference),
-    /// Nothing does, and it has not changed for a day.
+    /// The volume is unreferenced and has not changed for [`GRACE_PERIOD`].
     Orphan {
-        /// Since when it has not changed.
+        /// Time of the last change.
         since: Timestamp,
     },
-    /// Nothing does, but it changed less than a day ago.
+    /// The volume is unreferenced but changed less than [`GRACE_PERIOD`] ago.
     WithinGracePeriod {
-        /// Since when it has not changed.
+        /// Time of the last change.
         since: Timestamp,
     },
-    /// No object stands for it, and it may not be ours to judge.
+    /// The volume has no PersistentVolume and may not belong to this cluster.
     Unmanaged(Unmanaged),
 }
 
-/// What speaks for a volume.
+/// The reference to a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeReference {
-    /// A PersistentVolume with its handle.
+    /// A PersistentVolume with its driver and handle.
     Volume(VolumeName),
-    /// A PersistentVolume of the owner's name, which this build cannot read.
+    /// A PersistentVolume with the owner's name that cannot be decoded.
     UnreadableVolume(VolumeName),
-    /// An intent for its claim or its name.
+    /// An intent for its claim or its PersistentVolume.
     Intent,
-    /// Its claim exists, and names no other volume.
+    /// Its claim, which is unbound or bound to the owner's PersistentVolume.
     Claim(ClaimKey),
-    /// It is being deleted at a person's request.
+    /// A deletion that was requested and has started.
     Deletion,
 }
 
-/// Why a volume without an object may not be ours.
+/// The reason why a volume without a PersistentVolume is never an orphan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unmanaged {
-    /// The driver has kept no owner.
+    /// The driver reports no owner.
     NoOwner,
-    /// It was made for another cluster.
+    /// The owner is another cluster.
     OtherCluster,
-    /// It was made to stay.
+    /// The owner's reclaim policy is not Delete.
     Retained(ReclaimPolicy),
 }
 
 impl fmt::Display for VolumeReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Volume(name) => write!(f, "PersistentVolume {name} stands for it"),
+            Self::Volume(name) => write!(f, "PersistentVolume {name} references it"),
             Self::UnreadableVolume(name) => {
-                write!(f, "PersistentVolume {name} cannot be read and may stand for it")
+                write!(f, "PersistentVolume {name} cannot be decoded and may reference it")
             }
             Self::Intent => f.write_str("the intent journal has an entry for it"),
-            Self::Claim(key) => write!(f, "its claim {key} exists"),
-            Self::Deletion => f.write_str("it is being deleted"),
+            Self::Claim(key) => write!(f, "its PersistentVolumeClaim {key} exists"),
+            Self::Deletion => f.write_str("its deletion has started"),
         }
     }
 }
@@ -104,17 +106,23 @@ impl fmt::Display for VolumeReference {
 impl fmt::Display for Unmanaged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoOwner => f.write_str("the driver has kept no owner of it"),
-            Self::OtherCluster => f.write_str("it was made for another cluster"),
+            Self::NoOwner => f.write_str("the driver reports no owner for it"),
+            Self::OtherCluster => f.write_str("it was created for another cluster"),
             Self::Retained(policy) => {
-                write!(f, "its reclaim policy is {}: expected Delete", policy.as_str())
+                write!(f, "its reclaim policy is {}; expected Delete", policy.as_str())
             }
         }
     }
 }
 
-/// Judges a volume that the driver lists. `observed` counts only where the driver does not tell when it
-/// changed.
+/// Classifies a volume that the driver lists. `last_change` is used only if the driver reports no change
+/// time.
+///
+/// The first match decides:
+/// 1. A PersistentVolume with the handle, or a started deletion: `Referenced`.
+/// 2. No owner, another cluster, or a reclaim policy other than Delete: `Unmanaged`.
+/// 3. An undecodable PersistentVolume of the owner's name, an intent, or the claim: `Referenced`.
+/// 4. Otherwise the age decides between `Orphan` and `WithinGracePeriod`.
 pub fn classify(
     input: &ClassificationInput<'_>,
     status: &VolumeStatus,
@@ -147,7 +155,7 @@ pub fn classify(
     }
 }
 
-/// What speaks for a volume of this owner, beside an object with its handle.
+/// Returns the owner's reference to the volume, other than a PersistentVolume with the handle.
 fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Option<VolumeReference> {
     if matches!(input.cache.volumes.get(&owner.pv_name), Lookup::Undecodable(_)) {
         return Some(VolumeReference::UnreadableVolume(owner.pv_name.clone()));
@@ -155,69 +163,73 @@ fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Optio
     if (input.has_intent)(owner) {
         return Some(VolumeReference::Intent);
     }
-    // The provisioner may ask for the same volume again, or a person may write the object that was lost. A
-    // claim that has another volume does not miss this one.
+    // The provisioner may request the same volume again, or an operator may restore the lost
+    // PersistentVolume. A claim bound to another PersistentVolume does not need this volume.
     let claim = input.cache.claim_by_uid(&owner.claim_uid)?;
     let is_claimed = claim.volume.as_ref().is_none_or(|name| *name == owner.pv_name);
     is_claimed.then(|| VolumeReference::Claim(claim.key.clone()))
 }
 
-/// The driver's own word. A time that has not come yet, or that nobody can read, makes the volume young.
+/// The last change reported by the driver. A future or invalid time counts as now.
 fn driver_last_change(at_ms: u64, now: Timestamp) -> LastChange {
     let at = i64::try_from(at_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     let since = at.unwrap_or(now).min(now);
     LastChange { since, age: now.duration_since(since).unsigned_abs() }
 }
 
-/// What a deletion rests on, all of it read for this request.
+/// Input of [`decide_deletion`]. All of it is read live for one request.
 #[derive(Clone, Debug)]
 pub struct DeletionInput<'a> {
-    /// The volume as the driver lists it, and what it is; absent where the driver does not list it.
+    /// The volume as the driver lists it, and its classification. `None` if the driver does not list it.
     pub volume: Option<(&'a VolumeStatus, Classification)>,
-    /// A PersistentVolume of any name that cannot be read: it may stand for the volume.
+    /// Any PersistentVolume that cannot be decoded: it may reference the volume.
     pub unreadable: Option<VolumeName>,
-    /// Whether the driver may have been asked to delete it before.
+    /// True if `DeleteVolume` may have been called before.
     pub is_started: bool,
 }
 
-/// What to do about a request.
+/// Decision on a deletion request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeletionVerdict {
     /// Delete the volume.
     Delete,
-    /// Say that it is gone.
+    /// Respond that the volume is deleted already.
     AlreadyDeleted,
-    /// Leave it alone and say why.
+    /// Refuse the request for this reason.
     Refuse(String),
 }
 
-/// Why nothing is deleted while the mark of a restored cluster stands in this namespace.
+/// The reason for refusing deletions while the restore marker exists in this namespace.
 pub fn frozen_message(namespace: &str) -> String {
     format!(
-        "the cluster was restored from a backup, and what looks abandoned may be in use: nothing is deleted while ConfigMap \
-         {namespace}/{} exists. Look whether the volumes whose claims are missing may go, then delete that ConfigMap and ask \
-         again",
+        "the cluster was restored from a backup, and volumes without a claim may be in use: \
+         deletions are frozen while ConfigMap {namespace}/{} exists. Check which of these volumes may be \
+         deleted, delete that ConfigMap, then request the deletion again",
         deletion_freeze::RESTORE_MARKER_NAME
     )
 }
 
-/// Why a request is not begun, whatever its volume is.
+/// The reason for refusing a request that has expired before its start. `None` if it has not expired.
 pub fn expired_message(request: &DeletionRequest, now: Timestamp) -> Option<String> {
     let age = now.duration_since(request.requested_at);
-    (age > SignedDuration::try_from(MAX_REQUEST_AGE).unwrap_or(SignedDuration::ZERO))
-        .then(|| format!("the request of {} is older than an hour: ask again", request.requested_at))
+    (age > SignedDuration::try_from(MAX_REQUEST_AGE).unwrap_or(SignedDuration::ZERO)).then(|| {
+        format!("the request from {} is older than 1 hour; request the deletion again", request.requested_at)
+    })
 }
 
-/// Decides on a request that has not expired, in a cluster that is not locked.
+/// Decides on a request that has not expired, while deletions are not frozen.
+///
+/// Only a listed orphan that is not published to a node is deleted, and only if every PersistentVolume can be
+/// decoded.
 pub fn decide_deletion(input: &DeletionInput<'_>) -> DeletionVerdict {
     let refuse = |reason: String| match input.is_started {
         false => DeletionVerdict::Refuse(reason),
         true => {
-            DeletionVerdict::Refuse(format!("{reason}; the driver was asked before, and may have deleted it"))
+            DeletionVerdict::Refuse(format!("{reason}; the driver was called before and may have deleted it"))
         }
     };
     let Some((status, classification)) = &input.volume else {
-        // Whoever mistypes a handle shall not read that something was deleted.
+        // A mistyped handle must not be reported as deleted.
         return if input.is_started {
             DeletionVerdict::AlreadyDeleted
         } else {
@@ -228,7 +240,7 @@ pub fn decide_deletion(input: &DeletionInput<'_>) -> DeletionVerdict {
         Classification::Referenced(reference) => return refuse(reference.to_string()),
         Classification::Unmanaged(unmanaged) => return refuse(unmanaged.to_string()),
         Classification::WithinGracePeriod { since } => {
-            return refuse(format!("it has changed less than 24 hours ago, at {since}"));
+            return refuse(format!("it changed less than 24 hours ago, at {since}"));
         }
         Classification::Orphan { .. } => {}
     }

@@ -25,7 +25,7 @@ use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    listing::{ObservationHistory, VolumePages},
+    listing::{ListingError, ObservationHistory, VolumePages},
     metrics::OrphanMetrics,
     report::{
         self, DELETE, DELETING, DeletionRequest, DeletionResponse, LeakDetection, REPORT, ScanFailure,
@@ -204,7 +204,7 @@ impl OrphanScanner {
         driver: &ManagedDriver,
         config_map: Option<&OrphanReport>,
         scan_state: &mut DriverScanState,
-    ) -> Result<ScanReport, String> {
+    ) -> Result<ScanReport, ListingError> {
         let name = &driver.backend.description().name;
         if !driver.backend.abilities().contains(&Ability::Listing) {
             let message = format!("the driver has no `{}`", Ability::Listing);
@@ -251,7 +251,7 @@ impl OrphanScanner {
         driver: &DriverName,
         last_report: Option<ScanReport>,
         is_frozen: bool,
-        scan: Result<ScanReport, String>,
+        scan: Result<ScanReport, ListingError>,
         scan_state: &mut DriverScanState,
     ) -> ScanReport {
         let now = self.now();
@@ -262,7 +262,8 @@ impl OrphanScanner {
                 self.metrics.record_scan(driver, now);
                 ScanReport { time: Some(now), deletions_frozen: is_frozen, ..report }
             }
-            Err(message) => {
+            Err(error) => {
+                let message = error.to_string();
                 tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
                 self.metrics.record_scan_failure(driver);
                 scan_state.next_scan =

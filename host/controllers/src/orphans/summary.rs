@@ -1,4 +1,4 @@
-//! What a scan counts on its way through a driver's volumes.
+//! Counts and collects a driver's volumes during a scan.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,20 +11,20 @@ use super::{
     rules::{Classification, Unmanaged},
 };
 
-/// Handles that an event names; the report has the others.
+/// Maximum handles in an event. The report lists the others.
 const MAX_NAMED_HANDLES: usize = 3;
 
-/// Volumes by verdict, and those that the report lists.
+/// Volumes by classification, and the volumes for the report.
 #[derive(Default)]
 pub(super) struct ScanSummary {
     counts: VolumeCounts,
     bytes: u64,
-    /// The first orphans by handle.
+    /// The first [`MAX_LISTED`] orphans by handle.
     orphans: BTreeMap<VolumeHandle, Orphan>,
-    /// The first young volumes by handle.
+    /// The first [`MAX_LISTED`] volumes within the grace period, by handle.
     within_grace_period: BTreeMap<VolumeHandle, Orphan>,
     has_owners: bool,
-    /// Volumes of which only our own eyes tell when they changed.
+    /// Volumes without a change time from the driver.
     pub(super) observed_handles: HashSet<VolumeHandle>,
 }
 
@@ -64,12 +64,12 @@ impl ScanSummary {
         Some(Orphan { handle, bytes, claim: owner.claim_uid, volume: owner.pv_name, since, state })
     }
 
-    /// What was counted.
+    /// Converts the counts into a report.
     pub(super) fn into_report(self, driver: DriverName) -> ScanReport {
         let leak_detection = if self.has_owners || self.counts.total() == 0 {
             LeakDetection::Owner
         } else {
-            LeakDetection::None { message: "the driver keeps no owners".to_owned() }
+            LeakDetection::None { message: "the driver reports no owners".to_owned() }
         };
         let mut report = ScanReport::new(driver, leak_detection);
         report.counts = self.counts;
@@ -79,7 +79,8 @@ impl ScanSummary {
     }
 }
 
-/// Whether it is new: a listing that moves under our feet may show a volume twice.
+/// Inserts a volume. Returns false if it is already listed: a listing that changes between pages may repeat a
+/// volume.
 fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
     let new = listed.insert(orphan.handle.clone(), orphan).is_none();
     if listed.len() > MAX_LISTED {
@@ -88,14 +89,14 @@ fn insert(listed: &mut BTreeMap<VolumeHandle, Orphan>, orphan: Orphan) -> bool {
     new
 }
 
-/// What the event about new orphans says.
+/// Message of the event `OrphanedVolumes`.
 pub(super) fn describe(report: &ScanReport, new_orphans: &[&VolumeHandle]) -> String {
     let named: Vec<&str> = new_orphans.iter().take(MAX_NAMED_HANDLES).map(|handle| handle.as_str()).collect();
-    let more = if new_orphans.len() > MAX_NAMED_HANDLES { ", …" } else { "" };
+    let ellipsis = if new_orphans.len() > MAX_NAMED_HANDLES { ", …" } else { "" };
     let (count, driver) = (report.counts.orphan, &report.driver);
-    let belong = if count == 1 { "1 volume belongs" } else { &format!("{count} volumes belong") };
+    let orphaned = if count == 1 { "1 volume is" } else { &format!("{count} volumes are") };
     format!(
-        "{belong} to nothing in this cluster any more, new: {}{more}. See `cofferdam orphans --driver {driver}`",
+        "{orphaned} orphaned, new: {}{ellipsis}. See `cofferdam orphans --driver {driver}`",
         named.join(", ")
     )
 }

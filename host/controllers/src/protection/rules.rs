@@ -1,41 +1,43 @@
-//! When a protection finalizer goes. Source: kube-controller-manager's pv-protection (a volume is in use
-//! while its phase is Bound), pvc-protection (a claim is in use while a scheduled pod refers to it, finished
-//! or not) and vac-protection (a VolumeAttributesClass is in use while a claim asks for it, has it or is on
-//! the way to it, or a volume has it).
+//! Rules of the protection finalizers. Source: kube-controller-manager's pv-protection, pvc-protection and
+//! vac-protection controllers.
+//!
+//! - A PersistentVolume is in use while its phase is Bound.
+//! - A claim is in use while a scheduled pod refers to it, terminated or not.
+//! - A VolumeAttributesClass is in use while a claim or a PersistentVolume names it. A claim names its
+//!   requested, current and target class.
 
 use cofferdam_cluster::Cache;
 use cofferdam_domain::{Claim, ObjectMeta, Volume, VolumeAttributesClass, VolumePhase, names};
 
-/// The next step for an object.
+/// The next effect for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinalizerVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Put the finalizer on.
+    /// Add the finalizer.
     Add,
-    /// Look for users past the cache first: what follows may end in the loss of data.
+    /// List the namespace's pods live first: what follows may delete data.
     RefreshPods,
-    /// Take the finalizer, at this place of the list, off.
+    /// Remove the finalizer, which has this index in the list.
     Remove(usize),
 }
 
-/// Decides for a volume. `provisioner_here`: whether its provisioner runs in this process. Then that one lets
-/// go first: the object stays until both have, and two who shorten one list at once would be in each other's
-/// way.
+/// Decides for a PersistentVolume. If its provisioner runs in this process, the provisioner's finalizer is
+/// removed first: two writers of one list would conflict.
 pub fn decide_volume(volume: &Volume, has_local_provisioner: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let has_provisioner_finalizer = has_local_provisioner
         && volume.phase == VolumePhase::Released
         && volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
     if matches!(verdict, FinalizerVerdict::Remove(_)) && has_provisioner_finalizer {
-        return FinalizerVerdict::NoAction("its provisioner lets go first");
+        return FinalizerVerdict::NoAction("waiting for the provisioner's finalizer");
     }
     verdict
 }
 
-/// Decides for a claim. `looked_up`: whether the namespace's pods were read past the cache just now.
+/// Decides for a claim. `pods_refreshed` is true if the namespace's pods were listed live in this reconcile.
 pub fn decide_claim(cache: &Cache, claim: &Claim, pods_refreshed: bool) -> FinalizerVerdict {
-    // A pod without a node cannot start with a claim that is being deleted: it does not count.
+    // A pod without a node cannot start with a claim that is being deleted, and does not count.
     let used = claim.meta.deleting
         && cache.pods_using_claim(&claim.key).iter().filter(|pod| pod.node.is_some()).any(|pod| {
             pod.claims.contains(&claim.key.name)
@@ -49,26 +51,26 @@ pub fn decide_claim(cache: &Cache, claim: &Claim, pods_refreshed: bool) -> Final
     }
 }
 
-/// Decides for a VolumeAttributesClass, from what the cache knows, as Kubernetes does: no data hangs on it,
-/// and a claim that names one that is gone waits until it comes.
+/// Decides for a VolumeAttributesClass from the cache only, as upstream does: no data depends on it, and a
+/// claim that names a deleted class waits until it exists again.
 pub fn decide_attributes_class(cache: &Cache, class: &VolumeAttributesClass) -> FinalizerVerdict {
     let used = class.meta.deleting && cache.is_attributes_class_in_use(&class.name);
     let verdict = decide(&class.meta, names::VAC_PROTECTION, used);
     if matches!(verdict, FinalizerVerdict::Remove(_))
         && (cache.claims.has_undecodable() || cache.volumes.has_undecodable())
     {
-        return FinalizerVerdict::NoAction("a claim or volume that cannot be read may name it");
+        return FinalizerVerdict::NoAction("an undecodable claim or volume may name the class");
     }
     verdict
 }
 
 fn decide(meta: &ObjectMeta, finalizer: &str, used: bool) -> FinalizerVerdict {
     match (meta.deleting, meta.finalizer_index(finalizer)) {
-        (true, Some(_)) if used => FinalizerVerdict::NoAction("it is in use"),
+        (true, Some(_)) if used => FinalizerVerdict::NoAction("the object is in use"),
         (true, Some(at)) => FinalizerVerdict::Remove(at),
-        (true, None) => FinalizerVerdict::NoAction("it goes"),
+        (true, None) => FinalizerVerdict::NoAction("the object is being deleted"),
         (false, None) => FinalizerVerdict::Add,
-        (false, Some(_)) => FinalizerVerdict::NoAction("it is protected"),
+        (false, Some(_)) => FinalizerVerdict::NoAction("the object is protected"),
     }
 }
 

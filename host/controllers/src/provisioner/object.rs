@@ -1,4 +1,4 @@
-//! The PersistentVolume of a provisioned volume, as external-provisioner writes it.
+//! The PersistentVolume of a provisioned volume, in external-provisioner's format.
 
 use cofferdam_cluster::Intent;
 use cofferdam_domain::{
@@ -7,16 +7,16 @@ use cofferdam_domain::{
 };
 use serde_json::{Map, Value, json};
 
-/// What the claim adds to the intent: it may be gone, then the request tells.
+/// Fields of the PersistentVolume that depend on the claim, or on the request if the claim is deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimFields {
     /// `spec.accessModes`
     pub access_modes: AccessModes,
-    /// `metadata.resourceVersion`, where the claim still exists.
+    /// `metadata.resourceVersion` of the claim. `None` if it is deleted.
     pub version: Option<String>,
 }
 
-/// The object for a volume of `capacity` bytes that the driver made for an intent.
+/// Returns the PersistentVolume of a created volume with `capacity` bytes.
 pub fn persistent_volume(
     intent: &Intent,
     created: &CreatedVolume,
@@ -26,8 +26,8 @@ pub fn persistent_volume(
 ) -> Value {
     let mut attributes = Map::new();
     attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
-    // The driver's own word wins, as it does in external-provisioner.
-    // Claims with a source are refused before they come here: every volume was empty.
+    // The driver's attributes replace the identity, as in external-provisioner. Claims with a data source are
+    // rejected before: every volume is created empty.
     let context =
         connection_info::into_volume_context(created.context.clone(), created.connection_info.as_ref(), None);
     attributes.extend(context.into_iter().map(|(key, value)| (key, Value::from(value))));
@@ -76,7 +76,7 @@ pub fn persistent_volume(
             "finalizers": [names::PROVISIONER_FINALIZER],
             "annotations": {
                 names::PROVISIONED_BY: intent.driver,
-                // Present and empty: "no secret", where absent would mean "ask the class".
+                // Present and empty: the volume has no deletion secret. Absent, the class would be read.
                 names::DELETION_SECRET_NAME: "",
                 names::DELETION_SECRET_NAMESPACE: "",
             },
@@ -85,7 +85,7 @@ pub fn persistent_volume(
     })
 }
 
-/// One term per place where the volume can be reached.
+/// Returns the node affinity: one term per topology of the volume.
 fn node_affinity(created: &CreatedVolume) -> Option<Value> {
     let terms: Vec<Value> = created
         .topology

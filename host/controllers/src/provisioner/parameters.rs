@@ -1,11 +1,11 @@
-//! A class' parameters: the reserved ones are read here, the others go to the driver (behaviour of
-//! external-provisioner).
+//! StorageClass parameters. Reserved parameters are evaluated by Cofferdam; all others are sent to the
+//! driver. Source: external-provisioner.
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 
-/// Reserved parameters, without their prefix, that name the filesystem type.
+/// Reserved parameter of the filesystem type, without its prefix.
 const FS_TYPE: &str = "fstype";
-/// Reserved parameters, without their prefix, that refer to secrets.
+/// Reserved parameters of secrets, without their prefix.
 const SECRETS: [&str; 16] = [
     "secret-name",
     "secret-namespace",
@@ -25,7 +25,7 @@ const SECRETS: [&str; 16] = [
     "controller-modify-secret-namespace",
 ];
 
-/// The secret references from before prefixes; external-provisioner still reads them.
+/// Deprecated parameters of secrets. external-provisioner still reads them.
 const OLD_SECRETS: [&str; 8] = [
     "csiProvisionerSecretName",
     "csiProvisionerSecretNamespace",
@@ -37,50 +37,48 @@ const OLD_SECRETS: [&str; 8] = [
     "csiNodePublishSecretNamespace",
 ];
 
-/// A class' parameters, taken apart.
+/// Parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassParameters {
-    /// What the driver receives.
+    /// Parameters for the driver.
     pub for_driver: Parameters,
-    /// The filesystem type that the class names.
+    /// The filesystem type of the class.
     pub fs_type: Option<String>,
 }
 
-/// Why a class' parameters cannot be used.
+/// Invalid parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
-    /// The filesystem type is named twice.
-    #[error("StorageClass {class} names the filesystem type more than once ({keys}): expected at most one")]
+    /// The filesystem type has several values.
+    #[error("StorageClass {class} has several filesystem types ({keys}); expected at most one")]
     DuplicateFsType {
         /// The class.
         class: String,
-        /// The keys in question.
+        /// The parameters of the filesystem type.
         keys: String,
     },
-    /// A reserved key that nobody knows.
+    /// A parameter with the reserved prefix is unknown.
     #[error(
-        "StorageClass {class} has the unknown parameter {key:?}: expected {RESERVED_PARAMETER_PREFIX}fstype, or a key \
-         without the prefix {RESERVED_PARAMETER_PREFIX}"
+        "StorageClass {class} has the unknown parameter {key:?}; \
+         expected {RESERVED_PARAMETER_PREFIX}fstype, or a key without the prefix {RESERVED_PARAMETER_PREFIX}"
     )]
     Unknown {
         /// The class.
         class: String,
-        /// The key.
+        /// The parameter.
         key: String,
     },
-    /// A reserved key whose function this version does not have.
-    #[error(
-        "StorageClass {class} refers to a secret with {key:?}: this version passes no secrets to drivers"
-    )]
+    /// A reserved parameter is not supported.
+    #[error("StorageClass {class} refers to a secret with {key:?}; secrets of classes are not supported")]
     Secret {
         /// The class.
         class: String,
-        /// The key.
+        /// The parameter.
         key: String,
     },
 }
 
-/// The parameter with which a class names the secret of creations and deletions.
+/// Returns the parameter with which a class names the secret of `CreateVolume` and `DeleteVolume`.
 pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
     let is_secret_name = |key: &&String| {
         let reserved = key.strip_prefix(RESERVED_PARAMETER_PREFIX);
@@ -90,17 +88,17 @@ pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
     class.parameters.keys().find(is_secret_name).map(String::as_str)
 }
 
-/// Takes a class' parameters apart.
+/// Splits the parameters of a class.
 ///
 /// # Errors
-/// [`ParameterError`] names the class and the key.
+/// [`ParameterError`] if a parameter is invalid.
 pub fn split(class: &StorageClass) -> Result<ClassParameters, ParameterError> {
     let name = || class.name.to_string();
     let mut for_driver = Parameters::new();
     let mut fs_types: Vec<(&str, &str)> = Vec::new();
     for (key, value) in &class.parameters {
         if key.eq_ignore_ascii_case(FS_TYPE) {
-            // The form from before prefixes: read here, and the driver sees it too.
+            // The deprecated parameter: it is evaluated, and sent to the driver.
             fs_types.push((key, value));
             for_driver.insert(key.clone(), value.clone());
             continue;

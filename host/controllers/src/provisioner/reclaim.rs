@@ -229,7 +229,7 @@ impl Provisioner {
             deletion_freeze::RESTORE_MARKER_NAME
         );
         recorder.record(StepResult::Waiting, text.clone(), None);
-        let event = EventSpec::warning("DeletionHeld", text);
+        let event = EventSpec::warning("DeletionFrozen", text);
         let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());

@@ -1,7 +1,8 @@
-//! What provisioning decides. Source: the decision order of external-provisioner ("should this claim be
-//! provisioned", "building the request", "result states"), and the intent journal: what was once asked for is
-//! asked for again, word for word, until the answer is final, whatever happened to the claim and its class
-//! meanwhile.
+//! Provisioning rules. Source: external-provisioner 6.3 and sig-storage-lib-external-provisioner:
+//! `shouldProvision`, `prepareProvision` and the provisioning states.
+//!
+//! The intent journal is an addition: a recorded request is repeated unchanged until its result is final,
+//! whatever happens to the claim and its class.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -22,128 +23,132 @@ use super::{
 };
 use crate::pv_controller::rules::{self as binding, BindingInput, ClaimBindingVerdict as Binding};
 
-/// What an operator chose, as far as a request depends on it.
+/// Options of the provisioner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProvisionerOptions {
-    /// First part of the volume's name.
+    /// Prefix of PersistentVolume names (`--volume-name-prefix`).
     pub prefix: String,
-    /// Filesystem type for classes that name none.
+    /// Filesystem type of classes that have none (`--default-fstype`).
     pub default_fs_type: Option<String>,
-    /// Whether the names of claim and volume go to the driver as parameters.
+    /// Send the names of claim and volume to the driver as parameters (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
-    /// This cluster.
+    /// ID of this cluster.
     pub cluster: ClusterId,
-    /// Whether binding runs in this process: then no request annotation is needed.
+    /// The role pv-controller runs in this process: claims need no annotation `storage-provisioner`.
     pub runs_pv_controller: bool,
-    /// Drivers that tell one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
+    /// Drivers that distinguish one writer per node from several (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
-    /// Drivers whose volumes have parameters that may change.
+    /// Drivers that modify volumes (`MODIFY_VOLUME`).
     pub modification_drivers: BTreeSet<DriverName>,
-    /// Drivers whose volumes may be reachable from some nodes only.
+    /// Drivers with topology (`VOLUME_ACCESSIBILITY_CONSTRAINTS`).
     pub topology_drivers: BTreeSet<DriverName>,
-    /// Whether a chosen node is the only place.
+    /// Request only the segments of a selected node (`--strict-topology`).
     pub strict_topology: bool,
-    /// Whether all places are named where no node is chosen and the class allows everything.
+    /// Request the segments of all nodes if no node is selected and the class allows every segment
+    /// (`--immediate-topology`).
     pub immediate_topology: bool,
-    /// The node that this process is on, with the drivers whose storage is in it.
+    /// Node-local drivers of this process and their node.
     pub local_node: Option<LocalNode>,
 }
 
 impl ProvisionerOptions {
-    /// The node of this process, where the driver's storage is in it.
+    /// Returns the node of this process if the driver is node-local.
     fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
         self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
 }
 
-/// The world that a decision about a claim is about.
+/// Input of [`provision`].
 #[derive(Clone, Copy)]
 pub struct ProvisionerInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// The claim's recorded intent.
+    /// The claim's intent in the journal.
     pub intent: Option<&'a Arc<Intent>>,
-    /// Whether a driver is ours.
+    /// Returns true for drivers of this process.
     pub is_managed_driver: &'a dyn Fn(&DriverName) -> bool,
-    /// Class of the claim when its request was last found to be invalid, while that is remembered.
+    /// UID of the class with which the claim's request was infeasible, until its slow retry.
     pub infeasible: Option<&'a Uid>,
-    /// What the operator chose.
+    /// Options of the provisioner.
     pub options: &'a ProvisionerOptions,
 }
 
-/// What is to be done for a claim.
+/// The next effect for a claim.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProvisionVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     Ignore(&'static str),
-    /// Write this intent down, then ask again.
+    /// Write this intent to the journal, then decide again.
     Record(Box<Intent>),
-    /// Send the recorded request, then ask [`created`] what follows.
+    /// Call `CreateVolume` with the recorded request, then see [`decide_after_create`].
     Create(Arc<Intent>),
-    /// The volume's object exists: the intent has served.
+    /// Remove the intent: the PersistentVolume exists.
     RemoveIntent,
-    /// Nobody has chosen a node: choose this process' own, if it is its turn in the race with the other nodes
-    /// and the driver has room for the request.
+    /// Write the node of this process to `selected-node`, once its delay among the competing nodes is over
+    /// and the driver has capacity for the request.
     SelectNode {
-        /// The claim as it was when nobody had chosen: what is written is written on this version of it.
+        /// The claim without a selected node. The write requires its resourceVersion.
         claim: Arc<Claim>,
-        /// This process' node.
+        /// The node of this process.
         node: NodeName,
-        /// What the driver would be asked for; absent where it cannot be: who has taken the claim tells it.
+        /// The request. `None` if it is invalid: the error is reported once the node is selected.
         request: Option<Box<CreateVolume>>,
     },
-    /// The claim cannot be provisioned as it stands. `lasting`: only a change helps.
+    /// The claim cannot be provisioned.
     Reject {
-        /// For the event.
+        /// Event message.
         message: String,
-        /// Whether trying again soon is of no use.
+        /// True if a retry is of no use before the claim or its class changes.
         permanent: bool,
     },
-    /// The nodes do not tell enough yet; for the event.
+    /// Topology information of a node is missing. The text is the event message.
     WaitForTopology(String),
-    /// There is no such node any more: take the scheduler's choice back.
+    /// The selected node does not exist: remove `selected-node`, so that the scheduler selects another.
     Reschedule {
         /// The node.
         node: NodeName,
-        /// For the event.
+        /// Event message.
         message: String,
     },
-    /// Another component makes the volume; for the event.
+    /// A volume populator provisions the volume. No effect.
     LeaveToPopulator,
 }
 
-/// Name of the volume for a claim.
+/// Returns the name of a claim's PersistentVolume.
 pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
     VolumeName::from(format!("{prefix}-{claim}"))
 }
 
-/// Decides the next step for the claim of this uid.
+/// Decides the next effect for the claim with this UID.
 pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
     let claim = input.cache.claim_by_uid(uid);
     if let Some(intent) = input.intent {
         let name = VolumeName::from(intent.request.name.as_str());
         return match input.cache.volumes.get(&name) {
-            // One on another node has nothing to do with what this node's driver may have made.
+            // A PersistentVolume on another node does not account for the volume that this node's driver may
+            // have created.
             Lookup::Found(volume)
                 if is_volume_of_claim(&volume, uid)
                     && !placement::is_on_other_node(input.options.local_node.as_ref(), intent, &volume) =>
             {
                 ProvisionVerdict::RemoveIntent
             }
-            Lookup::Undecodable(_) => ProvisionVerdict::Ignore("its volume's object cannot be read"),
-            // Nobody's, or a stranger's: what the driver made or may have made is still to be settled.
+            Lookup::Undecodable(_) => ProvisionVerdict::Ignore("the PersistentVolume cannot be decoded"),
+            // The volume that the driver created, or may have created, has no PersistentVolume yet.
             Lookup::Missing | Lookup::Found(_) => ProvisionVerdict::Create(Arc::clone(intent)),
         };
     }
-    let Some(claim) = claim else { return ProvisionVerdict::Ignore("the claim is gone") };
+    let Some(claim) = claim else { return ProvisionVerdict::Ignore("the claim is deleted") };
     let name = volume_name(&input.options.prefix, uid);
     match input.cache.volumes.get(&name) {
         Lookup::Missing => {}
         Lookup::Found(volume) if !is_volume_of_claim(&volume, uid) && claim.volume.is_none() => {
-            let message = format!("a PersistentVolume {name} exists already and is not of this claim");
+            let message = format!("PersistentVolume {name} exists and belongs to another claim");
             return ProvisionVerdict::Reject { message, permanent: true };
         }
-        Lookup::Found(_) | Lookup::Undecodable(_) => return ProvisionVerdict::Ignore("its volume exists"),
+        Lookup::Found(_) | Lookup::Undecodable(_) => {
+            return ProvisionVerdict::Ignore("the PersistentVolume exists");
+        }
     }
     let decided = class_to_provision(input, &claim).and_then(|class| {
         if let Some(local_node) = input.options.local_node_of(&class.provisioner)
@@ -156,7 +161,7 @@ pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
     decided.unwrap_or_else(|verdict| *verdict)
 }
 
-/// Whether a claim that no node was chosen for may be this node's.
+/// Decides on a claim of a node-local driver without a selected node.
 fn select_local_node(
     input: ProvisionerInput<'_>,
     local_node: &LocalNode,
@@ -164,27 +169,25 @@ fn select_local_node(
     class: &StorageClass,
     name: &VolumeName,
 ) -> Result<ProvisionVerdict, Box<ProvisionVerdict>> {
-    let segments = local_node.segments(&class.provisioner, input.cache).map_err(|problem| {
-        Box::new(ProvisionVerdict::WaitForTopology(accessibility_error(claim, &problem)))
+    let segments = local_node.segments(&class.provisioner, input.cache).map_err(|error| {
+        Box::new(ProvisionVerdict::WaitForTopology(accessibility_error(claim, &error.to_string())))
     })?;
     if placement::requirement(local_node, class, &segments).is_err() {
-        return Ok(ProvisionVerdict::Ignore("its class does not allow this node"));
+        return Ok(ProvisionVerdict::Ignore("the class does not allow this node"));
     }
     let request = build_request(input, claim, class, name).ok().map(|intent| Box::new(intent.request));
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }
 
-/// Why a claim, whose volume would be of one node, is not for this one.
+/// Returns the reason why a claim of a node-local driver is not provisioned on this node.
 fn not_local_reason(local_node: &LocalNode, claim: &Claim, class: &StorageClass) -> Option<&'static str> {
     match claim.selected_node() {
         Some(node) if node == local_node.node.as_str() => None,
-        Some(_) => Some("it is another node's"),
+        Some(_) => Some("another node is selected"),
         None if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) => {
-            Some("the scheduler has not chosen a node yet")
+            Some("waiting for the scheduler to select a node")
         }
-        None if !local_node.immediate_binding => {
-            Some("no node was chosen, and this process takes none of these claims")
-        }
+        None if !local_node.immediate_binding => Some("no node is selected, and immediate binding is off"),
         None => None,
     }
 }
@@ -193,44 +196,48 @@ fn is_volume_of_claim(volume: &Volume, claim: &Uid) -> bool {
     volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(claim)
 }
 
-/// The class by which the claim is ours to provision now.
+/// Returns the claim's class if this process is to provision the claim now. Source: sig-storage-lib's
+/// `shouldProvision`.
 fn class_to_provision(
     input: ProvisionerInput<'_>,
     claim: &Claim,
 ) -> Result<Arc<StorageClass>, Box<ProvisionVerdict>> {
     let ignore = |reason| Err(Box::new(ProvisionVerdict::Ignore(reason)));
     if claim.volume.is_some() || claim.is_bind_completed() {
-        return ignore("it has a volume");
+        return ignore("the claim has a volume");
     }
     if claim.meta.deleting {
-        return ignore("it is being deleted");
+        return ignore("the claim is being deleted");
     }
     match claim.storage_provisioner() {
-        None if !input.options.runs_pv_controller => return ignore("nobody has asked for its volume yet"),
+        None if !input.options.runs_pv_controller => {
+            return ignore("waiting for the annotation storage-provisioner");
+        }
         Some(driver) if !(input.is_managed_driver)(&driver.into()) => {
-            return ignore("it is another driver's");
+            return ignore("the driver is not managed by this process");
         }
         None | Some(_) => {}
     }
     let class = match input.cache.class(claim.class_name()) {
         Lookup::Found(class) => class,
-        Lookup::Undecodable(_) => return ignore("its class cannot be read"),
-        Lookup::Missing if input.options.runs_pv_controller => return ignore("its class does not exist"),
+        Lookup::Undecodable(_) => return ignore("the class cannot be decoded"),
+        Lookup::Missing if input.options.runs_pv_controller => return ignore("the class does not exist"),
         Lookup::Missing => {
             let message = format!("storageclass.storage.k8s.io {:?} not found", claim.class_name());
             return Err(Box::new(ProvisionVerdict::Reject { message, permanent: false }));
         }
     };
     if !(input.is_managed_driver)(&class.provisioner) {
-        return ignore("it is another driver's");
+        return ignore("the driver is not managed by this process");
     }
     if input.infeasible == Some(&class.meta.uid) {
-        return ignore("its request was found invalid a short while ago");
+        return ignore("the request was infeasible; waiting for the slow retry");
     }
     if let Some(local_node) = input.options.local_node_of(&class.provisioner) {
-        // Other nodes' processes decide by what stands in the API, and so does this one, whoever binds.
+        // The annotation is required even if pv-controller runs in this process: processes of other nodes use
+        // it, too.
         if claim.storage_provisioner().is_none() {
-            return ignore("nobody has asked for its volume yet");
+            return ignore("waiting for the annotation storage-provisioner");
         }
         return match not_local_reason(local_node, claim, &class) {
             Some(reason) => ignore(reason),
@@ -238,24 +245,24 @@ fn class_to_provision(
         };
     }
     if input.options.runs_pv_controller {
-        // Without an annotation to wait for, the search for a volume that exists must have come to its end
-        // here.
+        // There is no annotation to wait for, so the binding rules must have found that no existing volume
+        // matches.
         let binding_input = BindingInput {
             cache: input.cache,
             has_provisioner: input.is_managed_driver,
             is_locked_by_other: &|_| false,
         };
         if !matches!(binding::decide_claim(binding_input, claim), Binding::Provision(..)) {
-            return ignore("binding is not at the point where a volume is needed");
+            return ignore("waiting for the binding rules to request a volume");
         }
     } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
     {
-        return ignore("the scheduler has not chosen a node yet");
+        return ignore("waiting for the scheduler to select a node");
     }
     Ok(class)
 }
 
-/// The request for a claim, in external-provisioner's order of checks.
+/// Builds the request for a claim. The order of the checks is external-provisioner's.
 fn build_request(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -267,17 +274,17 @@ fn build_request(
     if let Some(source) = &claim.source {
         return Err(match (&*source.group, &*source.kind) {
             ("", "PersistentVolumeClaim") => {
-                reject(format!("driver {} does not clone volumes", class.provisioner))
+                reject(format!("driver {} does not support cloning", class.provisioner))
             }
             ("snapshot.storage.k8s.io", "VolumeSnapshot") => {
-                reject(format!("driver {} does not restore snapshots", class.provisioner))
+                reject(format!("driver {} does not support restoring snapshots", class.provisioner))
             }
             _ => Box::new(ProvisionVerdict::LeaveToPopulator),
         });
     }
     let modifies = options.modification_drivers.contains(&class.provisioner);
     if !claim.attributes_class.is_empty() && !modifies {
-        return Err(reject(format!("driver {} does not modify volumes", class.provisioner)));
+        return Err(reject(format!("driver {} does not support modification", class.provisioner)));
     }
     if claim.selector.is_some() {
         return Err(reject("claim Selector is not supported".to_owned()));
@@ -285,7 +292,7 @@ fn build_request(
     let has_topology = options.topology_drivers.contains(&class.provisioner);
     if !class.allowed_topologies.is_empty() && !has_topology {
         let message = format!(
-            "StorageClass {} has allowedTopologies: driver {} has no topology; expected none",
+            "StorageClass {} has allowedTopologies, but driver {} does not support topology; expected none",
             class.name, class.provisioner
         );
         return Err(reject(message));
@@ -294,11 +301,11 @@ fn build_request(
         Err(error) => return Err(reject(format!("spec.resources.requests.storage: {error}"))),
         Ok(size) if size.is_zero() => {
             return Err(reject(
-                "spec.resources.requests.storage is 0: expected more than zero bytes".to_owned(),
+                "spec.resources.requests.storage is 0; expected more than zero bytes".to_owned(),
             ));
         }
         Ok(size) => size.to_csi_bytes().ok_or_else(|| {
-            reject(format!("spec.resources.requests.storage is {size}: expected at most {} bytes", i64::MAX))
+            reject(format!("spec.resources.requests.storage is {size}; expected at most {} bytes", i64::MAX))
         })?,
     };
     let split = parameters::split(class).map_err(|error| reject(error.to_string()))?;
@@ -323,7 +330,7 @@ fn build_request(
     };
     let capabilities =
         capability_modes(claim, options.single_node_multi_writer_drivers.contains(&class.provisioner))
-            .map_err(reject)?
+            .map_err(|error| reject(error.to_string()))?
             .into_iter();
     let topology = if has_topology { requirement(input, claim, class)? } else { None };
     let mutable_parameters = mutable_parameters(input, claim, class)?;
@@ -361,8 +368,8 @@ fn build_request(
     })
 }
 
-/// What the claim's VolumeAttributesClass adds to the request. A class that is not there yet may come; one of
-/// another driver never fits (external-provisioner, sidecars §2.6 row 18).
+/// Returns the parameters of the claim's VolumeAttributesClass. A missing class is retried; a class of
+/// another driver is a permanent error. Source: external-provisioner's `prepareProvision`.
 fn mutable_parameters(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -376,15 +383,15 @@ fn mutable_parameters(
         Lookup::Found(found) if found.driver == class.provisioner => return Ok(found.parameters.clone()),
         Lookup::Found(found) => {
             let (other, expected) = (&found.driver, &class.provisioner);
-            (format!("VolumeAttributesClass {name:?} is of driver {other}: expected one of {expected}"), true)
+            (format!("VolumeAttributesClass {name:?} has driver {other}; expected {expected}"), true)
         }
-        Lookup::Undecodable(_) => (format!("VolumeAttributesClass {name:?} cannot be read"), false),
+        Lookup::Undecodable(_) => (format!("VolumeAttributesClass {name:?} cannot be decoded"), false),
         Lookup::Missing => (format!("volumeattributesclass.storage.k8s.io {name:?} not found"), false),
     };
     Err(Box::new(ProvisionVerdict::Reject { message, permanent }))
 }
 
-/// Where the volume must be reachable.
+/// Returns the topology requirement of the request.
 fn requirement(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -392,7 +399,7 @@ fn requirement(
 ) -> Result<Option<TopologyRequirement>, Box<ProvisionVerdict>> {
     if let Some(local_node) = input.options.local_node_of(&class.provisioner) {
         let segments = local_node.segments(&class.provisioner, input.cache);
-        let required = segments.and_then(|segments| {
+        let required = segments.map_err(|error| error.to_string()).and_then(|segments| {
             placement::requirement(local_node, class, &segments)
                 .map_err(|(TopologyError::NodeNotFound(problem) | TopologyError::NotReady(problem))| problem)
         });
@@ -426,29 +433,45 @@ fn requirement(
 
 fn accessibility_error(claim: &Claim, problem: &str) -> String {
     format!(
-        "failed to provision volume with StorageClass {:?}: error generating accessibility requirements: {problem}",
+        "failed to provision volume with StorageClass {:?}: \
+         error generating accessibility requirements: {problem}",
         claim.class_name()
     )
 }
 
-/// Each of the claim's modes by itself, as external-provisioner maps them; `finely` for a driver that tells
-/// one writer on a node from many. What could never be attached is refused here: ReadWriteOncePod with
-/// anything else, and ReadOnlyMany with ReadWriteOnce.
-fn capability_modes(claim: &Claim, single_node_multi_writer: bool) -> Result<Vec<CsiAccessMode>, String> {
+/// Access modes of a claim whose volume could never be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum UnattachableModes {
+    #[error("spec.accessModes is empty; expected at least one mode")]
+    Empty,
+    #[error("spec.accessModes combines ReadWriteOncePod with other modes; expected ReadWriteOncePod alone")]
+    ReadWriteOncePodWithOthers,
+    #[error(
+        "spec.accessModes has ReadOnlyMany and ReadWriteOnce, which no attachment can combine; \
+         expected one of them, or ReadWriteMany"
+    )]
+    ReadOnlyManyWithReadWriteOnce,
+}
+
+/// Maps each access mode of the claim separately, as external-provisioner does.
+///
+/// # Errors
+/// The combination of modes could never be attached: ReadWriteOncePod with other modes, or ReadOnlyMany with
+/// ReadWriteOnce but without ReadWriteMany.
+fn capability_modes(
+    claim: &Claim,
+    single_node_multi_writer: bool,
+) -> Result<Vec<CsiAccessMode>, UnattachableModes> {
     let modes: Vec<AccessMode> = claim.access_modes.iter().collect();
     let has = |mode| modes.contains(&mode);
     if modes.is_empty() {
-        return Err("spec.accessModes is empty: expected at least one".to_owned());
+        return Err(UnattachableModes::Empty);
     }
     if has(AccessMode::ReadWriteOncePod) && modes.len() > 1 {
-        return Err("spec.accessModes has ReadWriteOncePod beside others: expected it alone".to_owned());
+        return Err(UnattachableModes::ReadWriteOncePodWithOthers);
     }
     if has(AccessMode::ReadOnlyMany) && has(AccessMode::ReadWriteOnce) && !has(AccessMode::ReadWriteMany) {
-        return Err(
-            "spec.accessModes has ReadOnlyMany and ReadWriteOnce: no volume can be attached in both ways; expected one of \
-             them, or ReadWriteMany"
-                .to_owned(),
-        );
+        return Err(UnattachableModes::ReadOnlyManyWithReadWriteOnce);
     }
     Ok(modes
         .into_iter()
@@ -462,7 +485,7 @@ fn capability_modes(claim: &Claim, single_node_multi_writer: bool) -> Result<Vec
         .collect())
 }
 
-/// The access modes that a request was made for, where the claim is gone and cannot be asked.
+/// Returns the access modes of a request, for a PersistentVolume whose claim is deleted.
 pub fn modes_of(request: &CreateVolume) -> AccessModes {
     let modes = request.capabilities.iter().map(|capability| match capability.access_mode {
         CsiAccessMode::MultiNodeReaderOnly | CsiAccessMode::SingleNodeReaderOnly => AccessMode::ReadOnlyMany,
@@ -475,62 +498,62 @@ pub fn modes_of(request: &CreateVolume) -> AccessModes {
     modes.collect()
 }
 
-/// What follows an answer of CreateVolume.
+/// The next effect after a response of `CreateVolume`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CreateVerdict {
-    /// Write the volume's object: `capacity` bytes.
+    /// Create the PersistentVolume with this capacity in bytes.
     Save(CreatedVolume, u64),
-    /// Nobody wants the volume any more, or it is not what was asked for: delete it by its id, then drop the
-    /// intent. The message, where there is one, is for the claim's event.
+    /// Delete the volume, then remove the intent: the volume is unclaimed or too small. The message, if any,
+    /// is for the claim's event.
     DeleteUnclaimed(CreatedVolume, Option<String>),
-    /// It failed for good: drop the intent, tell the claim. `lasting`: only a change helps.
+    /// Remove the intent and emit the event: the error is final.
     Failed {
-        /// For the event.
+        /// Event message.
         message: String,
-        /// Whether trying again soon is of no use.
+        /// True if a retry is of no use before the claim or its class changes.
         permanent: bool,
     },
-    /// It failed for good where the scheduler wanted it: drop the intent, take the scheduler's choice back,
-    /// tell the claim.
+    /// Remove the intent and the annotation `selected-node`, and emit the event: the driver has no capacity
+    /// on the node.
     Reschedule {
-        /// The node that was chosen.
+        /// The selected node.
         node: NodeName,
-        /// For the event.
+        /// Event message.
         message: String,
     },
-    /// Nobody knows: the same request again later.
+    /// Repeat the same request later: its result is unknown.
     Retry(String),
 }
 
-/// Decides what follows an answer. `cache` is looked at anew: the claim may have gone while the driver
-/// worked. `here`: as in [`Options`].
+/// Decides on a response of `CreateVolume`. The cache is read again, because the claim may have been deleted
+/// during the call. `local_node` is that of [`ProvisionerOptions`]. Source: external-provisioner's
+/// `Provision` and `checkError`.
 pub fn decide_after_create(
     cache: &Cache,
     local_node: Option<&LocalNode>,
     intent: &Intent,
-    answer: Result<CreatedVolume, StorageError>,
+    response: Result<CreatedVolume, StorageError>,
 ) -> CreateVerdict {
-    match answer {
+    match response {
         Ok(mut volume) => {
             let is_node_local = local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver));
             if let Some(segments) = placement::segments_of(intent).filter(|_| is_node_local) {
-                // Where this process is, the host knows better than the driver, and by it the volume is found
-                // again.
+                // The host knows the node-local topology better than the driver, and finds the volume by it.
                 volume.topology = vec![segments.clone()];
             }
             let required = intent.request.capacity.required.unwrap_or_default();
             let capacity = volume.capacity.filter(|bytes| *bytes > 0).unwrap_or(required);
             if capacity < required {
                 let message = format!(
-                    "created volume capacity {capacity} less than requested capacity {required}; the volume is deleted again"
+                    "created volume capacity {capacity} less than requested capacity {required}; \
+                     deleting the volume"
                 );
                 CreateVerdict::DeleteUnclaimed(volume, Some(message))
             } else if is_claimed(cache, local_node, intent)
                 || (intent.class.reclaim_policy != ReclaimPolicy::Delete
                     && !is_superseded(cache, local_node, intent))
             {
-                // With Retain the volume is kept even when its claim is gone: its object shows it as
-                // Released.
+                // With Retain, the volume is kept without its claim: its PersistentVolume becomes Released.
                 CreateVerdict::Save(volume, capacity)
             } else {
                 CreateVerdict::DeleteUnclaimed(volume, None)
@@ -540,8 +563,9 @@ pub fn decide_after_create(
             let message =
                 format!("failed to provision volume with StorageClass {:?}: {error}", intent.class.name);
             match error.finality {
-                // Whoever could not be asked knows nothing of an earlier try, which may have been another
-                // process'. So does external-provisioner: it goes on in the background for these codes.
+                // A driver that could not process the call knows nothing about an earlier call, possibly of
+                // another process. external-provisioner treats these codes in the same way
+                // (`ProvisioningInBackground`).
                 Finality::Final
                     if matches!(
                         error.kind,
@@ -568,13 +592,13 @@ pub fn decide_after_create(
     }
 }
 
-/// Whether the scheduler's choice is still the node that the request was made for.
+/// Returns true if the node of the request is still selected.
 fn is_selected(cache: &Cache, intent: &Intent, node: &NodeName) -> bool {
     let claim = cache.claim_by_uid(&intent.claim_uid);
     claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
 
-/// Whether another node has, or is to make, the volume of the claim.
+/// Returns true if another node has created, or is to create, the claim's volume.
 fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if !local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver)) {
         return false;
@@ -589,7 +613,7 @@ fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent)
     claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeName::as_str))
 }
 
-/// Whether the claim still needs the volume that was asked for.
+/// Returns true if the claim still needs the requested volume.
 pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if is_superseded(cache, local_node, intent) {
         return false;
@@ -599,32 +623,33 @@ pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent
             let named = claim.volume.as_ref().is_none_or(|name| name.as_str() == intent.request.name);
             claim.meta.uid == intent.claim_uid && !claim.meta.deleting && named
         }
-        // Exists: nothing is deleted that it may need.
+        // The claim exists and may need the volume.
         Lookup::Undecodable(uid) => uid == intent.claim_uid,
         Lookup::Missing => false,
     }
 }
 
-/// The next effect for a volume.
+/// The next effect for a released volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     Ignore(&'static str),
-    /// Put our finalizer on: the object must outlive the driver's volume.
+    /// Add the provisioner's finalizer: the PersistentVolume must outlive the driver's volume.
     AddFinalizer,
-    /// Take our finalizer, at this place of the list, off.
+    /// Remove the provisioner's finalizer, which has this index in the list.
     RemoveFinalizer(usize),
-    /// Delete the volume at its driver.
+    /// Call `DeleteVolume`.
     DeleteVolume,
-    /// Delete the volume's object.
+    /// Delete the PersistentVolume.
     DeleteObject,
-    /// Deletions are held back since the cluster was restored.
+    /// Wait: deletions are frozen after a restore of the cluster.
     DeletionFrozen,
 }
 
-/// Decides the next step for a volume. `deleted`: whether the driver has said in this run that the volume is
-/// gone; `held`: whether deletions are held back. `ours` says whether a driver is ours and, where its storage
-/// is in one node, whether the volume is in this one.
+/// Decides the next effect for a volume. Source: external-provisioner's `syncVolume` and `shouldDelete`.
+///
+/// `is_managed_driver` returns true for drivers of this process and, for a node-local driver, only if the
+/// volume is on its node. `deleted` is true if `DeleteVolume` has succeeded in this reconcile.
 pub fn reclaim(
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
@@ -636,7 +661,7 @@ pub fn reclaim(
         .as_ref()
         .filter(|csi| is_managed_volume(is_managed_driver, volume) && is_managed_driver(&csi.driver))
     else {
-        return ReclaimVerdict::Ignore("it is another driver's, or another node's");
+        return ReclaimVerdict::Ignore("the volume is not managed by this process");
     };
     let finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER);
     let delete = volume.reclaim_policy == ReclaimPolicy::Delete;
@@ -644,30 +669,31 @@ pub fn reclaim(
         return ReclaimVerdict::RemoveFinalizer(at);
     }
     if !delete || csi.handle.as_str().is_empty() {
-        return ReclaimVerdict::Ignore("it stays when its claim goes");
+        return ReclaimVerdict::Ignore("the volume is retained");
     }
     let has_claim_uid = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
     let bound = volume.phase == VolumePhase::Bound;
     if bound && finalizer.is_none() && !volume.meta.deleting {
         return ReclaimVerdict::AddFinalizer;
     }
-    // Without a uid it is reserved by name: somebody is rescuing it.
+    // A claimRef without UID is a reservation by name: an operator is recovering the volume.
     if volume.phase != VolumePhase::Released
         || !has_claim_uid
         || (volume.meta.deleting && finalizer.is_none())
     {
-        return ReclaimVerdict::Ignore("it is in use or already dealt with");
+        return ReclaimVerdict::Ignore("the volume is in use or reclaimed");
     }
     match (deleted, volume.meta.deleting, finalizer) {
         (false, ..) if is_frozen => ReclaimVerdict::DeletionFrozen,
         (false, ..) => ReclaimVerdict::DeleteVolume,
         (true, false, _) => ReclaimVerdict::DeleteObject,
         (true, true, Some(at)) => ReclaimVerdict::RemoveFinalizer(at),
-        (true, true, None) => ReclaimVerdict::Ignore("it goes"),
+        (true, true, None) => ReclaimVerdict::Ignore("the PersistentVolume is being deleted"),
     }
 }
 
-/// Whether we made the volume, or, where nobody is named, whether its driver is ours.
+/// Returns true if a driver of this process created the volume, or, without the annotation `provisioned-by`,
+/// if the volume belongs to a driver of this process.
 pub(crate) fn is_managed_volume(is_managed_driver: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
     match volume.meta.annotation(names::PROVISIONED_BY) {
         Some(driver) => is_managed_driver(&driver.into()),

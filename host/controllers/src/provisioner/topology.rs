@@ -1,4 +1,5 @@
-//! Where a new volume must be reachable: external-provisioner's rules (its README, "Topology support").
+//! Topology requirements of new volumes. Source: external-provisioner's `GenerateAccessibilityRequirements`
+//! and its README, "Topology support".
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,30 +11,29 @@ use cofferdam_domain::{
     storage::{Segments, TopologyRequirement},
 };
 
-/// One node of the cluster, as far as one driver can use it.
+/// Topology information of a node for one driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeTopology<'a> {
     /// Name of the node.
     pub node: &'a str,
-    /// Topology keys of the driver in its CSINode; absent while there is no CSINode, or it does not name the
-    /// driver.
+    /// Registration of the driver in the CSINode.
     pub registration: DriverRegistration<'a>,
-    /// Labels of the Node object, where there is one.
+    /// Labels of the Node. `None` if it does not exist.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
-/// What a node's CSINode says of the driver.
+/// Registration of the driver in the CSINode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverRegistration<'a> {
-    /// There is no CSINode.
+    /// The CSINode does not exist.
     NoCsiNode,
-    /// It does not name the driver.
+    /// The driver is not registered.
     NotRegistered,
-    /// It does, with these topology keys.
+    /// The driver is registered with these topology keys.
     Registered(&'a [String]),
 }
 
-/// The nodes of the cluster as one driver can use them, by name.
+/// Returns the topology information of all nodes for one driver, by name.
 pub fn node_topologies<'a>(
     driver: &DriverName,
     csi_nodes: &'a [Arc<CsiNode>],
@@ -63,34 +63,35 @@ pub fn node_topologies<'a>(
     node_topologies.into_values().collect()
 }
 
-/// What a claim and its class ask for.
+/// Input of [`requirement`].
 #[derive(Clone, Copy, Debug)]
 pub struct TopologyInput<'a> {
-    /// `metadata.name` of the claim: spreads the replicas of a StatefulSet.
+    /// `metadata.name` of the claim. It spreads the replicas of a StatefulSet.
     pub claim: &'a str,
-    /// `allowedTopologies` of the class: terms, each a list of keys with their values.
+    /// `allowedTopologies` of the class.
     pub allowed: &'a [Vec<(String, Vec<String>)>],
-    /// The node that the scheduler has chosen.
+    /// The node that the scheduler selected.
     pub selected: Option<&'a str>,
-    /// `--strict-topology`: a chosen node is the only place.
+    /// `--strict-topology`: request only the segments of the selected node.
     pub strict: bool,
-    /// `--immediate-topology`: where no node is chosen and the class allows everything, all places are named.
+    /// `--immediate-topology`: request all segments if no node is selected and the class allows every
+    /// segment.
     pub immediate: bool,
 }
 
-/// Why no requirement can be made.
+/// A requirement that cannot be generated. The text is the event message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologyError {
-    /// Something that may come; for the event.
+    /// Information is missing that may become available.
     NotReady(String),
-    /// The chosen node is gone: the scheduler has to choose again; for the event.
+    /// The selected node does not exist: the scheduler has to select another.
     NodeNotFound(String),
 }
 
-/// The requirement of one request; absent where the volume may be anywhere.
+/// Returns the topology requirement of a request, or `None` if every segment is allowed.
 ///
 /// # Errors
-/// [`Missing`] where the cluster does not know enough yet.
+/// The cluster lacks topology information.
 pub fn requirement(
     input: TopologyInput<'_>,
     node_topologies: &[NodeTopology<'_>],
@@ -125,7 +126,7 @@ pub fn requirement(
     Ok(Some(rotate(requisite, first)))
 }
 
-/// Where nobody has chosen a node.
+/// The requirement without a selected node.
 fn immediate(
     input: TopologyInput<'_>,
     allowed: Vec<Segments>,
@@ -134,7 +135,7 @@ fn immediate(
     let requisite = if !allowed.is_empty() {
         allowed
     } else if input.immediate {
-        // The first by name: a request that is made again is the same one.
+        // The first node by name, so that a repeated request is identical.
         let keys = node_topologies.iter().find_map(|node_topology| match node_topology.registration {
             DriverRegistration::Registered(keys) if !keys.is_empty() => Some(keys),
             DriverRegistration::Registered(_)
@@ -156,7 +157,7 @@ fn immediate(
 fn topology_of_node(selected: &str, node_topologies: &[NodeTopology<'_>]) -> Result<Segments, TopologyError> {
     let not_found = || {
         TopologyError::NodeNotFound(format!(
-            "error getting CSINode for selected node {selected:?}: it does not exist"
+            "error getting CSINode for selected node {selected:?}: not found"
         ))
     };
     let node_topology =
@@ -169,7 +170,7 @@ fn topology_of_node(selected: &str, node_topologies: &[NodeTopology<'_>]) -> Res
         }
     };
     let labels = node_topology.labels.ok_or_else(|| {
-        TopologyError::NotReady(format!("error getting selected node {selected:?}: it does not exist"))
+        TopologyError::NotReady(format!("error getting selected node {selected:?}: not found"))
     })?;
     segments(keys, labels).ok_or_else(|| {
         TopologyError::NotReady(format!(
@@ -178,7 +179,7 @@ fn topology_of_node(selected: &str, node_topologies: &[NodeTopology<'_>]) -> Res
     })
 }
 
-/// A node's values of these keys, where it has all of them.
+/// Returns the segments of a node for these keys, or `None` if the node lacks one of them.
 fn segments<'a>(
     keys: impl IntoIterator<Item = &'a String>,
     labels: &BTreeMap<String, String>,
@@ -186,7 +187,7 @@ fn segments<'a>(
     keys.into_iter().map(|key| Some((key.clone(), labels.get(key)?.clone()))).collect()
 }
 
-/// The places of all nodes that have these keys.
+/// Returns the segments of all nodes that have these keys.
 fn aggregate(keys: &BTreeSet<&String>, node_topologies: &[NodeTopology<'_>]) -> Vec<Segments> {
     if keys.is_empty() {
         return Vec::new();
@@ -199,7 +200,8 @@ fn aggregate(keys: &BTreeSet<&String>, node_topologies: &[NodeTopology<'_>]) -> 
     )
 }
 
-/// Each term of `allowedTopologies` is a cross product of its keys' values; terms are alternatives.
+/// Expands `allowedTopologies`: each term is the cross product of its keys' values, and the terms are
+/// alternatives.
 fn flatten(allowed: &[Vec<(String, Vec<String>)>]) -> Vec<Segments> {
     let terms = allowed.iter().flat_map(|term| {
         let start = vec![Segments::new()];
@@ -215,7 +217,7 @@ fn flatten(allowed: &[Vec<(String, Vec<String>)>]) -> Vec<Segments> {
     sort_and_dedup(terms.filter(|segments| !segments.is_empty()).collect())
 }
 
-/// By the number of segments, then by keys and values; each once.
+/// Sorts by number of segments, keys and values, and removes duplicates.
 fn sort_and_dedup(mut terms: Vec<Segments>) -> Vec<Segments> {
     terms.sort_by(|a, b| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
     terms.dedup();
@@ -232,11 +234,12 @@ fn rotate(requisite: Vec<Segments>, first: usize) -> TopologyRequirement {
     TopologyRequirement { requisite, preferred }
 }
 
-/// Which of `places` leads for a claim: replicas of a StatefulSet spread, several claims of one pod meet.
+/// Returns the index of the preferred segments for a claim. Replicas of a StatefulSet are spread; several
+/// claims of one pod get the same index. Source: external-provisioner's `getPVCNameHashAndIndexOffset`.
 fn preferred_index(claim: &str, count: usize) -> usize {
     let (base, ordinal) = match claim.rsplit_once('-') {
         Some((rest, number)) if !number.is_empty() => match number.parse::<u32>() {
-            // The name of the StatefulSet stands behind the last dash of the rest.
+            // The name of the StatefulSet follows the last dash of the rest.
             Ok(ordinal) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
                 (rest.rsplit_once('-').map_or(rest, |(_, set)| set), ordinal)
             }
@@ -249,7 +252,7 @@ fn preferred_index(claim: &str, count: usize) -> usize {
     usize::try_from(hash % count).unwrap_or_default()
 }
 
-/// FNV-1 with 32 bits. The crate `fnv` has FNV-1a with 64.
+/// FNV-1 with 32 bits. The crate `fnv` implements FNV-1a with 64 bits.
 fn fnv1(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }

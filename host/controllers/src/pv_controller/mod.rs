@@ -5,7 +5,6 @@ mod declaration;
 pub(crate) mod messages;
 pub mod reconcile;
 pub mod rules;
-mod volume_locks;
 
 pub use declaration::ROLE;
 pub(crate) use declaration::is_enabled;

@@ -26,12 +26,12 @@ use super::{
         self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
         ClaimStatus, VolumeBindingVerdict, VolumeEffect,
     },
-    volume_locks::VolumeLocks,
 };
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference, subscribe},
     observer::StepResult,
     pv_controller::ROLE,
+    volume_locks::{VolumeLocks, WakePolicy},
 };
 
 /// `source.component` of this controller's events.
@@ -49,7 +49,7 @@ pub(crate) struct PvController {
     volumes: Queue<VolumeName>,
     /// Claims that wait for their provisioner, with the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
-    volume_locks: VolumeLocks,
+    volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
 impl PvController {
@@ -57,7 +57,7 @@ impl PvController {
         let backoff = context.settings.api_backoff();
         let claims = Queue::new("claims", backoff, metrics);
         Arc::new(Self {
-            volume_locks: VolumeLocks::new(claims.clone()),
+            volume_locks: VolumeLocks::new(WakePolicy::All),
             claims,
             volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
@@ -263,7 +263,8 @@ impl PvController {
                     let annotations = json!({"annotations": {names::BOUND_BY_CONTROLLER: "yes"}});
                     patch.insert("metadata".to_owned(), annotations);
                 }
-                let Some(_lock) = self.volume_locks.try_acquire(&volume.name, &claim.key) else {
+                let enqueue = |claim| self.claims.add(claim);
+                let Some(_lock) = self.volume_locks.try_acquire(&volume.name, &claim.key, enqueue) else {
                     return Err(ApiError::Conflict(format!("PersistentVolume {}", volume.name)));
                 };
                 let text = format!("reserves {}", volume.name);

@@ -1,11 +1,14 @@
-//! What binding decides. Source: the decision tables of Kubernetes' PersistentVolumeController, whose row
-//! names (U1 …, B1 …, V1 …) the comments use: U for a claim that never reached Bound, B for one that did, V
-//! for a volume.
+//! Binding rules. Source: kube-controller-manager's PersistentVolumeController, `pv_controller.go`.
 //!
-//! Listed deviations: a volume reserved for the claim wins over a free one of a smaller set of access modes;
-//! a claim that is being deleted is neither bound anew nor provisioned; sizes are compared as exact
-//! quantities everywhere; where the provisioner runs in the same process, the request annotation is written
-//! together with the binding.
+//! Comments name rows (U1 …, B1 …, V1 …) of that controller's decision tables: U is a claim without the
+//! annotation `bind-completed`, B a claim with it, V a volume.
+//!
+//! Deviations:
+//! - A volume reserved for the claim has precedence over a free one with a smaller set of access modes.
+//! - A claim that is being deleted is neither bound nor provisioned.
+//! - Sizes are always compared as exact quantities.
+//! - If the provisioner runs in the same process, the annotation `storage-provisioner` is written together
+//!   with the binding.
 
 use std::sync::Arc;
 
@@ -17,97 +20,106 @@ use cofferdam_domain::{
 
 use crate::event_spec::EventSpec;
 
-/// The world that a decision is about.
+/// Input of the binding rules.
 #[derive(Clone, Copy)]
 pub struct BindingInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// Whether a driver's provisioner runs in this process and needs no request through the API.
+    /// Returns true if the driver's provisioner runs in this process and needs no annotation.
     pub has_provisioner: &'a dyn Fn(&DriverName) -> bool,
-    /// Whether another claim is about to get a free volume: its write is on the way.
+    /// Returns true if another claim is reserving a free volume at the moment.
     pub is_locked_by_other: &'a dyn Fn(&VolumeName) -> bool,
 }
 
-/// `status` of a claim as binding writes it.
+/// Update of a claim's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimStatus {
     /// `phase`
     pub phase: ClaimPhase,
     /// `accessModes`; absent clears them.
     pub access_modes: Option<AccessModes>,
-    /// `capacity.storage`: what to write, where it is to be written at all.
+    /// `capacity.storage`
     pub capacity: CapacityWrite,
-    /// `currentVolumeAttributesClassName`, likewise.
+    /// `currentVolumeAttributesClassName`
     pub attributes_class: AttributesClassWrite,
 }
 
-/// What happens to `status.capacity`.
+/// Update of `status.capacity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapacityWrite {
-    /// It stays: a bound claim's capacity belongs to the resizer.
+    /// Unchanged: the capacity of a bound claim belongs to the resizer.
     Keep,
-    /// It goes.
+    /// Removed.
     Clear,
-    /// It becomes this.
+    /// Set to this quantity.
     Set(Quantity),
 }
 
-/// What happens to `status.currentVolumeAttributesClassName`.
+/// Update of `status.currentVolumeAttributesClassName`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttributesClassWrite {
-    /// It stays.
+    /// Unchanged.
     Keep,
-    /// It goes.
+    /// Removed.
     Clear,
-    /// It becomes this.
+    /// Set to this class.
     Set(Box<str>),
 }
 
-/// One write for a claim.
+/// A write of the claim's binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEffect {
-    /// U3: `spec.storageClassName` of a claim that has none.
+    /// U3: sets `spec.storageClassName` to the default class.
     AssignClass(StorageClassName),
-    /// Bind write 1: the volume's claimRef; it decides who gets the volume.
+    /// Write 1 of the binding: the volume's claimRef. From then on no other claim can get the volume.
     ReserveVolume {
-        /// The volume as it was seen.
+        /// The volume at the resourceVersion of the decision.
         volume: Arc<Volume>,
-        /// Whether the controller chose it, so that it may undo the choice.
+        /// True if the controller chose the volume: it may then undo the choice.
         by_controller: bool,
     },
-    /// Bind write 2: the volume's phase.
+    /// Write 2 of the binding: the volume's phase.
     MarkVolumeBound(Arc<Volume>),
-    /// Bind write 3: the claim's volume and annotations.
+    /// Write 3 of the binding: the claim's volumeName and annotations.
     BindClaim {
-        /// The volume.
+        /// The PersistentVolume.
         volume: VolumeName,
-        /// Whether the controller chose it.
+        /// True if the controller chose the volume.
         by_controller: bool,
-        /// The driver, where the claim does not carry its request annotation yet.
+        /// The driver, if the claim lacks the annotation `storage-provisioner`.
         provisioner: Option<DriverName>,
     },
-    /// Bind write 4, and the way back to Pending or to Lost.
+    /// Write 4 of the binding, or the reset to Pending or Lost.
     SetStatus(ClaimStatus),
-    /// The annotation that asks a provisioner elsewhere for a volume.
+    /// Sets the annotation `storage-provisioner`, which requests a volume from an external provisioner.
     RequestProvisioning(DriverName),
 }
 
-/// What is to be done for a claim.
+/// The next effect for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimBindingVerdict {
-    /// This write, then ask again.
+    /// Perform this write, then decide again.
     Apply(ClaimEffect, Option<EventSpec>),
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Nothing before something else changes.
+    /// Emit the event and wait for a change of the objects.
     Wait(EventSpec),
-    /// A provisioner is at work, or is to be.
+    /// Wait for the driver's provisioner.
     Provision(StorageClassName, DriverName),
-    /// The claim's world is contradictory: try again later.
+    /// The objects contradict each other: emit the event and retry with back-off.
     Fail(String, Option<EventSpec>),
 }
 
-/// Decides the next step for a claim.
+/// A claim whose volume cannot be chosen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum BindingError {
+    #[error("StorageClass {0} has no volumeBindingMode")]
+    NoBindingMode(StorageClassName),
+    #[error("spec.selector is invalid: {0}")]
+    InvalidSelector(String),
+}
+
+/// Decides the next effect for a claim. Source: `syncClaim`.
 pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     if claim.is_bind_completed() {
         decide_bound_claim(input, claim)
@@ -116,7 +128,7 @@ pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdi
     }
 }
 
-/// A claim that never reached Bound.
+/// Source: `syncUnboundClaim`.
 fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     match &claim.volume {
         None => decide_claim_without_volume(input, claim),
@@ -124,23 +136,25 @@ fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingV
     }
 }
 
-/// U1 – U6: the claim names no volume.
+/// Rows U1 to U6: `spec.volumeName` is empty.
 fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let delayed = match is_delayed(input.cache, claim) {
         Ok(delayed) => delayed,
-        Err(message) => return ClaimBindingVerdict::Fail(message, None),
+        Err(error) => return ClaimBindingVerdict::Fail(error.to_string(), None),
     };
     match find_volume(input, claim, delayed) {
-        Err(message) => {
+        Err(error) => {
+            let message = error.to_string();
             let event = EventSpec::warning("FailedBinding", message.clone());
             return ClaimBindingVerdict::Fail(message, Some(event));
         }
-        // U2. A claim that goes needs no new volume; one that is its own already is only brought to its end.
+        // U2. A claim that is being deleted gets no new volume.
         Ok(Some(volume)) if !claim.meta.deleting => return bind(input, claim, &volume),
         Ok(_) => {}
     }
     if claim.meta.deleting {
-        return reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::NoAction("it is being deleted"));
+        return reset_to_pending(claim)
+            .unwrap_or(ClaimBindingVerdict::NoAction("the claim is being deleted"));
     }
     if !claim.has_class()
         && let Some(class) = default_class(input.cache.classes.list().iter().map(AsRef::as_ref))
@@ -165,7 +179,7 @@ fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimB
     provision(input, claim)
 }
 
-/// U5: the claim wants a new volume.
+/// Row U5: dynamic provisioning. Source: `provisionClaim`.
 fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let name = claim.class_name();
     let class = match input.cache.class(name) {
@@ -175,7 +189,7 @@ fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
             return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
         }
         Lookup::Undecodable(_) => {
-            let text = format!("StorageClass {name:?} cannot be read by this version");
+            let text = format!("StorageClass {name:?} cannot be decoded");
             return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
         }
     };
@@ -184,10 +198,10 @@ fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
         let text = format!("no volume plugin matched name: {driver}");
         return ClaimBindingVerdict::Wait(EventSpec::warning("ProvisioningFailed", text));
     }
-    // In one process no annotation is needed; but one that names another driver would keep ours away for
-    // ever.
+    // Without an annotation, a provisioner of this process provisions the claim. An annotation for another
+    // driver must be replaced.
     let satisfied = match claim.storage_provisioner() {
-        Some(asked) => asked == driver.as_str(),
+        Some(requested) => requested == driver.as_str(),
         None => (input.has_provisioner)(driver),
     };
     if !satisfied {
@@ -196,19 +210,19 @@ fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     ClaimBindingVerdict::Provision(class.name.clone(), driver.clone())
 }
 
-/// The event of a claim that has waited for its provisioner.
+/// Event of a claim that waits for its provisioner. The text is upstream's.
 pub fn external_provisioning_event(driver: &DriverName) -> EventSpec {
     EventSpec::normal(
         "ExternalProvisioning",
         format!(
-            "Waiting for a volume to be created either by the external provisioner '{driver}' or manually by the system \
-             administrator. If volume creation is delayed, please verify that the provisioner is running and correctly \
-             registered."
+            "Waiting for a volume to be created either by the external provisioner '{driver}' \
+             or manually by the system administrator. If volume creation is delayed, please verify that \
+             the provisioner is running and correctly registered."
         ),
     )
 }
 
-/// U7 – U12: the claim names a volume.
+/// Rows U7 to U12: `spec.volumeName` is set.
 fn decide_claim_with_volume(
     input: BindingInput<'_>,
     claim: &Claim,
@@ -218,17 +232,18 @@ fn decide_claim_with_volume(
         Lookup::Found(volume) => volume,
         Lookup::Missing => {
             return reset_to_pending(claim)
-                .unwrap_or(ClaimBindingVerdict::NoAction("the volume that it names does not exist"));
+                .unwrap_or(ClaimBindingVerdict::NoAction("the requested volume does not exist"));
         }
         Lookup::Undecodable(_) => {
-            return ClaimBindingVerdict::NoAction("the volume that it names cannot be read");
+            return ClaimBindingVerdict::NoAction("the requested volume cannot be decoded");
         }
     };
     if volume.is_bound_to(&claim.key, &claim.meta.uid) {
         return bind(input, claim, &volume);
     }
     if volume.claim_ref.is_none() && claim.meta.deleting {
-        return reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::NoAction("it is being deleted"));
+        return reset_to_pending(claim)
+            .unwrap_or(ClaimBindingVerdict::NoAction("the claim is being deleted"));
     }
     if volume.claim_ref.is_none() {
         return match mismatch(claim, &volume) {
@@ -242,14 +257,17 @@ fn decide_claim_with_volume(
     let event =
         EventSpec::warning("FailedBinding", format!("volume \"{name}\" already bound to a different claim."));
     if claim.meta.has_annotation(names::BOUND_BY_CONTROLLER) {
-        let text =
-            format!("invalid binding of claim {} to volume {name}: the volume is another claim's", claim.key);
+        let text = format!(
+            "invalid binding of claim {} to volume {name}: the volume is bound to another claim",
+            claim.key
+        );
         return ClaimBindingVerdict::Fail(text, Some(event));
     }
     reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::Wait(event))
 }
 
-/// B1 – B5: the claim reached Bound once; now the volume is verified, never searched.
+/// Rows B1 to B5: the claim was bound before. Its volume is verified, never replaced. Source:
+/// `syncBoundClaim`.
 fn decide_bound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let Some(name) = &claim.volume else {
         let text = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
@@ -261,7 +279,7 @@ fn decide_bound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVer
             let text = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
             return mark_claim_lost(claim, "ClaimLost", text);
         }
-        Lookup::Undecodable(_) => return ClaimBindingVerdict::NoAction("its volume cannot be read"),
+        Lookup::Undecodable(_) => return ClaimBindingVerdict::NoAction("the volume cannot be decoded"),
     };
     match volume.claim_ref.as_ref().map(|r| r.uid.as_ref()) {
         None => bind(input, claim, &volume),
@@ -275,13 +293,13 @@ fn decide_bound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVer
 
 fn mark_claim_lost(claim: &Claim, reason: &'static str, text: &str) -> ClaimBindingVerdict {
     if claim.phase == ClaimPhase::Lost {
-        return ClaimBindingVerdict::NoAction("it has lost its volume");
+        return ClaimBindingVerdict::NoAction("the claim has lost its volume");
     }
     let status = unbound_status(ClaimPhase::Lost, claim);
     ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), Some(EventSpec::warning(reason, text)))
 }
 
-/// The write that brings a claim's status back to Pending, where it is not there.
+/// Returns the write that resets the claim's status to Pending, or `None` if it is Pending already.
 fn reset_to_pending(claim: &Claim) -> Option<ClaimBindingVerdict> {
     let status = unbound_status(ClaimPhase::Pending, claim);
     let clean = claim.phase == ClaimPhase::Pending
@@ -303,10 +321,10 @@ fn unbound_status(phase: ClaimPhase, claim: &Claim) -> ClaimStatus {
     }
 }
 
-/// The four writes of binding, volume first: the first that is missing.
+/// Returns the first missing write of the four writes of a binding. Source: `bind`.
 ///
-/// The volume is the scarce object: from write 1 on nobody else can take it. A process that dies in between
-/// finds on its return that the volume is the claim's and goes on with the next write.
+/// The volume is written first, so that no other claim can get it. After a crash the next process finds the
+/// claimRef and continues with the next write.
 fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBindingVerdict {
     let is_bound_to_claim = volume.is_bound_to(&claim.key, &claim.meta.uid);
     let complete = is_bound_to_claim && volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
@@ -323,17 +341,17 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     if !named || !claim.is_bind_completed() {
         let provisioner = volume.provisioned_by().map(DriverName::from);
         let provisioner = provisioner.filter(|driver| (input.has_provisioner)(driver));
-        let asked = claim.meta.has_annotation(names::STORAGE_PROVISIONER);
+        let has_annotation = claim.meta.has_annotation(names::STORAGE_PROVISIONER);
         let effect = ClaimEffect::BindClaim {
             volume: volume.name.clone(),
             by_controller: !named,
-            provisioner: provisioner.filter(|_| !asked),
+            provisioner: provisioner.filter(|_| !has_annotation),
         };
         return ClaimBindingVerdict::Apply(effect, None);
     }
     let becomes_bound = claim.phase != ClaimPhase::Bound;
     if !becomes_bound && claim.status_access_modes == volume.access_modes {
-        return ClaimBindingVerdict::NoAction("it is bound");
+        return ClaimBindingVerdict::NoAction("the claim is bound");
     }
     let Some(capacity) = volume.capacity else {
         return ClaimBindingVerdict::Fail(
@@ -351,7 +369,7 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     let status = ClaimStatus {
         phase: ClaimPhase::Bound,
         access_modes: Some(volume.access_modes),
-        // Later growth belongs to the resizer and kubelet.
+        // The resizer and kubelet write later capacities.
         capacity: if becomes_bound {
             CapacityWrite::Set(before_resize.unwrap_or(capacity))
         } else {
@@ -362,26 +380,32 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None)
 }
 
-/// Whether binding waits for the scheduler: the class says WaitForFirstConsumer.
-fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, String> {
+/// Returns true if binding waits for the scheduler: the class has the mode WaitForFirstConsumer. Source:
+/// `IsDelayBindingMode`.
+fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, BindingError> {
     match cache.class(claim.class_name()) {
         Lookup::Missing | Lookup::Undecodable(_) => Ok(false),
         Lookup::Found(class) => match class.binding_mode {
             Some(mode) => Ok(mode == BindingMode::WaitForFirstConsumer),
-            None => Err(format!("StorageClass {} has no volumeBindingMode", class.name)),
+            None => Err(BindingError::NoBindingMode(class.name.clone())),
         },
     }
 }
 
-/// The volume for a claim that names none: one that is reserved for it, else the best free one.
-fn find_volume(input: BindingInput<'_>, claim: &Claim, delayed: bool) -> Result<Option<Arc<Volume>>, String> {
+/// Returns the volume for a claim without volumeName: one that is reserved for the claim, else the best free
+/// one. Source: `FindMatchingVolume`.
+fn find_volume(
+    input: BindingInput<'_>,
+    claim: &Claim,
+    delayed: bool,
+) -> Result<Option<Arc<Volume>>, BindingError> {
     let cache = input.cache;
     let selector = match claim.selector.as_deref() {
         None => None,
         Some(Ok(selector)) => Some(selector),
-        Some(Err(reason)) => return Err(format!("the claim's selector cannot be used: {reason}")),
+        Some(Err(reason)) => return Err(BindingError::InvalidSelector(reason.clone())),
     };
-    // An amount that no volume has matches none.
+    // An invalid request matches no volume.
     let Ok(request) = claim.request.clone() else { return Ok(None) };
     let reserved = cache.volumes_of_claim(&claim.key).into_iter().find(|volume| {
         volume.is_bound_to(&claim.key, &claim.meta.uid)
@@ -401,7 +425,8 @@ fn find_volume(input: BindingInput<'_>, claim: &Claim, delayed: bool) -> Result<
     }))
 }
 
-/// Why a free volume that the claim names cannot be bound, in Kubernetes' order.
+/// Returns the reason why a free volume that the claim names cannot be bound. Texts and their order are those
+/// of upstream's `checkVolumeSatisfyClaim`.
 fn mismatch(claim: &Claim, volume: &Volume) -> Option<String> {
     let too_small = match (&claim.request, volume.capacity) {
         (Ok(request), Some(capacity)) => capacity < *request,
@@ -424,52 +449,53 @@ fn mismatch(claim: &Claim, volume: &Volume) -> Option<String> {
     }
 }
 
-/// One write, or one live read, for a volume.
+/// A write or live read for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeEffect {
-    /// `status.phase` and `status.message`.
+    /// Sets `status.phase` and `status.message`.
     SetPhase(VolumePhase, String),
-    /// Gives the volume up: the whole claimRef with what the controller wrote, or only its uid where a person
-    /// reserved it.
+    /// Removes the claimRef, or only its UID if a user reserved the volume.
     Unbind {
-        /// Whether the whole claimRef goes.
+        /// True if the whole claimRef is removed.
         whole: bool,
     },
-    /// Reads the claim past the cache: what follows may end in the loss of data.
+    /// Reads the claim live. What follows may delete data.
     RefreshClaim(ClaimKey),
 }
 
-/// What is to be done for a volume.
+/// The next effect for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeBindingVerdict {
-    /// This effect, then ask again.
+    /// Perform this effect, then decide again.
     Apply(VolumeEffect, Option<EventSpec>),
-    /// Its claim's turn (V5).
+    /// V5: enqueue the claim, which completes the binding.
     EnqueueClaim(ClaimKey),
-    /// Its claim's turn never comes: the modes differ (V4). The notes are the volume's and the claim's.
+    /// V4: volume and claim have different volume modes. The events are for the volume and the claim.
     VolumeModeMismatch(ClaimKey, EventSpec, EventSpec),
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
 }
 
-/// Decides the next step for a volume. `looked_up`: the claim that was read past the cache just now. It says
-/// nothing of another one that the volume has come to name meanwhile.
+/// Decides the next effect for a volume. Source: `syncVolume`.
+///
+/// `refreshed_claim` is the claimRef whose claim was read live before. It is ignored if the claimRef has
+/// changed since.
 pub fn decide_volume(
     input: BindingInput<'_>,
     volume: &Volume,
     refreshed_claim: Option<&ClaimRef>,
 ) -> VolumeBindingVerdict {
     let Some(claim_ref) = &volume.claim_ref else {
-        return set_phase(volume, VolumePhase::Available, "it is free");
+        return set_phase(volume, VolumePhase::Available, "the volume is free");
     };
     let Some(uid) = &claim_ref.uid else {
-        return set_phase(volume, VolumePhase::Available, "it is reserved by name");
+        return set_phase(volume, VolumePhase::Available, "the volume is reserved by name");
     };
     let is_released = matches!(volume.phase, VolumePhase::Released | VolumePhase::Failed);
     let refreshed_claim = refreshed_claim == Some(claim_ref);
     let claim = match input.cache.claims.get(&claim_ref.key) {
-        // Hands off: whether it is this claim or a successor, it may need the volume.
-        Lookup::Undecodable(_) => return VolumeBindingVerdict::NoAction("its claim cannot be read"),
+        // The claim may be the volume's, or a later one that needs the volume.
+        Lookup::Undecodable(_) => return VolumeBindingVerdict::NoAction("the claim cannot be decoded"),
         Lookup::Found(claim) if claim.meta.uid == *uid => Some(claim),
         Lookup::Found(_) | Lookup::Missing if refreshed_claim => None,
         Lookup::Found(_) => {
@@ -486,7 +512,7 @@ pub fn decide_volume(
     match &claim.volume {
         None if claim.mode != volume.mode => mode_mismatch(volume, &claim),
         None => VolumeBindingVerdict::EnqueueClaim(claim.key.clone()),
-        Some(name) if *name == volume.name => set_phase(volume, VolumePhase::Bound, "it is bound"),
+        Some(name) if *name == volume.name => set_phase(volume, VolumePhase::Bound, "the volume is bound"),
         Some(_) if volume.provisioned_by().is_some() && volume.reclaim_policy == ReclaimPolicy::Delete => {
             decide_released_volume(volume, is_released)
         }
@@ -497,21 +523,23 @@ pub fn decide_volume(
     }
 }
 
-fn set_phase(volume: &Volume, phase: VolumePhase, settled: &'static str) -> VolumeBindingVerdict {
+fn set_phase(volume: &Volume, phase: VolumePhase, reason: &'static str) -> VolumeBindingVerdict {
     if volume.phase == phase {
-        return VolumeBindingVerdict::NoAction(settled);
+        return VolumeBindingVerdict::NoAction(reason);
     }
     VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(phase, String::new()), None)
 }
 
-/// V4
+/// Row V4.
 fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
     let (claim_name, volume_name) = (&claim.key.name, &volume.name);
     let on_volume = format!(
-        "Cannot bind PersistentVolume to requested PersistentVolumeClaim \"{claim_name}\" due to incompatible volumeMode."
+        "Cannot bind PersistentVolume to requested PersistentVolumeClaim \"{claim_name}\" \
+         due to incompatible volumeMode."
     );
     let on_claim = format!(
-        "Cannot bind PersistentVolume \"{volume_name}\" to requested PersistentVolumeClaim due to incompatible volumeMode."
+        "Cannot bind PersistentVolume \"{volume_name}\" to requested PersistentVolumeClaim \
+         due to incompatible volumeMode."
     );
     VolumeBindingVerdict::VolumeModeMismatch(
         claim.key.clone(),
@@ -520,7 +548,8 @@ fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
     )
 }
 
-/// V3 and V7: the volume's claim is gone. `over`: whether the phase says so already.
+/// Rows V3 and V7: the volume's claim is deleted. `is_released` is true if the phase is Released or Failed.
+/// Source: `reclaimVolume`.
 fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVerdict {
     if !is_released {
         return VolumeBindingVerdict::Apply(
@@ -529,19 +558,19 @@ fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVe
         );
     }
     if volume.meta.annotation(names::MIGRATED_TO).is_some_and(|to| !to.is_empty()) {
-        return VolumeBindingVerdict::NoAction("its driver reclaims it");
+        return VolumeBindingVerdict::NoAction("the driver reclaims the volume");
     }
     let failed = |reason: &'static str, text: String| {
         if volume.phase == VolumePhase::Failed {
-            return VolumeBindingVerdict::NoAction("reclaiming it failed");
+            return VolumeBindingVerdict::NoAction("the reclaim has failed");
         }
         let effect = VolumeEffect::SetPhase(VolumePhase::Failed, text.clone());
         VolumeBindingVerdict::Apply(effect, Some(EventSpec::warning(reason, text)))
     };
     match &volume.reclaim_policy {
-        ReclaimPolicy::Retain => VolumeBindingVerdict::NoAction("it is released and stays"),
+        ReclaimPolicy::Retain => VolumeBindingVerdict::NoAction("the volume is released and retained"),
         ReclaimPolicy::Delete if is_deleted_by_provisioner(volume) => {
-            VolumeBindingVerdict::NoAction("its driver deletes it")
+            VolumeBindingVerdict::NoAction("the driver deletes the volume")
         }
         ReclaimPolicy::Delete => failed(
             "VolumeFailedDelete",
@@ -560,7 +589,7 @@ fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVe
     }
 }
 
-/// Whether a provisioner, not this controller, deletes the volume: then Released is the signal for it.
+/// Returns true if a provisioner, not this controller, deletes the volume. The phase Released is its signal.
 fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     match volume.provisioned_by() {
         Some(by) => !by.starts_with(names::IN_TREE_PREFIX),
@@ -568,7 +597,7 @@ fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     }
 }
 
-/// Whether the class can give a claim a volume at all: claims of such classes are woken when it changes.
+/// Returns true if an update of a StorageClass affects unbound claims of the class, which are then enqueued.
 pub fn is_relevant_class_change(old: Option<&StorageClass>, new: Option<&StorageClass>) -> bool {
     let relevant = |class: &StorageClass| {
         (class.provisioner.clone(), class.binding_mode, class.is_default(), class.meta.uid.clone())

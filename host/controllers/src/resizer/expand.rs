@@ -13,12 +13,12 @@ use cofferdam_domain::{
 use tokio::time::Instant;
 
 use super::{
-    call_locks::ResizeOperation,
     object,
     reconcile::Resizer,
     rules::{
         self, ExpandCall, ExpansionInput, ExpansionResult, ExpansionVerdict, LastExpansion, ResizeFailure,
     },
+    state::ResizeOperation,
     state::time_left,
 };
 use crate::{
@@ -229,7 +229,7 @@ impl Resizer {
             }
         };
         if let Err(problem) = rules::check_capacity(target, expanded) {
-            let error = StorageError::final_outcome(ErrorKind::Internal, problem);
+            let error = StorageError::final_outcome(ErrorKind::Internal, problem.to_string());
             return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
         }
         let size = Quantity::from_bytes(expanded.capacity);

@@ -1,7 +1,6 @@
 //! `resizer`: expands volumes and changes their VolumeAttributesClass, as claims request. Replaces
 //! external-resizer.
 
-mod call_locks;
 mod declaration;
 mod expand;
 pub mod modification;

@@ -1,74 +1,86 @@
-//! What modifying decides: a claim names a VolumeAttributesClass, and its volume gets that class' parameters.
-//! Source: external-resizer's modification of volumes.
+//! Rules of volume modification: a volume gets the parameters of the VolumeAttributesClass that its claim
+//! names. Source: external-resizer 2.2, `pkg/modifycontroller`.
 
 use std::sync::Arc;
 
 use cofferdam_cluster::Lookup;
 use cofferdam_domain::{
-    Claim, ClaimConditionType, ModifyState, ModifyVolumeStatus, Uid, Volume, VolumeAttributesClass,
-    VolumeHandle,
+    Claim, ClaimConditionType, DriverName, ModifyState, ModifyVolumeStatus, Uid, Volume,
+    VolumeAttributesClass, VolumeHandle,
     storage::{ErrorKind, Finality, Parameters, StorageError},
 };
 
 use super::rules::{ResizeFailure, ResizerAbilities, volume_of};
 
-/// The world that a decision about a claim is about.
+/// Input of [`decide_modification`].
 #[derive(Clone, Copy, Debug)]
 pub struct ModificationInput<'a> {
     /// The cached objects.
     pub cache: &'a cofferdam_cluster::Cache,
-    /// What the claim's driver can do.
+    /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// Whether this process knows that nothing can come any more of the last call.
+    /// True if the last call of this process can no longer take effect.
     pub is_last_call_final: bool,
-    /// The class that was found impossible a short while ago.
+    /// The class that was infeasible and whose slow retry is not due.
     pub infeasible: Option<&'a str>,
-    /// The class that is known to be waited for, to whoever looks at the claim's events.
+    /// The missing class that an event of this process has already reported.
     pub pending_reported: Option<&'a str>,
-    /// The claim for which the driver has changed the volume in this run, and the class: a successor of the
-    /// claim's name has another volume.
+    /// Claim and class of a successful call in this reconcile. A new claim of the same name has another
+    /// volume.
     pub completed: Option<(&'a Uid, &'a str)>,
 }
 
 /// The next effect for a claim.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModificationVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Nothing before the time of the next slow try.
+    /// No effect before the slow retry of an infeasible class is due.
     WaitForRetry,
-    /// Nobody asks for it any more: take the conditions away.
+    /// The modification was withdrawn: remove its conditions.
     Cancel,
-    /// The class is not there, or of another driver: write down that it is waited for.
+    /// The class is missing or belongs to another driver: set the state `Pending` and emit the event.
     MarkPending(Box<str>, String),
-    /// It cannot be done now: tell, and try again.
+    /// A transient failure: emit the event and retry with back-off.
     Retry(String),
-    /// It cannot be done before something changes: tell, and wait.
+    /// A permanent failure: emit the event and wait for a change of the objects.
     Reject(String),
-    /// Write down which class the volume is to get.
+    /// Write the target class and the state `InProgress` to the claim's status.
     MarkInProgress(Box<str>),
-    /// Ask the driver.
+    /// Call `ControllerModifyVolume`.
     Modify(Box<ModifyCall>),
-    /// Write the volume's class on its object.
+    /// Write the class to the PersistentVolume.
     UpdateVolumeClass(Arc<Volume>, Box<str>),
-    /// Say that the claim has this class.
+    /// Write this class to the claim's status.
     MarkFinished(Box<str>),
 }
 
-/// What a driver is asked.
+/// A `ControllerModifyVolume` call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModifyCall {
-    /// The volume's object.
+    /// The PersistentVolume.
     pub volume: Arc<Volume>,
-    /// The class.
+    /// The target class.
     pub target: Box<str>,
-    /// The volume.
+    /// The volume handle.
     pub handle: VolumeHandle,
-    /// The class' parameters.
+    /// Parameters of the class.
     pub parameters: Parameters,
 }
 
-/// Decides the next step of a claim's modification.
+/// A VolumeAttributesClass that a volume cannot get.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum AttributesClassError {
+    // external-resizer's text.
+    #[error("VAC {0:?} does not exist.")]
+    Missing(Box<str>),
+    #[error("VAC {0:?} cannot be decoded.")]
+    Undecodable(Box<str>),
+    #[error("VAC {name:?} has driver {found}; expected {expected}")]
+    OtherDriver { name: Box<str>, found: DriverName, expected: DriverName },
+}
+
+/// Decides the next effect of a claim's modification. Source: external-resizer's `modify`.
 pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> ModificationVerdict {
     let (volume, csi) = match volume_of(input.cache, claim) {
         Ok(found) => found,
@@ -78,18 +90,18 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
     let progress = claim.progress();
     let status = progress.modification.as_ref();
     if status.is_none() && requested == claim.status_attributes_class.as_deref().unwrap_or_default() {
-        return ModificationVerdict::NoAction("it has the class that it asks for");
+        return ModificationVerdict::NoAction("the claim has the requested class");
     }
     let in_progress =
         status.filter(|status| status.state == ModifyState::InProgress && !status.target_class.is_empty());
     if requested.is_empty() && in_progress.is_none() {
         return match progress.condition(ClaimConditionType::ModifyingVolume) {
             Some(_) => ModificationVerdict::Cancel,
-            None => ModificationVerdict::NoAction("it asks for no class any more"),
+            None => ModificationVerdict::NoAction("the claim requests no class"),
         };
     }
     let target = match in_progress {
-        // Nobody knows how it has ended, or will: what was asked for comes first.
+        // The result of the last call is unknown: it is repeated with the same class.
         Some(in_progress) if !input.is_last_call_final || requested.is_empty() => &*in_progress.target_class,
         Some(_) | None => requested,
     };
@@ -97,7 +109,7 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
         return ModificationVerdict::WaitForRetry;
     }
     if !input.abilities.modifies {
-        return ModificationVerdict::Reject(format!("driver {} does not modify volumes", csi.driver));
+        return ModificationVerdict::Reject(format!("driver {} does not support modification", csi.driver));
     }
     let in_progress = in_progress.filter(|in_progress| &*in_progress.target_class == target);
     if input.completed == Some((&claim.meta.uid, target)) && in_progress.is_some() {
@@ -108,11 +120,11 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
     }
     let class = match find_class(input, target, &csi.driver) {
         Ok(class) => class,
-        Err(problem) if in_progress.is_some() => return ModificationVerdict::Retry(problem),
+        Err(error) if in_progress.is_some() => return ModificationVerdict::Retry(error.to_string()),
         Err(_) if input.pending_reported == Some(target) && status.is_some_and(is_pending) => {
-            return ModificationVerdict::NoAction("it waits for its class");
+            return ModificationVerdict::NoAction("waiting for the class");
         }
-        Err(problem) => return ModificationVerdict::MarkPending(target.into(), problem),
+        Err(error) => return ModificationVerdict::MarkPending(target.into(), error.to_string()),
     };
     if in_progress.is_none() || progress.condition(ClaimConditionType::ModifyingVolume).is_none() {
         return ModificationVerdict::MarkInProgress(target.into());
@@ -126,8 +138,8 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
     }))
 }
 
-/// Whether a class is waited for. Its name does not stand in the status: there stands the one that the volume
-/// may have in part.
+/// Returns true if the claim waits for its class. The status then does not name that class, but the one that
+/// the volume may have in part.
 pub(super) fn is_pending(status: &ModifyVolumeStatus) -> bool {
     status.state == ModifyState::Pending
 }
@@ -135,18 +147,21 @@ pub(super) fn is_pending(status: &ModifyVolumeStatus) -> bool {
 fn find_class(
     input: ModificationInput<'_>,
     name: &str,
-    driver: &cofferdam_domain::DriverName,
-) -> Result<Arc<VolumeAttributesClass>, String> {
+    driver: &DriverName,
+) -> Result<Arc<VolumeAttributesClass>, AttributesClassError> {
     match input.cache.attributes_classes.get(&name.into()) {
         Lookup::Found(class) if class.driver == *driver => Ok(class),
-        Lookup::Found(class) => Err(format!("VAC {name:?} is of driver {}: expected {driver}", class.driver)),
-        Lookup::Undecodable(_) => Err(format!("VAC {name:?} cannot be read.")),
-        // external-resizer's words.
-        Lookup::Missing => Err(format!("VAC {name:?} does not exist.")),
+        Lookup::Found(class) => Err(AttributesClassError::OtherDriver {
+            name: name.into(),
+            found: class.driver.clone(),
+            expected: driver.clone(),
+        }),
+        Lookup::Undecodable(_) => Err(AttributesClassError::Undecodable(name.into())),
+        Lookup::Missing => Err(AttributesClassError::Missing(name.into())),
     }
 }
 
-/// What a failed call means.
+/// Classifies a failed `ControllerModifyVolume` call.
 pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     match (error.finality, error.kind == ErrorKind::InvalidArgument) {
         (Finality::InProgress | Finality::Unknown, _) => ResizeFailure::InDoubt,
@@ -155,7 +170,7 @@ pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     }
 }
 
-/// Whether a change of a claim is a reason to look at its class.
+/// Returns true if an update of a claim requires a reconcile of its modification.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     let has_no_status = |claim: &Claim| claim.progress().modification.is_none();
     old.is_none_or(|old| {

@@ -9,11 +9,11 @@ use cofferdam_domain::{
 use tokio::time::Instant;
 
 use super::{
-    call_locks::ResizeOperation,
     modification::{self, ModificationInput, ModificationVerdict, ModifyCall},
     object,
     reconcile::Resizer,
     rules::ResizeFailure,
+    state::ResizeOperation,
     state::time_left,
 };
 use crate::{

@@ -1,4 +1,4 @@
-//! The status of a claim, and what stands on its volume, as external-resizer writes them.
+//! Patches of claims and PersistentVolumes, in external-resizer's format.
 
 use cofferdam_domain::{
     Claim, ClaimConditionType, ModifyState, Quantity, ResizeState, names, storage::StorageError,
@@ -7,16 +7,16 @@ use serde_json::{Map, Value, json};
 
 use super::rules::{CapacityUpdate, InProgressUpdate};
 
-/// external-resizer's words, which kubectl shows.
+/// external-resizer's texts.
 const NODE_PENDING: &str =
     "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
 const EXPANSION_FAILED: &str = "failed to expand pvc with ";
 
-/// The API's limit for a message is far above; what a driver says shall not fill claims.
+/// Maximum length of a driver's message in a condition, in bytes. The API's limit is higher.
 const MAX_MESSAGE: usize = 1024;
-const CUT: &str = "…";
+const ELLIPSIS: &str = "…";
 
-/// A strategic merge patch on a claim's status, piece by piece.
+/// Builder of a strategic merge patch of a claim's status.
 struct StatusPatch<'a> {
     claim: &'a Claim,
     now: jiff::Timestamp,
@@ -38,19 +38,20 @@ impl<'a> StatusPatch<'a> {
         self.set("allocatedResourceStatuses", json!({"storage": state.map(ResizeState::as_str)}))
     }
 
-    /// Sets a condition.
+    /// Sets a condition to true.
     fn set_condition(mut self, kind: ClaimConditionType, reason: &str, message: &str) -> Self {
-        // Kubernetes' times of objects are whole seconds.
+        // `metav1.Time` has a resolution of one second.
         let time = jiff::Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
-        let filled = |text: &str| (!text.is_empty()).then(|| truncate_message(text));
+        let non_empty = |text: &str| (!text.is_empty()).then(|| truncate_message(text));
         self.conditions.push(json!({
-            "type": kind.as_str(), "status": "True", "lastTransitionTime": time.to_string(), "lastProbeTime": null,
-            "reason": filled(reason), "message": filled(message),
+            "type": kind.as_str(), "status": "True",
+            "lastTransitionTime": time.to_string(), "lastProbeTime": null,
+            "reason": non_empty(reason), "message": non_empty(message),
         }));
         self
     }
 
-    /// Sets a condition of a modification: its time is since when it is so, whatever it says now.
+    /// Sets a condition of a modification. Its transition time changes only with its reason.
     fn set_modify_condition(mut self, kind: ClaimConditionType, reason: &str, message: &str) -> Self {
         let is_unchanged = self
             .claim
@@ -69,7 +70,7 @@ impl<'a> StatusPatch<'a> {
         self
     }
 
-    /// Takes conditions away, those of these that are there.
+    /// Removes the given conditions that the claim has.
     fn remove_conditions(mut self, kinds: impl IntoIterator<Item = ClaimConditionType>) -> Self {
         let progress = self.claim.progress();
         let present = kinds.into_iter().filter(|kind| progress.condition(*kind).is_some());
@@ -93,7 +94,7 @@ fn with_annotation(mut patch: Value, value: &Value) -> Value {
     patch
 }
 
-/// That the driver is about to be asked.
+/// Patch before `ControllerExpandVolume`.
 pub(super) fn in_progress_patch(claim: &Claim, now: jiff::Timestamp, update: InProgressUpdate) -> Value {
     let patch = StatusPatch::new(claim, now)
         .set("allocatedResources", json!({"storage": update.target.to_string()}))
@@ -107,7 +108,7 @@ pub(super) fn in_progress_patch(claim: &Claim, now: jiff::Timestamp, update: InP
     with_annotation(patch.build(), &Value::Null)
 }
 
-/// That the driver could not; absent where the status says so already.
+/// Patch after a failed expansion. `None` if the status already reports the failure.
 pub(super) fn failed_patch(
     claim: &Claim,
     now: jiff::Timestamp,
@@ -132,7 +133,8 @@ pub(super) fn failed_patch(
     )
 }
 
-/// That the driver is done and the node is not. What stands there of the growth stays until its end.
+/// Patch after `ControllerExpandVolume` if the node has to expand, too. The other fields of the expansion
+/// remain.
 pub(super) fn node_pending_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     let pending = ClaimConditionType::FileSystemResizePending;
     let patch = StatusPatch::new(claim, now).set_resize_status(Some(ResizeState::NodePending)).set_condition(
@@ -143,7 +145,7 @@ pub(super) fn node_pending_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     with_annotation(patch.build(), &Value::Null)
 }
 
-/// That all is done, and the node has no part in it.
+/// Patch at the end of an expansion without a node expansion.
 pub(super) fn finished_patch(claim: &Claim, now: jiff::Timestamp, size: Quantity) -> Value {
     let patch = StatusPatch::new(claim, now)
         .set("capacity", json!({"storage": size.to_string()}))
@@ -152,7 +154,7 @@ pub(super) fn finished_patch(claim: &Claim, now: jiff::Timestamp, size: Quantity
     with_annotation(patch.build(), &json!("true"))
 }
 
-/// The volume's new size, and the claim's former one.
+/// Patch of the PersistentVolume: its new size, and the claim's size before the expansion.
 pub(super) fn capacity_patch(update: &CapacityUpdate) -> Value {
     let mut patch = Map::new();
     if let Some(size) = update.size {
@@ -165,18 +167,17 @@ pub(super) fn capacity_patch(update: &CapacityUpdate) -> Value {
     Value::Object(patch)
 }
 
-/// That the growth has come to its end.
+/// Patch of the PersistentVolume at the end of an expansion.
 pub(super) fn remove_pre_resize_capacity_patch() -> Value {
     json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: null}}})
 }
 
-/// That a class is waited for. The one that the volume may have in part stays: who has a right to it in a
-/// quota is asked by that.
+/// Patch for a missing class. The target class remains: the volume may have it in part, and quotas count it.
 pub(super) fn modification_pending_patch() -> Value {
     json!({"status": {"modifyVolumeStatus": {"status": ModifyState::Pending.as_str()}}})
 }
 
-/// That the driver is about to be asked for a class.
+/// Patch before `ControllerModifyVolume`.
 pub(super) fn modification_in_progress_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
     StatusPatch::new(claim, now)
         .set("modifyVolumeStatus", modify_volume_status(target, ModifyState::InProgress))
@@ -188,7 +189,7 @@ pub(super) fn modification_in_progress_patch(claim: &Claim, now: jiff::Timestamp
         .build()
 }
 
-/// That the driver could not; absent where the status says so already.
+/// Patch after a failed modification. `None` if the status already reports the failure.
 pub(super) fn modification_failed_patch(
     claim: &Claim,
     now: jiff::Timestamp,
@@ -220,7 +221,7 @@ pub(super) fn modification_failed_patch(
     Some(patch.build())
 }
 
-/// That the claim has its class.
+/// Patch at the end of a modification.
 pub(super) fn modification_finished_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
     StatusPatch::new(claim, now)
         .set("currentVolumeAttributesClassName", json!(target))
@@ -229,13 +230,13 @@ pub(super) fn modification_finished_patch(claim: &Claim, now: jiff::Timestamp, t
         .build()
 }
 
-/// That nobody asks for another class any more. The last error stays, for the volume may have that class in
-/// part.
+/// Patch for a withdrawn modification. The last error remains, because the volume may have the target class
+/// in part.
 pub(super) fn modification_cancelled_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     StatusPatch::new(claim, now).remove_conditions([ClaimConditionType::ModifyingVolume]).build()
 }
 
-/// The volume's class.
+/// Patch of the PersistentVolume: its class.
 pub(super) fn attributes_class_patch(target: &str) -> Value {
     json!({"spec": {"volumeAttributesClassName": target}})
 }
@@ -244,13 +245,13 @@ fn modify_volume_status(target: &str, state: ModifyState) -> Value {
     json!({"targetVolumeAttributesClassName": target, "status": state.as_str()})
 }
 
-/// The message, cut.
+/// Truncates a message to [`MAX_MESSAGE`] bytes.
 fn truncate_message(message: &str) -> String {
     if message.len() <= MAX_MESSAGE {
         return message.to_owned();
     }
-    let end = (0..=MAX_MESSAGE - CUT.len()).rev().find(|end| message.is_char_boundary(*end));
-    format!("{}{CUT}", message.get(..end.unwrap_or_default()).unwrap_or_default())
+    let end = (0..=MAX_MESSAGE - ELLIPSIS.len()).rev().find(|end| message.is_char_boundary(*end));
+    format!("{}{ELLIPSIS}", message.get(..end.unwrap_or_default()).unwrap_or_default())
 }
 
 #[cfg(test)]

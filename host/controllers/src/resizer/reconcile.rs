@@ -18,10 +18,9 @@ use cofferdam_domain::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    call_locks::{CallGuard, CallLocks, ResizeOperation},
     modification,
     rules::{self, ResizerAbilities},
-    state::ResizerState,
+    state::{ResizeOperation, ResizerState},
 };
 use crate::{
     context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically, subscribe},
@@ -29,6 +28,7 @@ use crate::{
     observer::StepResult,
     provisioner::placement::LocalNode,
     resizer::ROLE,
+    volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
 /// The resizer.
@@ -36,7 +36,7 @@ pub(crate) struct Resizer {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, Queues>,
     pub(super) state: ResizerState,
-    pub(super) call_locks: CallLocks,
+    pub(super) volume_locks: VolumeLocks<ClaimKey, ResizeOperation>,
 }
 
 /// The queues of one driver: a slow driver does not delay others.
@@ -58,7 +58,7 @@ impl Resizer {
     pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.backoff();
         let queues = |name: &DriverName| {
-            let expansion = Queue::new("resizer_growth", backoff, metrics);
+            let expansion = Queue::new("resizer_expansion", backoff, metrics);
             (
                 name.clone(),
                 Queues { expansion, modification: Queue::new("resizer_modification", backoff, metrics) },
@@ -67,7 +67,7 @@ impl Resizer {
         Arc::new(Self {
             queues: context.drivers.keys().map(queues).collect(),
             state: ResizerState::default(),
-            call_locks: CallLocks::default(),
+            volume_locks: VolumeLocks::new(WakePolicy::All),
             context,
         })
     }
@@ -244,7 +244,7 @@ impl Resizer {
         volume: &Volume,
         secret: Option<&SecretRef>,
         operation: ResizeOperation,
-    ) -> Result<(Call, CallGuard<'_, impl Fn(ResizeOperation)>), Action> {
+    ) -> Result<(Call, LockGuard<'_, ClaimKey, ResizeOperation>), Action> {
         let call = match self.build_call(secret).await {
             Ok(call) => call,
             Err(error) => {
@@ -257,7 +257,7 @@ impl Resizer {
         }
         let (name, key) = (name.clone(), claim.key.clone());
         let enqueue = move |operation| self.enqueue(&name, &key, operation);
-        let guard = self.call_locks.try_lock(&claim.key, operation, enqueue).ok_or(Action::Done)?;
+        let guard = self.volume_locks.acquire_or_wait(&claim.key, &operation, enqueue).ok_or(Action::Done)?;
         Ok((call, guard))
     }
 

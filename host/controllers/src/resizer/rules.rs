@@ -1,6 +1,7 @@
-//! What growing decides. Source: external-resizer's expansion with recovery from failure. What is asked of a
-//! driver stands in the claim's status before, so that whoever comes next asks the same again as long as
-//! nobody knows how it has ended.
+//! Rules of volume expansion. Source: external-resizer 2.2, `pkg/controller/expand_and_recover.go`.
+//!
+//! The target size is written to the claim's status before the driver is called. After a crash or an unknown
+//! result the next process therefore repeats the same call.
 
 use std::sync::Arc;
 
@@ -13,109 +14,110 @@ use cofferdam_domain::{
 
 use crate::attacher::rules::capability;
 
-/// What a driver can do, as far as decisions depend on it.
+/// Capabilities of a driver that the decisions depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResizerAbilities {
-    /// Volumes can grow.
+    /// The driver expands volumes (`EXPAND_VOLUME`).
     pub expands: bool,
-    /// Volumes can be modified.
+    /// The driver modifies volumes (`MODIFY_VOLUME`).
     pub modifies: bool,
-    /// It tells one writer on a node from many (CSI `SINGLE_NODE_MULTI_WRITER`).
+    /// The driver distinguishes one writer per node from several (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer: bool,
 }
 
-/// What this process remembers of a claim's growth. A new process remembers nothing.
+/// State of a claim's expansion in this process. It is empty after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastExpansion {
-    /// The driver's last answer: whether something may still come of what it was asked for.
+    /// Finality of the driver's last error: a result that is not final may still take effect.
     pub finality: Option<Finality>,
-    /// The driver has said that it does not grow the volume while it is in use.
+    /// The driver does not expand the volume while it is in use.
     pub in_use: bool,
-    /// The size was found impossible a short while ago.
+    /// The size was infeasible, and its slow retry is not due.
     pub infeasible: bool,
 }
 
-/// What a driver has answered in this run.
+/// Response of the driver in this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpansionResult {
-    /// The claim that it was asked for: a successor of its name has another volume.
+    /// The claim of the call. A new claim of the same name has another volume.
     pub claim: Uid,
-    /// What it was asked for.
+    /// The requested size.
     pub target: Quantity,
-    /// What it has answered.
+    /// The response.
     pub volume: ExpandedVolume,
 }
 
-/// The world that a decision about a claim is about.
+/// Input of [`decide_expansion`].
 #[derive(Clone, Copy, Debug)]
 pub struct ExpansionInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// What the claim's driver can do.
+    /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// What is remembered.
+    /// State of this process.
     pub last_expansion: LastExpansion,
-    /// What the driver has answered in this run.
+    /// Response of the driver in this reconcile.
     pub result: Option<&'a ExpansionResult>,
 }
 
 /// The next effect for a claim.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExpansionVerdict {
-    /// Nothing; the text says why, for people.
+    /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// Take the mark of a growth that has come to its end off the volume's object.
+    /// Remove the annotation of a completed expansion, `pre-resize-capacity`, from the PersistentVolume.
     RemovePreResizeCapacity(Arc<Volume>),
-    /// Nothing before the time of the next slow try.
+    /// No effect before the slow retry of an infeasible size is due.
     WaitForRetry,
-    /// It cannot be done now: tell, and try again.
+    /// A transient failure: emit the event and retry with back-off.
     Retry(String),
-    /// It cannot be done before something changes: tell, and wait.
+    /// A permanent failure: emit the event and wait for a change of the objects.
     Reject(String),
-    /// Write down what the driver is asked for.
+    /// Write the target size and the state `ControllerResizeInProgress` to the claim's status.
     MarkInProgress(InProgressUpdate),
-    /// Ask the driver.
+    /// Call `ControllerExpandVolume`.
     Expand(Box<ExpandCall>),
-    /// Write the volume's new size on its object.
+    /// Write the new size to the PersistentVolume.
     UpdateVolumeCapacity(CapacityUpdate),
-    /// Hand the claim over to the node.
+    /// Set the state `NodeResizePending`.
     MarkNodePending,
-    /// Say that the claim has this size.
+    /// Write this capacity to the claim's status.
     MarkFinished(Quantity),
 }
 
-/// What is written down before a driver is asked.
+/// Status update before `ControllerExpandVolume`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InProgressUpdate {
-    /// The size.
+    /// The target size.
     pub target: Quantity,
-    /// Whether this is another growth than the one that the status tells of.
+    /// True for a new expansion; false if the status already describes this one.
     pub is_new: bool,
 }
 
-/// What a driver is asked.
+/// A `ControllerExpandVolume` call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpandCall {
-    /// The volume's object.
+    /// The PersistentVolume.
     pub volume: Arc<Volume>,
-    /// The size.
+    /// The target size.
     pub target: Quantity,
-    /// The call.
+    /// The request.
     pub request: ExpandVolume,
 }
 
-/// What becomes of the volume's object.
+/// Update of the PersistentVolume after `ControllerExpandVolume`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CapacityUpdate {
-    /// The object.
+    /// The PersistentVolume.
     pub volume: Arc<Volume>,
-    /// Its new size, where it is larger than before.
+    /// The new size, if it is larger than the current one.
     pub size: Option<Quantity>,
-    /// The claim's size before, which is noted until the node has done its part.
+    /// The claim's current size, which the PersistentVolume records until the node expansion is complete.
     pub pre_resize_capacity: Option<Quantity>,
 }
 
-/// Decides the next step of a claim's growth.
+/// Decides the next effect of a claim's expansion. Source: external-resizer's `expandAndRecover` and
+/// `markControllerResizeInProgress`.
 pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVerdict {
     let (volume, csi) = match volume_of(input.cache, claim) {
         Ok(found) => found,
@@ -129,16 +131,16 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     }
     let request = match &claim.request {
         Ok(request) if *request <= size => {
-            return ExpansionVerdict::NoAction("it has the size that it asks for");
+            return ExpansionVerdict::NoAction("the claim has the requested size");
         }
         Ok(request) => *request,
         Err(error) => return ExpansionVerdict::Reject(format!("spec.resources.requests.storage: {error}")),
     };
     if !input.abilities.expands {
-        return ExpansionVerdict::Reject(format!("driver {} does not expand volumes", csi.driver));
+        return ExpansionVerdict::Reject(format!("driver {} does not support expansion", csi.driver));
     }
     let Some(target) = target_size(claim, &volume, request, input.last_expansion) else {
-        return ExpansionVerdict::NoAction("the node has to do its part");
+        return ExpansionVerdict::NoAction("waiting for the node to expand the volume");
     };
     let progress = claim.progress();
     let allocated = progress.allocated_resources == Some(target);
@@ -151,13 +153,13 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     }
     let Some(bytes) = target.to_csi_bytes() else {
         return ExpansionVerdict::Reject(format!(
-            "spec.resources.requests.storage is {target}: expected at most {} bytes",
+            "spec.resources.requests.storage is {target}; expected at most {} bytes",
             i64::MAX
         ));
     };
     let capability = match capability(&volume, &csi, input.abilities.single_node_multi_writer, None) {
         Ok(capability) => capability,
-        Err(problem) => return ExpansionVerdict::Retry(problem),
+        Err(error) => return ExpansionVerdict::Retry(error.to_string()),
     };
     let is_new = !allocated || progress.resize.is_none();
     let is_marked = progress.is_condition_true(ClaimConditionType::Resizing)
@@ -169,7 +171,7 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
         && let Some(pod) = pod_in_use(input.cache, claim)
     {
         return ExpansionVerdict::Retry(format!(
-            "driver {} does not expand a volume that is in use, and pod {pod} uses it",
+            "driver {} does not expand a volume in use: pod {pod} uses it",
             csi.driver
         ));
     }
@@ -181,14 +183,14 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     ExpansionVerdict::Expand(Box::new(ExpandCall { volume, target, request }))
 }
 
-/// What is written after the driver's answer: the volume first, for the claim's status tells that all is
-/// done.
-fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, answer: ExpandedVolume) -> ExpansionVerdict {
-    let size = Quantity::from_bytes(answer.capacity);
+/// Decides the next effect after a successful call. The PersistentVolume is updated first, because the
+/// claim's status declares the expansion complete.
+fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, response: ExpandedVolume) -> ExpansionVerdict {
+    let size = Quantity::from_bytes(response.capacity);
     let larger = volume.capacity.is_none_or(|capacity| capacity < size);
     let is_recorded = volume.meta.has_annotation(names::PRE_RESIZE_CAPACITY);
     let pre_resize_capacity =
-        claim.status_capacity.filter(|_| answer.node_expansion_required && !is_recorded);
+        claim.status_capacity.filter(|_| response.node_expansion_required && !is_recorded);
     if larger || pre_resize_capacity.is_some() {
         return ExpansionVerdict::UpdateVolumeCapacity(CapacityUpdate {
             volume,
@@ -196,14 +198,15 @@ fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, answer: ExpandedVolum
             pre_resize_capacity,
         });
     }
-    if answer.node_expansion_required {
+    if response.node_expansion_required {
         ExpansionVerdict::MarkNodePending
     } else {
         ExpansionVerdict::MarkFinished(size)
     }
 }
 
-/// The size that the driver is to be asked for; none where it is the node's turn.
+/// Returns the size to request from the driver, or `None` if only the node has to expand. Source:
+/// external-resizer's `getNewSize`.
 fn target_size(
     claim: &Claim,
     volume: &Volume,
@@ -211,7 +214,7 @@ fn target_size(
     last_expansion: LastExpansion,
 ) -> Option<Quantity> {
     let progress = claim.progress();
-    // A size that the claim has already is of an earlier growth.
+    // An allocated size that the claim already has belongs to an earlier expansion.
     let allocated = progress.allocated_resources.filter(|allocated| Some(*allocated) > claim.status_capacity);
     let previous_target = allocated.unwrap_or(request);
     let capacity = volume.capacity.unwrap_or_default();
@@ -224,7 +227,7 @@ fn target_size(
         }
         Some(ResizeState::NodePending | ResizeState::NodeInProgress) => None,
         Some(ResizeState::NodeInfeasible) => Some(previous_target),
-        // Nobody knows how it has ended, or will: what was asked for comes first.
+        // The result of the last call is unknown: it is repeated with the same size.
         Some(ResizeState::ControllerInProgress)
             if smaller && last_expansion.finality == Some(Finality::Final) =>
         {
@@ -244,54 +247,57 @@ fn target_size(
 }
 
 impl LastExpansion {
-    /// Whether something may still come of the last call of this process.
+    /// Returns true if the last call of this process may still take effect.
     fn is_in_doubt(self) -> bool {
         matches!(self.finality, Some(Finality::InProgress | Finality::Unknown))
     }
 }
 
-/// The claim's volume, of a CSI driver, where both are bound to each other.
+/// Returns the CSI volume of a bound claim.
 ///
 /// # Errors
-/// Why there is none, for people.
+/// The reason why the claim has none.
 pub fn volume_of(cache: &Cache, claim: &Claim) -> Result<(Arc<Volume>, CsiVolumeSource), &'static str> {
     let name = match (&claim.volume, claim.phase) {
         (Some(name), ClaimPhase::Bound) => name,
-        (_, ClaimPhase::Bound | ClaimPhase::Pending | ClaimPhase::Lost) => return Err("it is not bound"),
+        (_, ClaimPhase::Bound | ClaimPhase::Pending | ClaimPhase::Lost) => {
+            return Err("the claim is not bound");
+        }
     };
     let volume = match cache.volumes.get(name) {
         Lookup::Found(volume) => volume,
-        Lookup::Undecodable(_) => return Err("its volume cannot be read"),
-        Lookup::Missing => return Err("its volume is not there"),
+        Lookup::Undecodable(_) => return Err("the PersistentVolume cannot be decoded"),
+        Lookup::Missing => return Err("the PersistentVolume does not exist"),
     };
     let reference = volume.claim_ref.as_ref();
     if !reference.is_some_and(|r| r.key == claim.key && r.uid.as_ref() == Some(&claim.meta.uid)) {
-        return Err("its volume is not bound to it");
+        return Err("the PersistentVolume is not bound to the claim");
     }
     match volume.csi.clone() {
         Some(csi) => Ok((volume, csi)),
-        None => Err("its volume is of no CSI driver"),
+        None => Err("the PersistentVolume has no spec.csi"),
     }
 }
 
-/// A pod that uses the claim and has not ended.
+/// Returns a pod that uses the claim and is not terminated.
 fn pod_in_use(cache: &Cache, claim: &Claim) -> Option<String> {
     let pods = cache.pods_using_claim(&claim.key);
     pods.iter().find(|pod| !pod.terminated).map(|pod| pod.key.to_string())
 }
 
-/// How a growth fails.
+/// Class of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeFailure {
-    /// Something may still come of it: the same is asked again.
+    /// The result is unknown: the same call is repeated.
     InDoubt,
-    /// Nothing came of it, and another size may be asked for.
+    /// The call had no effect: another size may be requested.
     Final,
-    /// This size is impossible.
+    /// The size is infeasible: it is retried slowly.
     Infeasible,
 }
 
-/// What a failed call means.
+/// Classifies a failed `ControllerExpandVolume` call. Source: csi-lib-utils' final and infeasible error
+/// codes.
 pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     match (error.finality, error.kind) {
         (Finality::InProgress | Finality::Unknown, _) => ResizeFailure::InDoubt,
@@ -317,21 +323,26 @@ pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     }
 }
 
-/// Whether a volume's answer is at least what was asked for. One that is smaller would be written down as the
-/// volume's size.
-///
-/// # Errors
-/// A sentence for people.
-pub fn check_capacity(target: Quantity, answer: ExpandedVolume) -> Result<(), String> {
-    let size = Quantity::from_bytes(answer.capacity);
-    match size < target {
-        true => Err(format!("the driver has made the volume {size} large: expected at least {target}")),
-        false => Ok(()),
-    }
+/// An expanded volume that is smaller than requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the driver expanded the volume to {size}; expected at least {target}")]
+pub struct VolumeTooSmall {
+    size: Quantity,
+    target: Quantity,
 }
 
-/// Whether a change of a claim is a reason to look at its growth. What we write ourselves is none: else the
-/// back-off after a failure would end with the writing of that failure.
+/// Checks that the expanded volume has at least the requested size. A smaller size would be written to the
+/// PersistentVolume.
+///
+/// # Errors
+/// The volume is smaller than `target`.
+pub fn check_capacity(target: Quantity, response: ExpandedVolume) -> Result<(), VolumeTooSmall> {
+    let size = Quantity::from_bytes(response.capacity);
+    if size < target { Err(VolumeTooSmall { size, target }) } else { Ok(()) }
+}
+
+/// Returns true if an update of a claim requires a reconcile of its expansion. The resizer's own writes do
+/// not: otherwise writing a failure would end the back-off that the failure started.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     old.is_none_or(|old| {
         let resize = new.progress().resize;

@@ -1,5 +1,7 @@
-//! What a process remembers of claims that are not done. A new process remembers nothing: then what stands in
-//! the status is asked again first, and what was impossible is tried once more.
+//! In-memory state of the resizer, by claim UID.
+//!
+//! After a restart the state is empty: the process then repeats the call that the claim's status records, and
+//! retries infeasible requests once.
 
 use std::{
     collections::HashMap,
@@ -10,29 +12,38 @@ use std::{
 use cofferdam_domain::{Quantity, Uid, storage::Finality};
 use tokio::time::Instant;
 
-/// Of a growth.
+/// A queue of the resizer, and the driver call of its reconciles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ResizeOperation {
+    /// `ControllerExpandVolume`.
+    Expansion,
+    /// `ControllerModifyVolume`.
+    Modification,
+}
+
+/// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
-    /// The driver's last answer.
+    /// Finality of the driver's last error.
     pub(super) last_finality: Option<Finality>,
-    /// The driver does not grow the volume while it is in use.
+    /// The driver does not expand the volume while it is in use.
     pub(super) in_use: bool,
-    /// A size that was found impossible, and until when it is not asked for again.
+    /// An infeasible size, and the time of its next retry.
     pub(super) infeasible: Option<(Quantity, Instant)>,
 }
 
-/// Of a modification.
+/// State of a modification.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModificationState {
-    /// Nothing can come any more of the last call.
+    /// The last call can no longer take effect.
     pub(super) is_last_call_final: bool,
-    /// A class that was found impossible, and until when it is not asked for again.
+    /// An infeasible class, and the time of its next retry.
     pub(super) infeasible: Option<(Box<str>, Instant)>,
-    /// A class that is waited for, and until when nobody has to be told again.
+    /// A missing class that an event has reported, and the time of the next event.
     pub(super) pending_reported: Option<(Box<str>, Instant)>,
 }
 
-/// By the claims' uids.
+/// State of all claims.
 #[derive(Debug, Default)]
 pub(super) struct ResizerState {
     expansion: Mutex<HashMap<Uid, ExpansionState>>,
@@ -65,7 +76,7 @@ impl ResizerState {
     }
 }
 
-/// How long a slow try still has to wait.
+/// Returns the time until the next retry, or `None` if it is due.
 pub(super) fn time_left<T>(entry: Option<&(T, Instant)>) -> Option<Duration> {
     let (_, until) = entry?;
     let remaining = until.saturating_duration_since(Instant::now());

@@ -521,7 +521,7 @@ fn claims_and_volumes() -> Vec<Scenario> {
             volumes: &["of-gone Released a"],
             // What the backup does not know is deleted least of all.
             array_owners: &["gone", "gone"],
-            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionFrozen"],
             calls: &["create gone", "create gone"],
             violations: LEAKED_BY_RESTORE,
             skipped_on: RESTORE_DETECTED_LATE,
@@ -531,7 +531,7 @@ fn claims_and_volumes() -> Vec<Scenario> {
             name: "and go on when the operator has looked",
             actions: restore_then_delete_claim([Settle, Delete(RESTORE_MARKER)]),
             array_owners: &["gone"],
-            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionFrozen"],
             calls: &["create gone", "create gone", "delete gone"],
             violations: LEAKED_BY_RESTORE,
             skipped_on: RESTORE_DETECTED_LATE,

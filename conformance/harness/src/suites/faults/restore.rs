@@ -28,7 +28,7 @@ const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that their user deletes afterwards.
 const DELETED_CLAIMS: usize = 20;
 const RESTORE_MARKER: &str = "cofferdam-restored";
-const DELETION_FREEZE_METRIC: &str = "cofferdam_deletions_held";
+const DELETION_FREEZE_METRIC: &str = "cofferdam_deletions_frozen";
 
 pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "restored", DRIVER).await?;
@@ -66,8 +66,8 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     })
     .await?;
     let events: Api<Event> = Api::default_namespaced(fixture.plane.client().clone());
-    until("DeletionHeld is told", TIMEOUT, async || {
-        let reported = events.list(&ListParams::default().fields("reason=DeletionHeld")).await?.items;
+    until("DeletionFrozen is told", TIMEOUT, async || {
+        let reported = events.list(&ListParams::default().fields("reason=DeletionFrozen")).await?.items;
         let reported: BTreeSet<_> =
             reported.into_iter().filter_map(|event| event.involved_object.name).collect();
         let unreported: Vec<_> = released.values().filter(|name| !reported.contains(*name)).collect();

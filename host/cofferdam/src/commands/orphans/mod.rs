@@ -10,7 +10,7 @@ use std::{collections::HashMap, time::Duration};
 
 use cofferdam_cluster::{Kind as _, OrphanReport, orphan_report};
 use cofferdam_controllers::orphans::report::{
-    DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, ScanReport,
+    DELETE, DELETING, DeletionRequest, DeletionRequestError, DeletionResponse, DeletionResult, ScanReport,
 };
 use cofferdam_domain::{DriverName, VolumeHandle};
 use jiff::Timestamp;
@@ -109,7 +109,7 @@ impl DriverReport {
     }
 
     /// The request that waits or is being carried out.
-    fn pending_request(&self) -> Option<Result<DeletionRequest, String>> {
+    fn pending_request(&self) -> Option<Result<DeletionRequest, DeletionRequestError>> {
         self.config_map
             .data_value(DELETING)
             .or(self.config_map.data_value(DELETE))
@@ -170,7 +170,7 @@ fn to_json(report: &DriverReport) -> serde_json::Value {
         "report": ScanReport::read(&report.config_map),
         "request": request,
         "deleting": report.config_map.data_value(DELETING).is_some(),
-        "answer": DeletionResponse::read(&report.config_map),
+        "response": DeletionResponse::read(&report.config_map),
     })
 }
 

@@ -18,16 +18,16 @@ pub(super) fn format_response(
     request: &DeletionRequest,
     response: &DeletionResponse,
 ) -> String {
-    let verdict = match response.result {
+    let result = match response.result {
         DeletionResult::Deleted => "deleted",
         DeletionResult::Refused => "refused",
     };
-    let message = if response.message == verdict {
+    let message = if response.message == result {
         String::new()
     } else {
         format!(": {}", escape_control_chars(&response.message))
     };
-    format!("volume {} of {driver}: {verdict}{message}\n", escape_control_chars(request.handle.as_str()))
+    format!("volume {} of {driver}: {result}{message}\n", escape_control_chars(request.handle.as_str()))
 }
 
 /// Every report, one after the other.
@@ -72,7 +72,10 @@ fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) 
         ));
     }
     if report.deletions_frozen {
-        line(format!("  locked: {}", rules::frozen_message(&report_entry.config_map.key.namespace)));
+        line(format!(
+            "  deletions frozen: {}",
+            rules::frozen_message(&report_entry.config_map.key.namespace)
+        ));
     }
     if report.counts.total() > 0 {
         line(format!("  volumes: {}", format_counts(&report.counts)));
@@ -89,10 +92,10 @@ fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) 
             "  {state}: {handle}, as {by} asked {}",
             format_time_and_age(request.requested_at, now)
         ));
-    } else if let Some(DeletionResponse { request: Some(request), result: verdict, message, answered_at }) =
+    } else if let Some(DeletionResponse { request: Some(request), result, message, answered_at }) =
         DeletionResponse::read(&report_entry.config_map)
     {
-        let anonymous_response = DeletionResponse { request: None, result: verdict, message, answered_at };
+        let anonymous_response = DeletionResponse { request: None, result, message, answered_at };
         let response_text = format_response(&report.driver, &request, &anonymous_response);
         line(format!(
             "  last request, answered {}: {}",
@@ -104,19 +107,15 @@ fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) 
 }
 
 fn format_counts(counts: &VolumeCounts) -> String {
-    let VolumeCounts {
-        referenced: known,
-        orphan,
-        within_grace_period: young,
-        no_owner,
-        other_cluster,
-        retained: kept,
-    } = *counts;
-    let mut text = format!("{known} known, {orphan} orphan, {young} young, {} unknown", counts.unmanaged());
+    let VolumeCounts { referenced, orphan, within_grace_period, no_owner, other_cluster, retained } = *counts;
+    let mut text = format!(
+        "{referenced} referenced, {orphan} orphan, {within_grace_period} grace period, {} unmanaged",
+        counts.unmanaged()
+    );
     let reasons = [
-        (no_owner, "without a kept owner"),
+        (no_owner, "without an owner"),
         (other_cluster, "of another cluster"),
-        (kept, "not to be deleted"),
+        (retained, "not to be deleted"),
     ];
     let reasons: Vec<String> = reasons
         .into_iter()
@@ -132,9 +131,9 @@ fn format_counts(counts: &VolumeCounts) -> String {
 
 /// The volumes that are listed, as a table.
 fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
-    let row = |verdict: &str, orphan: &Orphan| {
+    let row = |state: &str, orphan: &Orphan| {
         [
-            verdict.to_owned(),
+            state.to_owned(),
             escape_control_chars(orphan.handle.as_str()),
             orphan.bytes.map_or_else(|| "unknown".to_owned(), format_size),
             format_time_and_age(orphan.since, now),
@@ -143,9 +142,9 @@ fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
         ]
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
-    let within_grace_period = report.within_grace_period.iter().map(|orphan| row("young", orphan));
+    let within_grace_period = report.within_grace_period.iter().map(|orphan| row("grace period", orphan));
     let mut rows =
-        vec![["VERDICT", "HANDLE", "SIZE", "UNCHANGED SINCE", "MADE AS", "FOR CLAIM"].map(str::to_owned)];
+        vec![["STATE", "HANDLE", "SIZE", "UNCHANGED SINCE", "CREATED AS", "FOR CLAIM"].map(str::to_owned)];
     rows.extend(orphans.chain(within_grace_period));
     if rows.len() == 1 {
         return;
@@ -162,11 +161,12 @@ fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {}", line.trim_end());
     }
-    for (more, what) in
-        [(report.unlisted_orphans, "orphans"), (report.unlisted_within_grace_period, "young volumes")]
-    {
-        if more > 0 {
-            let _ = writeln!(text, "  … and {more} more {what}: the report has no room for them");
+    for (count, kind) in [
+        (report.unlisted_orphans, "orphans"),
+        (report.unlisted_within_grace_period, "volumes within the grace period"),
+    ] {
+        if count > 0 {
+            let _ = writeln!(text, "  … and {count} more {kind}: the report is full");
         }
     }
 }

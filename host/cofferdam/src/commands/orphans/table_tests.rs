@@ -59,11 +59,11 @@ fn a_report_shows_orphans_and_why_other_volumes_are_unmanaged() {
 driver drv
   leak detection: by owner
   scanned: 2026-06-03T11:48:00Z (11m ago)
-  volumes: 12 known, 2 orphan, 1 young, 4 unknown (1 without a kept owner, 3 not to be deleted)
-  VERDICT  HANDLE       SIZE     UNCHANGED SINCE                  MADE AS  FOR CLAIM
-  orphan   h-1          1.5 GiB  2026-06-01T09:00:00Z (2d3h ago)  pvc-1    uid-1
-  young    h-\\u{1b}[2J  1.5 GiB  2026-06-03T11:00:00Z (1h0m ago)  pvc-1    uid-1
-  … and 1 more orphans: the report has no room for them
+  volumes: 12 referenced, 2 orphan, 1 grace period, 4 unmanaged (1 without an owner, 3 not to be deleted)
+  STATE         HANDLE       SIZE     UNCHANGED SINCE                  CREATED AS  FOR CLAIM
+  orphan        h-1          1.5 GiB  2026-06-01T09:00:00Z (2d3h ago)  pvc-1       uid-1
+  grace period  h-\\u{1b}[2J  1.5 GiB  2026-06-03T11:00:00Z (1h0m ago)  pvc-1       uid-1
+  … and 1 more orphans: the report is full
 ";
     assert_eq!(shown, expected);
 }
@@ -81,20 +81,20 @@ fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
         requested_at: at("2026-06-03T11:58:00Z"),
         requested_by: "me@here".to_owned(),
     };
-    let answer = DeletionResponse {
+    let response = DeletionResponse {
         request: Some(request.clone()),
         result: DeletionResult::Refused,
-        message: "PersistentVolume pv stands for it".to_owned(),
+        message: "PersistentVolume pv references it".to_owned(),
         answered_at: at("2026-06-03T11:59:00Z"),
     };
     let report = json!(frozen_report).to_string();
     let show = |data: Value| format_reports(&[driver_report(data)], now());
-    let answered = show(json!({"driver": "drv", "report": report, "answer": json!(answer).to_string()}));
+    let answered = show(json!({"driver": "drv", "report": report, "response": json!(response).to_string()}));
     for part in [
-        "locked: the cluster was restored from a backup",
-        "nothing is deleted while ConfigMap storage/cofferdam-restored exists",
+        "deletions frozen: the cluster was restored from a backup",
+        "deletions are frozen while ConfigMap storage/cofferdam-restored exists",
         "the scan of 2026-06-03T11:59:30Z (30s ago) failed: Unavailable: no array",
-        "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume pv stands",
+        "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume pv references",
     ] {
         assert!(answered.contains(part), "{part} in\n{answered}");
     }

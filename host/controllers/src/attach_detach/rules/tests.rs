@@ -1,4 +1,4 @@
-//! What attaching and detaching decide, case by case.
+//! Tests of the attach and detach rules, case by case.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ fn read<K: Kind>(json: &Value) -> K {
     decode::object(&json.to_string()).unwrap().unwrap()
 }
 
-/// A volume `v`, read and written by one node, with its claim, and pods on nodes that are there.
+/// A volume `v` with its bound claim, and pods and nodes as needed.
 struct AttachDetachFixture {
     cache: Cache,
     state: AttachState,
@@ -79,20 +79,24 @@ impl AttachDetachFixture {
         sources.reconcile_input(&key, &ReconcileState::default()).unwrap()
     }
 
-    /// The next effect and its node.
+    /// The next effect and its nodes.
     fn next(&self) -> String {
         match self.input().next() {
-            AttachDetachStep::Wait => "rest".to_owned(),
-            AttachDetachStep::Start(attached_volume) => format!("begin {}", attached_volume.node),
-            AttachDetachStep::Cancel(attached_volume) => format!("call off {}", attached_volume.node),
-            AttachDetachStep::RefreshNode(attached_volume) => format!("look {}", attached_volume.node),
+            AttachDetachStep::Wait => "wait".to_owned(),
+            AttachDetachStep::Start(attached_volume) => format!("start {}", attached_volume.node),
+            AttachDetachStep::Cancel(attached_volume) => format!("cancel {}", attached_volume.node),
+            AttachDetachStep::RefreshNode(attached_volume) => format!("refresh {}", attached_volume.node),
             AttachDetachStep::Detach(attached_volume, force) => {
                 format!("detach {} {force:?}", attached_volume.node)
             }
             AttachDetachStep::Attach(desired_attachments) => {
                 format!(
                     "attach {}",
-                    desired_attachments.iter().map(|want| want.node.as_str()).collect::<Vec<_>>().join(" ")
+                    desired_attachments
+                        .iter()
+                        .map(|desired| desired.node.as_str())
+                        .collect::<Vec<_>>()
+                        .join(" ")
                 )
             }
         }
@@ -130,7 +134,7 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
     use DetachDecision::{Detach, Keep, Wait};
     let down = |out_of_service| NodeState::Managed { ready: false, out_of_service };
     let used = AttachedVolume { in_use: true, ..attached_volume() };
-    let gone = |seconds| AttachedVolume {
+    let deleted = |seconds| AttachedVolume {
         undesired_for: Duration::from_secs(seconds),
         node_state: NodeState::Deleted,
         ..used.clone()
@@ -140,35 +144,46 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
         node_state: down(false),
         ..used.clone()
     };
-    #[rustfmt::skip] // one row a case
+    let replaced = |volume| AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, ..volume };
+    let desired = |volume| AttachedVolume { desired: true, ..volume };
+    let on = |node_state, volume| AttachedVolume { node_state, ..volume };
+    let other = AttachedVolume { purpose: AttachmentPurpose::Other, ..attached_volume() };
+    let requested = AttachedVolume { detach_state: Some(DetachState::Requested), ..attached_volume() };
+    let in_use_for_long = AttachedVolume { undesired_for: MAX_WAIT_FOR_UNMOUNT * 9, ..used.clone() };
+    let [timeout, out_of_service, node_gone] =
+        [ForceDetachReason::Timeout, ForceDetachReason::OutOfService, ForceDetachReason::NodeGone]
+            .map(|reason| Detach(Some(reason)));
+    let (all, one_second) = (Wait(Some(MAX_WAIT_FOR_UNMOUNT)), Wait(Some(Duration::from_secs(1))));
+    #[rustfmt::skip] // one row per case
     let table = [
-        ("nobody wants it",                  attached_volume(),                                               true,  Detach(None)),
-        ("a pod does",                       AttachedVolume { desired: true, ..attached_volume() },                      true,  Keep),
-        ("it goes already",                  AttachedVolume { deleting: true, ..attached_volume() },                    true,  Keep),
-        ("it is somebody's",                 AttachedVolume { purpose: AttachmentPurpose::Other, ..attached_volume() },         true,  Keep),
-        ("kubelet attaches",                 AttachedVolume { node_state: NodeState::Unmanaged, ..attached_volume() },       true,  Keep),
-        ("the node cannot be read",          AttachedVolume { node_state: NodeState::Undecodable, ..attached_volume() },      true,  Keep),
-        ("the node is gone, and used it not", AttachedVolume { node_state: NodeState::Deleted, ..attached_volume() },           true,  Detach(None)),
-        ("and may use it",                   gone(0),                                              true,  Wait(Some(MAX_WAIT_FOR_UNMOUNT))),
-        ("for nearly six minutes",           gone(359),                                            true,  Wait(Some(Duration::from_secs(1)))),
-        ("for six minutes",                  gone(360),                                            true,  Detach(Some(ForceDetachReason::NodeGone))),
-        ("and no force",                     gone(360),                                            false, Wait(None)),
-        ("gone, and a pod is not",           AttachedVolume { desired: true, ..gone(360) },                   true,  Keep),
-        ("in use",                           used.clone(),                                         true,  Wait(None)),
-        ("in use for long, and ready",       AttachedVolume { undesired_for: MAX_WAIT_FOR_UNMOUNT * 9, ..used.clone() }, true, Wait(None)),
-        ("in use, and not ready",            late(0),                                              true,  Wait(Some(MAX_WAIT_FOR_UNMOUNT))),
-        ("nearly six minutes",               late(359),                                            true,  Wait(Some(Duration::from_secs(1)))),
-        ("six minutes",                      late(360),                                            true,  Detach(Some(ForceDetachReason::Timeout))),
-        ("six minutes, and no force",        late(360),                                            false, Wait(None)),
-        ("not in use, and not ready",        AttachedVolume { node_state: down(false), ..attached_volume() },              true,  Detach(None)),
-        ("out of service",                   AttachedVolume { node_state: down(true), ..used.clone() },         false, Detach(Some(ForceDetachReason::OutOfService))),
-        ("out of service, and wanted",       AttachedVolume { node_state: down(true), desired: true, ..used.clone() }, true, Keep),
-        ("nobody's, and a pod may use it",   AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..late(360) }, true, Wait(None)),
-        ("nobody's, and out of service",     AttachedVolume { node_state: down(true), purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..used.clone() }, true, Wait(None)),
-        ("nobody's, gone, with a pod",       AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..gone(360) }, true, Wait(None)),
-        ("nobody's, and not in use",         AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, desired: true, ..attached_volume() }, true, Detach(None)),
-        ("nobody's, without a pod",          AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, ..late(360) },      true,  Detach(Some(ForceDetachReason::Timeout))),
-        ("asked for, and wanted again",      AttachedVolume { detach_state: Some(DetachState::Requested), desired: true, ..attached_volume() }, true, Detach(None)),
+        ("no pod uses the volume", attached_volume(), true, Detach(None)),
+        ("a pod uses the volume",                desired(attached_volume()),                    true,  Keep),
+        ("being deleted", AttachedVolume { deleting: true, ..attached_volume() }, true, Keep),
+        ("of another client",                    other,                                         true,  Keep),
+        ("kubelet attaches volumes",             on(NodeState::Unmanaged, attached_volume()),   true,  Keep),
+        ("undecodable node",                     on(NodeState::Undecodable, attached_volume()), true,  Keep),
+        ("deleted node, not in use", on(NodeState::Deleted, attached_volume()), true, Detach(None)),
+        ("deleted node, in use",                 deleted(0),                                    true,  all),
+        ("deleted node, 359 s", deleted(359), true, one_second),
+        ("deleted node, 360 s", deleted(360), true, node_gone),
+        ("deleted node, 360 s, no force", deleted(360), false, Wait(None)),
+        ("deleted node, desired",                desired(deleted(360)),                         true,  Keep),
+        ("in use", used.clone(), true, Wait(None)),
+        ("in use for long, node ready", in_use_for_long, true, Wait(None)),
+        ("in use, node not ready",               late(0),                                       true,  all),
+        ("in use, node not ready, 359 s", late(359), true, one_second),
+        ("in use, node not ready, 360 s", late(360), true, timeout),
+        ("360 s, no force", late(360), false, Wait(None)),
+        ("not in use, node not ready", on(down(false), attached_volume()), true, Detach(None)),
+        ("out of service", on(down(true), used.clone()), false, out_of_service),
+        ("out of service, desired",              desired(on(down(true), used.clone())),         true,  Keep),
+        ("replaced volume, desired", replaced(desired(late(360))), true, Wait(None)),
+        ("replaced volume, out of service", replaced(desired(on(down(true), used.clone()))), true,
+            Wait(None)),
+        ("replaced volume, deleted node", replaced(desired(deleted(360))), true, Wait(None)),
+        ("replaced volume, not in use", replaced(desired(attached_volume())), true, Detach(None)),
+        ("replaced volume, not desired", replaced(late(360)), true, timeout),
+        ("deletion requested, desired again", desired(requested), true, Detach(None)),
     ];
     for (name, attached_volume, force_detach_on_timeout, expected) in table {
         assert_eq!(detach_decision(&attached_volume, force_detach_on_timeout), expected, "{name}");
@@ -206,18 +221,18 @@ fn access_modes_decide_whether_multi_attach_is_forbidden() {
 #[tokio::test(start_paused = true)]
 async fn a_volume_is_attached_to_the_node_of_its_pod() {
     let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
-    assert_eq!(fixture.next(), "rest", "nobody wants it");
+    assert_eq!(fixture.next(), "wait", "no pod uses the volume");
     fixture.pod("ns", "p", "n");
-    assert_eq!(fixture.next(), "rest", "the node is not there");
+    assert_eq!(fixture.next(), "wait", "the Node does not exist");
     fixture.node("n", json!({"metadata": {"annotations": null}}));
-    assert_eq!(fixture.next(), "rest", "its kubelet attaches");
+    assert_eq!(fixture.next(), "wait", "kubelet attaches volumes");
     fixture.node("n", json!({}));
     assert_eq!(fixture.next(), "attach n");
     fixture.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(fixture.next(), "rest", "the driver is at it");
+    assert_eq!(fixture.next(), "wait", "the attach is in progress");
     assert_eq!(fixture.input().recheck_after(), Some(ATTACH_TIMEOUT));
     fixture.attachment("n", json!({}));
-    assert_eq!((fixture.next().as_str(), fixture.input().recheck_after()), ("rest", None));
+    assert_eq!((fixture.next().as_str(), fixture.input().recheck_after()), ("wait", None));
     let input = fixture.input();
     assert_eq!(input.nodes_to_update().collect::<Vec<_>>(), [&"n".into()]);
 }
@@ -230,25 +245,30 @@ fn the_oldest_pod_gets_the_volume_and_the_other_a_multi_attach_error() {
     }
     fixture.pod("ns", "p", "n");
     fixture.pod("ns", "q", "m");
-    let young = json!({
-        "metadata": {"namespace": "ns", "name": "q", "uid": "q", "resourceVersion": "90", "creationTimestamp": "2026-01-01T00:00:09Z"},
+    let younger_pod = json!({
+        "metadata": {
+            "namespace": "ns", "name": "q", "uid": "q", "resourceVersion": "90",
+            "creationTimestamp": "2026-01-01T00:00:09Z",
+        },
         "spec": {"nodeName": "m", "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]},
     });
-    fixture.cache.pods.apply(Ok(read::<Pod>(&young)));
+    fixture.cache.pods.apply(Ok(read::<Pod>(&younger_pod)));
     assert_eq!(fixture.next(), "attach n");
     let refused = ReconcileInput { refused_nodes: ["n".into()].into(), ..fixture.input() };
     assert!(
         matches!(refused.next(), AttachDetachStep::Wait),
-        "the first of a volume for one node is tried again"
+        "an exclusive volume is not attached to a second node instead"
     );
     fixture.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(fixture.next(), "rest", "also as long as it is not known what comes of the first");
+    assert_eq!(fixture.next(), "wait", "an attach in progress blocks other nodes");
     let text = "Multi-Attach error for volume \"v\" Volume is already used by pod(s) p";
     assert_eq!(fixture.failures(), [format!("q: {text}")]);
     let shared = AttachDetachFixture { cache: fixture.cache, ..AttachDetachFixture::new(&[]) };
     let meta = json!({"name": "v", "uid": "v-uid", "resourceVersion": "9"});
     let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
-    let spec = json!({"accessModes": ["ReadWriteMany"], "claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"}});
+    let spec = json!({
+        "accessModes": ["ReadWriteMany"], "claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"},
+    });
     shared.cache.volumes.apply(Ok(read::<Volume>(&json!({"metadata": meta, "spec": spec}))));
     assert_eq!((shared.next().as_str(), shared.failures().len()), ("attach m", 0));
 }
@@ -272,7 +292,7 @@ fn a_multi_node_volume_is_attached_to_all_nodes_in_one_step() {
     assert_eq!(
         (desired_attachments.len(), desired_attachments[0].node.as_str()),
         (MANY - 2, "n001"),
-        "one that is refused hinders no other"
+        "other nodes continue"
     );
     assert_eq!(fixture.failures().len(), 0);
 }
@@ -293,7 +313,8 @@ fn multi_attach_errors_name_only_pods_of_the_same_namespace() {
         (vec![], "Volume is already exclusively attached to one node and can't be attached to another"),
         (vec![other("ns", "a"), other("ns", "b")], "Volume is already used by pod(s) a, b"),
         (vec![other("x", "a")], "Volume is already used by 1 pod(s) in different namespaces"),
-        (vec![other("ns", "a"), other("x", "b")], "Volume is already used by pod(s) a and 1 pod(s) in different namespaces"),
+        (vec![other("ns", "a"), other("x", "b")],
+            "Volume is already used by pod(s) a and 1 pod(s) in different namespaces"),
     ];
     for (pods, expected) in table {
         let mut desired = vec![desired_attachment("m", vec![other("ns", "q")], &volume)];
@@ -332,26 +353,26 @@ fn a_volume_is_detached_only_after_it_left_volumes_attached() {
         json!({"status": {"volumesAttached": [{"name": "kubernetes.io/csi/d^h", "devicePath": ""}]}});
     fixture.node("n", volumes_attached.clone());
     fixture.attachment("n", json!({}));
-    assert_eq!(fixture.next(), "rest", "the node first");
+    assert_eq!(fixture.next(), "wait", "volumesAttached is updated first");
     assert_eq!(fixture.input().nodes_to_update().count(), 1);
     fixture.node("n", json!({}));
-    assert_eq!(fixture.next(), "begin n");
+    assert_eq!(fixture.next(), "start n");
     let name = names::volume_attachment_name(&"d".into(), &"h".into(), &"n".into());
     assert!(fixture.state.start_detach(&"n".into(), &name, || (ResourceVersion(9), false)));
-    assert_eq!(fixture.next(), "look n");
+    assert_eq!(fixture.next(), "refresh n");
     fixture.node("n", json!({"status": {"volumesInUse": ["kubernetes.io/csi/d^h"]}}));
-    assert_eq!(fixture.next(), "call off n", "the look has shown that it is in use");
+    assert_eq!(fixture.next(), "cancel n", "the live Node reports the volume in use");
     fixture.node("n", volumes_attached);
-    assert_eq!(fixture.next(), "call off n", "somebody else has told it");
+    assert_eq!(fixture.next(), "cancel n", "another client has updated volumesAttached");
     fixture.node("n", json!({}));
     fixture.pod("ns", "p", "n");
-    assert_eq!(fixture.next(), "call off n", "it is wanted again");
+    assert_eq!(fixture.next(), "cancel n", "a pod uses the volume again");
     fixture.state.request_detach(&name, &"d".into());
     let sources = InputSources { cache: &fixture.cache, state: &fixture.state, force_on_timeout: true };
     let reconcile_state = ReconcileState { refreshed: [name].into(), ..ReconcileState::default() };
     let input =
         sources.reconcile_input(&Key::Volume("kubernetes.io/csi/d^h".into()), &reconcile_state).unwrap();
-    assert!(matches!(input.next(), AttachDetachStep::Detach(..)), "what was asked for is carried through");
+    assert!(matches!(input.next(), AttachDetachStep::Detach(..)), "a requested detach is completed");
 }
 
 #[test]
@@ -363,10 +384,10 @@ fn an_attachment_without_its_volume_blocks_multi_attach() {
     fixture.pod("ns", "p", "n");
     fixture.attachment("m", json!({"spec": {"source": {"persistentVolumeName": "former"}}}));
     fixture.state.set_without_volume(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
-    assert_eq!(fixture.next(), "rest");
+    assert_eq!(fixture.next(), "wait");
     assert_eq!(fixture.failures().len(), 1);
     fixture.node("m", json!({}));
-    assert_eq!(fixture.next(), "begin m");
+    assert_eq!(fixture.next(), "start m");
 }
 
 #[test]
@@ -374,20 +395,21 @@ fn a_missing_attachment_reports_its_reason() {
     let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
     fixture.node("n", json!({}));
     fixture.pod("ns", "p", "n");
-    fixture.attachment("n", json!({"status": {"attached": false, "attachError": {"message": "no room"}}}));
-    let failed = |why: &str| vec![format!("p: AttachVolume.Attach failed for volume \"v\" : {why}")];
-    assert_eq!(fixture.failures(), failed("no room"));
+    fixture
+        .attachment("n", json!({"status": {"attached": false, "attachError": {"message": "no capacity"}}}));
+    let failed = |reason: &str| vec![format!("p: AttachVolume.Attach failed for volume \"v\" : {reason}")];
+    assert_eq!(fixture.failures(), failed("no capacity"));
     let deleting = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
     fixture.attachment("n", json!({"metadata": deleting}));
-    assert_eq!(fixture.failures(), [""; 0], "it takes its time");
+    assert_eq!(fixture.failures(), [""; 0], "the detach is in progress");
     fixture.attachment("n", json!({"metadata": deleting, "status": {"detachError": {"message": "busy"}}}));
     assert_eq!(fixture.failures(), failed("volume attachment is being deleted: busy"));
     fixture.attachment("n", json!({"status": {"attached": false}}));
     let mut input = fixture.input();
     assert!(input.failures().is_empty());
     input.actual[0].attaching_for = ATTACH_TIMEOUT;
-    let timed_out = "AttachVolume.Attach failed for volume \"v\" : timed out waiting for external-attacher of d CSI driver to \
-                     attach volume h; CSINode n does not name the driver";
+    let timed_out = "AttachVolume.Attach failed for volume \"v\" : timed out waiting for external-attacher \
+                     of d CSI driver to attach volume h; the driver is not registered in CSINode n";
     assert_eq!(input.failures()[0].1.text, timed_out);
 }
 
@@ -395,7 +417,11 @@ fn a_missing_attachment_reports_its_reason() {
 fn claims_without_an_attachable_volume_report_the_reason() {
     let fixture = AttachDetachFixture::new(&[]);
     let key = cofferdam_domain::ClaimKey::new("ns", "c");
-    assert!(desired_state::bound_claim_and_volume(&fixture.cache, &key).is_ok());
+    let unusable = || {
+        let bound = desired_state::bound_claim_and_volume(&fixture.cache, &key);
+        bound.err().map(|error| error.to_string())
+    };
+    assert_eq!(unusable(), None);
     let volume = |change: &Value| {
         let claim = json!({"namespace": "ns", "name": "c", "uid": "c-uid"});
         let volume = json!({
@@ -403,37 +429,29 @@ fn claims_without_an_attachable_volume_report_the_reason() {
             "spec": {"claimRef": claim, "csi": {"driver": "d", "volumeHandle": "h"}},
         });
         fixture.cache.volumes.apply(Ok(read::<Volume>(&with(volume, change))));
-        desired_state::bound_claim_and_volume(&fixture.cache, &key).err()
+        unusable()
     };
-    let says = |text: &str| Some(text.to_owned());
+    let error = |text: &str| Some(text.to_owned());
     assert_eq!(
         volume(&json!({"spec": {"claimRef": {"uid": "other"}}})),
-        says("PersistentVolume v is not bound to claim ns/c: expected spec.claimRef.uid \"c-uid\"")
+        error("PersistentVolume v is not bound to claim ns/c; expected spec.claimRef.uid \"c-uid\"")
     );
     assert_eq!(
         volume(&json!({"spec": {"csi": null, "iscsi": {}}})),
-        says(
-            "PersistentVolume v has the in-tree source iscsi: expected spec.csi, for attach-detach attaches CSI volumes only"
+        error(
+            "PersistentVolume v has the in-tree source iscsi; \
+             expected spec.csi: only CSI volumes are attached"
         )
     );
-    assert_eq!(volume(&json!({"spec": {"csi": null, "nfs": {}}})), None, "it needs no attaching");
+    assert_eq!(volume(&json!({"spec": {"csi": null, "nfs": {}}})), None, "an NFS volume is not attached");
     fixture.cache.volumes.delete(&"v".into(), &"v-uid".into(), ResourceVersion(9));
-    assert_eq!(
-        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
-        says("PersistentVolume v of claim ns/c does not exist")
-    );
+    assert_eq!(unusable(), error("PersistentVolume v of claim ns/c does not exist"));
     let pending =
         json!({"metadata": {"namespace": "ns", "name": "c", "uid": "c-uid", "resourceVersion": "2"}});
     fixture.cache.claims.apply(Ok(read::<Claim>(&pending)));
-    assert_eq!(
-        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
-        says("PersistentVolumeClaim ns/c is Pending: expected Bound")
-    );
+    assert_eq!(unusable(), error("PersistentVolumeClaim ns/c is Pending; expected Bound"));
     fixture.cache.claims.delete(&key, &"c-uid".into(), ResourceVersion(9));
-    assert_eq!(
-        desired_state::bound_claim_and_volume(&fixture.cache, &key).err(),
-        says("PersistentVolumeClaim ns/c does not exist")
-    );
+    assert_eq!(unusable(), error("PersistentVolumeClaim ns/c does not exist"));
 }
 
 #[test]
@@ -447,9 +465,9 @@ fn a_generic_ephemeral_volume_uses_only_the_claim_its_pod_owns() {
     };
     let claim = |owner: &str| -> Claim {
         let owners = json!([{"uid": "x"}, {"uid": owner, "controller": true}]);
-        read(
-            &json!({"metadata": {"namespace": "ns", "name": "p-data", "resourceVersion": "1", "ownerReferences": owners}}),
-        )
+        read(&json!({"metadata": {
+            "namespace": "ns", "name": "p-data", "resourceVersion": "1", "ownerReferences": owners,
+        }}))
     };
     assert_eq!(desired_state::is_using_claim(&pod(json!({})), &claim("p-uid")), Ok(true));
     assert!(desired_state::is_using_claim(&pod(json!({})), &claim("other")).is_err());

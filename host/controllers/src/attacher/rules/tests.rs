@@ -1,5 +1,5 @@
-//! What attaching decides, case by case.
-#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+//! Tests of the attach and detach rules, case by case.
+#![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
 use cofferdam_cluster::{Cache, Kind, decode, writer::CachedKind};
 use cofferdam_domain::{
@@ -24,7 +24,7 @@ fn meta(name: &str, change: Value) -> Value {
     with(json!({"name": name, "uid": format!("{name}-uid"), "resourceVersion": "5"}), &change)
 }
 
-/// An attachment of volume `v` to node `n`.
+/// A VolumeAttachment of volume `v` and node `n`.
 fn attachment_json() -> Value {
     json!({
         "metadata": meta("a", json!({})),
@@ -32,12 +32,13 @@ fn attachment_json() -> Value {
     })
 }
 
-/// The same as our process leaves it before it asks the driver.
-fn claimed() -> Value {
+/// The VolumeAttachment of [`attachment_json`] with finalizer and node ID, ready for the publish call.
+fn prepared() -> Value {
     with(
         attachment_json(),
         &json!({"metadata": {
-            "finalizers": ["example.com/x", FINALIZER], "annotations": {"csi.alpha.kubernetes.io/node-id": "id"},
+            "finalizers": ["example.com/x", FINALIZER],
+            "annotations": {"csi.alpha.kubernetes.io/node-id": "id"},
         }}),
     )
 }
@@ -116,9 +117,9 @@ impl AttacherFixture {
 
     fn describe(&self, json: &Value) -> String {
         match self.decide(json) {
-            AttachmentVerdict::NoAction(_) => "settled".to_owned(),
+            AttachmentVerdict::NoAction(_) => "no action".to_owned(),
             AttachmentVerdict::AddVolumeFinalizer(volume) => format!("protect {}", volume.name),
-            AttachmentVerdict::RecordNodeId(node) => format!("claim {node}"),
+            AttachmentVerdict::RecordNodeId(node) => format!("record {node}"),
             AttachmentVerdict::Publish(request) => format!("publish {} {}", request.handle, request.node_id),
             AttachmentVerdict::MarkAttached => "mark attached".to_owned(),
             AttachmentVerdict::Unpublish(Unpublish { handle, node, former }) => {
@@ -144,35 +145,41 @@ fn node_with_id(id: &str) -> Value {
 }
 
 #[test]
-fn attaching_goes_step_by_step() {
+fn attach_performs_one_effect_at_a_time() {
     let bare = volume_with(json!({"metadata": {"finalizers": []}}));
     assert_eq!(AttacherFixture::new().with::<Volume>(&bare).describe(&attachment_json()), "protect v");
-    assert_eq!(AttacherFixture::new().describe(&attachment_json()), "claim id");
-    let without_id = with(claimed(), &json!({"metadata": {"annotations": null}}));
-    assert_eq!(AttacherFixture::new().describe(&without_id), "claim id");
-    assert_eq!(AttacherFixture::new().describe(&claimed()), "publish h id");
-    assert_eq!(AttacherFixture::new().describe(&with(claimed(), &attached())), "settled");
+    assert_eq!(AttacherFixture::new().describe(&attachment_json()), "record id");
+    let without_id = with(prepared(), &json!({"metadata": {"annotations": null}}));
+    assert_eq!(AttacherFixture::new().describe(&without_id), "record id");
+    assert_eq!(AttacherFixture::new().describe(&prepared()), "publish h id");
+    assert_eq!(AttacherFixture::new().describe(&with(prepared(), &attached())), "no action");
     let contradicted = AttacherFixture { force_sync: true, ..AttacherFixture::new() };
-    assert_eq!(contradicted.describe(&with(claimed(), &attached())), "publish h id");
-    // Also where somebody has taken our finalizer off meanwhile.
-    assert_eq!(contradicted.describe(&with(attachment_json(), &attached())), "claim id");
+    assert_eq!(contradicted.describe(&with(prepared(), &attached())), "publish h id");
+    // Also if the finalizer was removed meanwhile.
+    assert_eq!(contradicted.describe(&with(attachment_json(), &attached())), "record id");
 }
 
 #[test]
 fn the_publish_request_has_fs_type_context_and_read_only() {
     let request = |fixture: AttacherFixture| {
-        let verdict = fixture.decide(&claimed());
+        let verdict = fixture.decide(&prepared());
         let AttachmentVerdict::Publish(request) = verdict else { panic!("{verdict:?}") };
         *request
     };
-    let asked = request(AttacherFixture::new());
-    assert_eq!(asked.context, [("k".to_owned(), "v".to_owned())].into(), "what is ours stays with us");
-    assert!(!asked.read_only);
-    let AccessType::Filesystem { fs_type, mount_flags, .. } = asked.capability.access_type else { panic!() };
+    let publish = request(AttacherFixture::new());
+    assert_eq!(
+        publish.context,
+        [("k".to_owned(), "v".to_owned())].into(),
+        "Cofferdam's own attributes are not sent"
+    );
+    assert!(!publish.read_only);
+    let AccessType::Filesystem { fs_type, mount_flags, .. } = publish.capability.access_type else {
+        panic!()
+    };
     assert_eq!((fs_type.as_deref(), mount_flags), (Some("xfs"), vec!["noatime".to_owned()]));
     let plain = volume_with(json!({"spec": {"csi": {"fsType": ""}}}));
-    let asked = request(AttacherFixture::new().with::<Volume>(&plain));
-    let AccessType::Filesystem { fs_type, .. } = asked.capability.access_type else { panic!() };
+    let publish = request(AttacherFixture::new().with::<Volume>(&plain));
+    let AccessType::Filesystem { fs_type, .. } = publish.capability.access_type else { panic!() };
     assert_eq!(fs_type.as_deref(), Some("ext4"), "--default-fstype");
     let block = volume_with(json!({"spec": {"volumeMode": "Block"}}));
     assert_eq!(
@@ -183,7 +190,7 @@ fn the_publish_request_has_fs_type_context_and_read_only() {
     let mut fixture = AttacherFixture::new().with::<Volume>(&read_only);
     assert!(
         !request(AttacherFixture::new().with::<Volume>(&read_only)).read_only,
-        "the driver does not know it"
+        "without PUBLISH_READONLY"
     );
     fixture.abilities.read_only = true;
     assert!(request(fixture).read_only);
@@ -195,14 +202,17 @@ fn access_modes_are_folded_into_one() {
         MultiNodeMultiWriter, MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeSingleWriter,
         SingleNodeWriter,
     };
-    #[rustfmt::skip] // one row a set of modes
+    #[rustfmt::skip] // one row per set of modes
     let table: [(&[&str], Option<(CsiAccessMode, CsiAccessMode)>); 9] = [
         (&["ReadWriteOnce"],                     Some((SingleNodeWriter, SingleNodeMultiWriter))),
         (&["ReadWriteOncePod"],                  Some((SingleNodeWriter, SingleNodeSingleWriter))),
         (&["ReadOnlyMany"],                      Some((MultiNodeReaderOnly, MultiNodeReaderOnly))),
         (&["ReadWriteMany"],                     Some((MultiNodeMultiWriter, MultiNodeMultiWriter))),
         (&["ReadWriteOnce", "ReadWriteMany"],    Some((MultiNodeMultiWriter, MultiNodeMultiWriter))),
-        (&["ReadOnlyMany", "ReadWriteOnce", "ReadWriteMany"], Some((MultiNodeMultiWriter, MultiNodeMultiWriter))),
+        (
+            &["ReadOnlyMany", "ReadWriteOnce", "ReadWriteMany"],
+            Some((MultiNodeMultiWriter, MultiNodeMultiWriter)),
+        ),
         (&["ReadOnlyMany", "ReadWriteOnce"],     None),
         (&["ReadWriteOncePod", "ReadWriteMany"], None),
         (&[],                                    None),
@@ -219,122 +229,152 @@ fn an_impossible_attach_reports_its_reason() {
     let source = |source: Value| with(attachment_json(), &json!({"spec": {"source": source}}));
     let inline = json!({"persistentVolumeName": null, "inlineVolumeSpec": {}});
     let with_attachment = |fixture: AttacherFixture| (fixture, attachment_json());
-    #[rustfmt::skip] // one row a case
+    let with_volume = |change| with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(change)));
+    let undecodable = json!({"spec": {"volumeMode": "Odd"}, "metadata": {"resourceVersion": "6"}});
+    let other_driver = json!({"spec": {"csi": {"driver": "other"}}});
+    let no_drivers = with(node_json(), &json!({"spec": {"drivers": []}}));
+    #[rustfmt::skip] // one row per case
     let table = [
-        ((AttacherFixture::new(), source(inline)), "spec.source is an inlineVolumeSpec: this version attaches no volumes of in-tree plugins; expected persistentVolumeName"),
-        ((AttacherFixture::new(), source(json!({"persistentVolumeName": null}))), "spec.source has 0 members: expected one, persistentVolumeName"),
-        ((AttacherFixture::new(), source(json!({"inlineVolumeSpec": {}}))), "spec.source has 2 members: expected one, persistentVolumeName"),
+        (
+            (AttacherFixture::new(), source(inline)),
+            "spec.source is an inlineVolumeSpec: volumes of in-tree plugins are not supported; \
+             expected persistentVolumeName",
+        ),
+        (
+            (AttacherFixture::new(), source(json!({"persistentVolumeName": null}))),
+            "spec.source has 0 members; expected one, persistentVolumeName",
+        ),
+        (
+            (AttacherFixture::new(), source(json!({"inlineVolumeSpec": {}}))),
+            "spec.source has 2 members; expected one, persistentVolumeName",
+        ),
         (with_attachment(AttacherFixture::new().without::<Volume>("v")), "PersistentVolume v does not exist"),
-        (with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(json!({"spec": {"volumeMode": "Odd"}, "metadata": {"resourceVersion": "6"}})))), "PersistentVolume v cannot be read"),
-        (with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(json!({"spec": {"csi": null}})))), "PersistentVolume v has no spec.csi: expected one of driver drv"),
-        (with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(json!({"spec": {"csi": {"driver": "other"}}})))), "PersistentVolume v is of driver other: expected drv"),
-        (with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(deleting()))), "PersistentVolume v is marked for deletion"),
-        (with_attachment(AttacherFixture::new().with::<Volume>(&volume_with(json!({"spec": {"accessModes": []}})))), "PersistentVolume v: spec.accessModes is empty: expected at least one"),
+        (with_volume(undecodable), "PersistentVolume v cannot be decoded"),
+        (
+            with_volume(json!({"spec": {"csi": null}})),
+            "PersistentVolume v has no spec.csi; expected a volume of driver drv",
+        ),
+        (with_volume(other_driver), "PersistentVolume v has driver other; expected drv"),
+        (with_volume(deleting()), "PersistentVolume v is marked for deletion"),
+        (
+            with_volume(json!({"spec": {"accessModes": []}})),
+            "PersistentVolume v: spec.accessModes is empty; expected at least one mode",
+        ),
         (with_attachment(AttacherFixture::new().without::<CsiNode>("n")), "CSINode n does not exist"),
-        (with_attachment(AttacherFixture::new().with::<CsiNode>(&with(node_json(), &json!({"spec": {"drivers": []}})))), "CSINode n does not name driver drv: expected it registered there"),
-        (with_attachment(AttacherFixture::new().with::<CsiNode>(&node_with_id(""))), "CSINode n does not name driver drv: expected it registered there"),
+        (
+            with_attachment(AttacherFixture::new().with::<CsiNode>(&no_drivers)),
+            "driver drv is not registered in CSINode n",
+        ),
+        (
+            with_attachment(AttacherFixture::new().with::<CsiNode>(&node_with_id(""))),
+            "driver drv is not registered in CSINode n",
+        ),
     ];
     for ((fixture, attachment), expected) in table {
         assert_eq!(fixture.describe(&attachment), expected);
-        // It has nothing of ours on it, and can be deleted.
-        assert_eq!(fixture.describe(&with(attachment, &deleting())), "settled", "{expected}");
+        // It has no finalizer of the attacher and can be deleted.
+        assert_eq!(fixture.describe(&with(attachment, &deleting())), "no action", "{expected}");
     }
-    // The annotation is for detaching only.
+    // The annotation is used for detach only.
     assert_eq!(
-        AttacherFixture::new().without::<CsiNode>("n").describe(&claimed()),
+        AttacherFixture::new().without::<CsiNode>("n").describe(&prepared()),
         "CSINode n does not exist"
     );
 }
 
 #[test]
-fn detaching_goes_step_by_step() {
-    let leaving = with(with(claimed(), &attached()), &deleting());
-    assert_eq!(AttacherFixture::new().describe(&leaving), "unpublish h id");
-    // What was begun and has not ended may have happened.
-    assert_eq!(AttacherFixture::new().describe(&with(claimed(), &deleting())), "unpublish h id");
+fn detach_performs_one_effect_at_a_time() {
+    let deleted = with(with(prepared(), &attached()), &deleting());
+    assert_eq!(AttacherFixture::new().describe(&deleted), "unpublish h id");
+    // A publish call without a result may have taken effect.
+    assert_eq!(AttacherFixture::new().describe(&with(prepared(), &deleting())), "unpublish h id");
     let unpublished = AttacherFixture { unpublished_from: vec!["id".into()], ..AttacherFixture::new() };
-    assert_eq!(unpublished.describe(&leaving), "release 1");
-    let released = with(leaving.clone(), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
+    assert_eq!(unpublished.describe(&deleted), "release 1");
+    let released = with(deleted.clone(), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
     assert_eq!(unpublished.describe(&released), "mark detached");
-    // A process died in between: the next one makes sure.
+    // After a crash between the two writes, the next process unpublishes again.
     assert_eq!(AttacherFixture::new().describe(&released), "unpublish h id");
     let detached = with(released, &json!({"status": {"attached": false}}));
-    assert_eq!(AttacherFixture::new().describe(&detached), "settled");
+    assert_eq!(AttacherFixture::new().describe(&detached), "no action");
     assert_eq!(
         AttacherFixture { force_sync: true, ..AttacherFixture::new() }.describe(&detached),
         "unpublish h id"
     );
-    assert_eq!(AttacherFixture { force_sync: true, ..unpublished }.describe(&detached), "settled");
+    assert_eq!(AttacherFixture { force_sync: true, ..unpublished }.describe(&detached), "no action");
 }
 
 #[test]
 fn detach_takes_the_node_id_from_csinode_then_from_the_annotation() {
-    let leaving = with(claimed(), &deleting());
-    let gone = || AttacherFixture::new().without::<CsiNode>("n");
-    assert_eq!(gone().describe(&leaving), "unpublish h id");
-    let nameless = with(leaving.clone(), &json!({"metadata": {"annotations": null}}));
-    assert_eq!(AttacherFixture::new().describe(&nameless), "unpublish h id");
+    let deleted = with(prepared(), &deleting());
+    let without_csi_node = || AttacherFixture::new().without::<CsiNode>("n");
+    assert_eq!(without_csi_node().describe(&deleted), "unpublish h id");
+    let without_annotation = with(deleted.clone(), &json!({"metadata": {"annotations": null}}));
+    assert_eq!(AttacherFixture::new().describe(&without_annotation), "unpublish h id");
     assert_eq!(
-        gone().describe(&nameless),
-        "neither CSINode n nor the annotation csi.alpha.kubernetes.io/node-id says how driver drv calls the node"
+        without_csi_node().describe(&without_annotation),
+        "neither CSINode n nor the annotation csi.alpha.kubernetes.io/node-id has the node ID of driver drv"
     );
     assert_eq!(
-        AttacherFixture::new().without::<Volume>("v").describe(&leaving),
-        "PersistentVolume v does not exist: nobody can tell what to detach; once it is known to be detached, take the \
-         finalizer external-attacher/drv off"
+        AttacherFixture::new().without::<Volume>("v").describe(&deleted),
+        "PersistentVolume v does not exist: the volume to detach is unknown; \
+         verify that it is detached, then remove the finalizer external-attacher/drv"
     );
-    // Two names: the volume leaves both.
+    // Two node IDs: the volume is unpublished from both.
     let mut renamed = AttacherFixture::new().with::<CsiNode>(&node_with_id("new"));
-    assert_eq!(renamed.describe(&leaving), "unpublish h id former");
+    assert_eq!(renamed.describe(&deleted), "unpublish h id former");
     renamed.unpublished_from.push("id".into());
-    assert_eq!(renamed.describe(&leaving), "unpublish h new");
+    assert_eq!(renamed.describe(&deleted), "unpublish h new");
     renamed.unpublished_from.push("new".into());
-    assert_eq!(renamed.describe(&leaving), "release 1");
+    assert_eq!(renamed.describe(&deleted), "release 1");
 }
 
 #[test]
 fn a_changed_node_id_unpublishes_the_former_id_first() {
     let mut renamed = AttacherFixture::new().with::<CsiNode>(&node_with_id("new"));
-    assert_eq!(renamed.describe(&claimed()), "unpublish h id former");
+    assert_eq!(renamed.describe(&prepared()), "unpublish h id former");
     renamed.unpublished_from.push("id".into());
-    assert_eq!(renamed.describe(&claimed()), "claim new");
-    let reclaimed =
-        with(claimed(), &json!({"metadata": {"annotations": {"csi.alpha.kubernetes.io/node-id": "new"}}}));
-    assert_eq!(renamed.describe(&reclaimed), "publish h new");
-    // Without our finalizer nothing was asked for.
-    let free = with(claimed(), &json!({"metadata": {"finalizers": null}}));
-    assert_eq!(AttacherFixture::new().with::<CsiNode>(&node_with_id("new")).describe(&free), "claim new");
+    assert_eq!(renamed.describe(&prepared()), "record new");
+    let updated =
+        with(prepared(), &json!({"metadata": {"annotations": {"csi.alpha.kubernetes.io/node-id": "new"}}}));
+    assert_eq!(renamed.describe(&updated), "publish h new");
+    // Without the finalizer no publish call was sent.
+    let free = with(prepared(), &json!({"metadata": {"finalizers": null}}));
+    assert_eq!(AttacherFixture::new().with::<CsiNode>(&node_with_id("new")).describe(&free), "record new");
 }
 
 #[test]
 fn a_volume_used_by_another_attachment_stays_published() {
-    let leaving = with(claimed(), &deleting());
+    let deleted = with(prepared(), &deleting());
     let other = |change: Value| {
-        let other = with(claimed(), &json!({"metadata": {"name": "b", "uid": "b-uid"}}));
+        let other = with(prepared(), &json!({"metadata": {"name": "b", "uid": "b-uid"}}));
         AttacherFixture::new()
-            .with::<VolumeAttachment>(&leaving)
+            .with::<VolumeAttachment>(&deleted)
             .with::<VolumeAttachment>(&with(other, &change))
-            .describe(&leaving)
+            .describe(&deleted)
     };
     assert_eq!(other(json!({})), "release 1");
     assert_eq!(other(attached()), "release 1");
-    assert_eq!(other(deleting()), "unpublish h id", "it leaves, too");
-    assert_eq!(other(json!({"metadata": {"finalizers": null}})), "unpublish h id", "it is not there yet");
+    assert_eq!(other(deleting()), "unpublish h id", "the other VolumeAttachment is being deleted, too");
+    assert_eq!(
+        other(json!({"metadata": {"finalizers": null}})),
+        "unpublish h id",
+        "the other VolumeAttachment is not prepared"
+    );
     assert_eq!(other(json!({"spec": {"nodeName": "m"}})), "unpublish h id");
     assert_eq!(other(json!({"spec": {"source": {"persistentVolumeName": "w"}}})), "unpublish h id");
 }
 
 #[test]
-fn drivers_without_publishing_are_attached_at_once() {
+fn drivers_without_publishing_are_attached_without_a_call() {
     let fixture = AttacherFixture {
         abilities: PublishAbilities::default(),
         ..AttacherFixture::new().without::<Volume>("v")
     };
     assert_eq!(fixture.describe(&attachment_json()), "mark attached");
-    assert_eq!(fixture.describe(&with(attachment_json(), &attached())), "settled");
-    assert_eq!(fixture.describe(&with(attachment_json(), &deleting())), "settled");
-    // It could publish once.
-    assert_eq!(fixture.describe(&with(claimed(), &deleting())), "release 1");
+    assert_eq!(fixture.describe(&with(attachment_json(), &attached())), "no action");
+    assert_eq!(fixture.describe(&with(attachment_json(), &deleting())), "no action");
+    // An earlier version of the driver published volumes.
+    assert_eq!(fixture.describe(&with(prepared(), &deleting())), "release 1");
 }
 
 #[test]
@@ -346,28 +386,28 @@ fn volume_finalizer_is_removed_once_no_attachment_names_the_volume() {
             &read(json),
         )
     };
-    let leaving = volume_with(deleting());
-    assert_eq!(finalizer_index(AttacherFixture::new(), &leaving), Some(0));
+    let deleted = volume_with(deleting());
+    assert_eq!(finalizer_index(AttacherFixture::new(), &deleted), Some(0));
     assert_eq!(finalizer_index(AttacherFixture::new(), &volume_json()), None);
     assert_eq!(
         finalizer_index(
             AttacherFixture::new(),
-            &with(leaving.clone(), &json!({"metadata": {"finalizers": null}}))
+            &with(deleted.clone(), &json!({"metadata": {"finalizers": null}}))
         ),
         None
     );
     assert_eq!(
         finalizer_index(
             AttacherFixture::new(),
-            &with(leaving.clone(), &json!({"spec": {"csi": {"driver": "x"}}}))
+            &with(deleted.clone(), &json!({"spec": {"csi": {"driver": "x"}}}))
         ),
         None
     );
-    let strange = with(attachment_json(), &json!({"spec": {"attacher": "other"}}));
+    let of_other_driver = with(attachment_json(), &json!({"spec": {"attacher": "other"}}));
     assert_eq!(
-        finalizer_index(AttacherFixture::new().with::<VolumeAttachment>(&strange), &leaving),
+        finalizer_index(AttacherFixture::new().with::<VolumeAttachment>(&of_other_driver), &deleted),
         None,
-        "whoever's it is"
+        "a VolumeAttachment of another driver"
     );
 }
 
@@ -375,14 +415,14 @@ fn volume_finalizer_is_removed_once_no_attachment_names_the_volume() {
 fn own_writes_are_not_relevant_changes() {
     let is = |old: &Value, new: &Value| is_relevant_change(Some(&read(old)), &read(new));
     assert!(is_relevant_change(None, &read(&attachment_json())));
-    assert!(!is(&attachment_json(), &claimed()));
-    assert!(!is(&claimed(), &with(claimed(), &attached())));
-    assert!(!is(&claimed(), &with(claimed(), &json!({"status": {"attachError": {"message": "m"}}}))));
-    assert!(is(&claimed(), &with(claimed(), &deleting())));
-    assert!(is(&claimed(), &with(claimed(), &json!({"metadata": {"uid": "other"}}))));
-    assert!(is(&with(claimed(), &attached()), &claimed()), "somebody says that it is not attached");
-    let leaving = with(claimed(), &deleting());
-    assert!(!is(&with(leaving.clone(), &attached()), &leaving));
+    assert!(!is(&attachment_json(), &prepared()));
+    assert!(!is(&prepared(), &with(prepared(), &attached())));
+    assert!(!is(&prepared(), &with(prepared(), &json!({"status": {"attachError": {"message": "m"}}}))));
+    assert!(is(&prepared(), &with(prepared(), &deleting())));
+    assert!(is(&prepared(), &with(prepared(), &json!({"metadata": {"uid": "other"}}))));
+    assert!(is(&with(prepared(), &attached()), &prepared()), "another client has cleared `attached`");
+    let deleted = with(prepared(), &deleting());
+    assert!(!is(&with(deleted.clone(), &attached()), &deleted));
 }
 
 #[test]
@@ -393,21 +433,21 @@ fn an_attachment_that_differs_from_list_volumes_is_out_of_sync() {
     let is = |fixture: AttacherFixture, published: &PublishedNodesByVolume, json: &Value| {
         is_out_of_sync(&fixture.cache, published, &read(json))
     };
-    let there = with(claimed(), &attached());
-    assert!(is(AttacherFixture::new(), &published("h", &["elsewhere"]), &there));
-    assert!(!is(AttacherFixture::new(), &published("h", &["id"]), &there));
+    let attached_attachment = with(prepared(), &attached());
+    assert!(is(AttacherFixture::new(), &published("h", &["elsewhere"]), &attached_attachment));
+    assert!(!is(AttacherFixture::new(), &published("h", &["id"]), &attached_attachment));
     assert!(
-        !is(AttacherFixture::new(), &published("other", &[]), &there),
-        "what is not listed proves nothing"
+        !is(AttacherFixture::new(), &published("other", &[]), &attached_attachment),
+        "a missing volume is no contradiction"
     );
-    assert!(!is(AttacherFixture::new().without::<CsiNode>("n"), &published("h", &[]), &there));
-    assert!(!is(AttacherFixture::new(), &published("h", &["id"]), &claimed()), "it is on its way");
+    assert!(!is(AttacherFixture::new().without::<CsiNode>("n"), &published("h", &[]), &attached_attachment));
+    assert!(!is(AttacherFixture::new(), &published("h", &["id"]), &prepared()), "it is not attached yet");
     let stripped =
-        with(with(claimed(), &deleting()), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
+        with(with(prepared(), &deleting()), &json!({"metadata": {"finalizers": ["example.com/x"]}}));
     assert!(is(AttacherFixture::new(), &published("h", &["id"]), &stripped));
     assert!(!is(AttacherFixture::new(), &published("h", &[]), &stripped));
     assert!(
-        !is(AttacherFixture::new(), &published("h", &["id"]), &with(claimed(), &deleting())),
-        "it is in the lane"
+        !is(AttacherFixture::new(), &published("h", &["id"]), &with(prepared(), &deleting())),
+        "it is in the detach queue"
     );
 }

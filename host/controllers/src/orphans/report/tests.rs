@@ -1,4 +1,4 @@
-//! What a report lists, and when it is written.
+//! Tests of the report's limits and of the conditions for writing it.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn a_report_is_bounded_in_number_and_in_bytes() {
         (1, 0, MAX_LISTED, 200)
     );
 
-    // Quotes take two bytes each, and four within the ConfigMap's own JSON.
+    // JSON escapes a quote with two bytes, and with four inside the ConfigMap's JSON.
     let long: Vec<String> = (0..500).map(|n| format!("{n:04}{}", "\"".repeat(1_000))).collect();
     let long: Vec<&str> = long.iter().map(String::as_str).collect();
     let long = report(&long);
@@ -89,7 +89,7 @@ fn new_orphans_are_those_missing_from_the_previous_report() {
     assert_eq!(new(&report_of_one, None), ["a"]);
     assert_eq!(new(&report_of_one, Some(&report_of_one)), [""; 0]);
     assert_eq!(new(&report(&["a", "b"]), Some(&report_of_one)), ["b"]);
-    assert_eq!(new(&report(&["b"]), Some(&report_of_one)), ["b"], "another one in its place is new");
+    assert_eq!(new(&report(&["b"]), Some(&report_of_one)), ["b"], "an orphan that replaces another is new");
     let truncated = ScanReport {
         unlisted_orphans: 3,
         counts: VolumeCounts { orphan: 4, ..VolumeCounts::default() },
@@ -98,14 +98,14 @@ fn new_orphans_are_those_missing_from_the_previous_report() {
     assert_eq!(
         new(&report(&["a", "b"]), Some(&truncated)),
         [""; 0],
-        "it may have been among those not listed"
+        "the orphan may have been among the unlisted ones"
     );
     let report_of_five = report(&["a", "b", "c", "d", "e"]);
     assert_eq!(new(&report_of_five, Some(&truncated)), ["b", "c", "d", "e"]);
 }
 
 #[test]
-fn remove_takes_an_orphan_and_its_bytes_out_of_the_report() {
+fn remove_subtracts_the_orphan_and_its_bytes() {
     let mut two = report(&["a", "b"]);
     two.remove(&"c".into());
     assert_eq!(two, report(&["a", "b"]));
@@ -118,11 +118,11 @@ fn malformed_and_oversized_requests_are_rejected() {
     let request =
         DeletionRequest { handle: "a\"b".into(), requested_at: at(0), requested_by: "me".to_owned() };
     let patch = request.patch();
-    assert_eq!(DeletionRequest::parse(patch["data"][DELETE].as_str().unwrap()), Ok(request));
+    assert_eq!(DeletionRequest::parse(patch["data"][DELETE].as_str().unwrap()).unwrap(), request);
     for (text, message) in
-        [("", "cannot be read"), ("h-1", "cannot be read"), (&"x".repeat(5_000), "5000 bytes")]
+        [("", "cannot be decoded"), ("h-1", "cannot be decoded"), (&"x".repeat(5_000), "5000 bytes")]
     {
-        let error = DeletionRequest::parse(text).unwrap_err();
+        let error = DeletionRequest::parse(text).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 }

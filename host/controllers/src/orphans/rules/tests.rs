@@ -1,4 +1,4 @@
-//! What a volume is, and what becomes of a request, branch by branch.
+//! Tests of the classification and of decisions on deletion requests, branch by branch.
 
 use cofferdam_cluster::decode;
 use cofferdam_domain::{
@@ -29,7 +29,7 @@ fn owner() -> VolumeOwner {
     }
 }
 
-/// Ours, to be deleted, unchanged for two days.
+/// An orphan: owned by this cluster, with the policy Delete, unchanged for two days.
 fn orphaned_status() -> VolumeStatus {
     VolumeStatus {
         volume: CreatedVolume {
@@ -142,7 +142,11 @@ fn an_orphan_is_unchanged_for_24_hours() {
         at(ago(24 * HOUR - Duration::from_millis(1))),
         WITHIN_GRACE_PERIOD(24 * HOUR - Duration::from_millis(1))
     );
-    assert_eq!(at(now() + 100.hours()), WITHIN_GRACE_PERIOD(Duration::ZERO), "what will change is young");
+    assert_eq!(
+        at(now() + 100.hours()),
+        WITHIN_GRACE_PERIOD(Duration::ZERO),
+        "a change time in the future counts as now"
+    );
     assert_eq!(
         classify_without_objects(&with(|s| s.changed_at_ms = Some(u64::MAX))),
         WITHIN_GRACE_PERIOD(Duration::ZERO)
@@ -152,7 +156,7 @@ fn an_orphan_is_unchanged_for_24_hours() {
     assert_eq!(
         classify_without_objects(&without_change_time),
         WITHIN_GRACE_PERIOD(Duration::ZERO),
-        "seen for the first time"
+        "the first observation"
     );
     let classify_observed = |age| {
         ClassificationFixture { observed_age: Some(age), ..ClassificationFixture::default() }
@@ -166,7 +170,7 @@ fn an_orphan_is_unchanged_for_24_hours() {
     assert_eq!(
         observed.classify(&fresh),
         WITHIN_GRACE_PERIOD(HOUR),
-        "the driver's word counts, where it gives one"
+        "the driver's change time has precedence over observations"
     );
 }
 
@@ -203,7 +207,7 @@ fn pvs_claims_intents_and_deletions_reference_a_volume() {
     for fixture in unreferenced {
         assert_eq!(fixture.classify(&orphaned_status()), ORPHAN(48 * HOUR));
     }
-    // An object speaks for every volume, whoever made it.
+    // A PersistentVolume references a volume with or without an owner.
     let without_owner = with(|s| s.owner = None);
     let fixture = volumes(volume("any", "drv", json!("h-1")));
     assert_eq!(
@@ -224,7 +228,7 @@ fn a_request_expires_after_an_hour() {
         None
     );
     let old = expired_message(&request(HOUR + Duration::from_secs(1)), now()).unwrap();
-    assert!(old.contains("older than an hour"), "{old}");
+    assert!(old.contains("older than 1 hour"), "{old}");
 }
 
 #[test]
@@ -246,7 +250,7 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
     let refused = |input: &DeletionInput<'_>, reason: &str| match decide_deletion(input) {
         DeletionVerdict::Refuse(text) => assert!(text.contains(reason), "{text}"),
         other @ (DeletionVerdict::Delete | DeletionVerdict::AlreadyDeleted) => {
-            panic!("{other:?}: expected a refusal because {reason}")
+            panic!("{other:?}: expected a refusal: {reason}")
         }
     };
     for is_started in [false, true] {
@@ -263,24 +267,24 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
     );
     refused(&input(WITHIN_GRACE_PERIOD(HOUR)), "less than 24 hours ago");
     let referenced = || input(Classification::Referenced(VolumeReference::Volume("pv".into())));
-    refused(&referenced(), "PersistentVolume pv stands for it");
+    refused(&referenced(), "PersistentVolume pv references it");
     refused(
         &DeletionInput { is_started: true, ..referenced() },
-        "PersistentVolume pv stands for it; the driver was asked before",
+        "PersistentVolume pv references it; the driver was called before",
     );
     refused(&input(Classification::Referenced(VolumeReference::Intent)), "intent journal");
     refused(
         &input(Classification::Referenced(VolumeReference::Claim(ClaimKey::new("ns", "c")))),
-        "its claim ns/c exists",
+        "its PersistentVolumeClaim ns/c exists",
     );
     refused(&input(Classification::Unmanaged(Unmanaged::NoOwner)), "no owner");
     refused(&input(Classification::Unmanaged(Unmanaged::OtherCluster)), "another cluster");
     refused(
         &input(Classification::Unmanaged(Unmanaged::Retained(ReclaimPolicy::Retain))),
-        "Retain: expected Delete",
+        "Retain; expected Delete",
     );
     let with_unreadable_volume = DeletionInput { unreadable: Some("odd".into()), ..input(ORPHAN(48 * HOUR)) };
-    refused(&with_unreadable_volume, "PersistentVolume odd cannot be read");
+    refused(&with_unreadable_volume, "PersistentVolume odd cannot be decoded");
     let published = with(|s| {
         s.published_node_ids = vec![NodeId::from("n1")];
         s.condition = Some(VolumeCondition { abnormal: true, message: "odd".to_owned() });

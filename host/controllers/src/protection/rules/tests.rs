@@ -1,4 +1,4 @@
-//! When protection finalizers go.
+//! Tests of the protection rules.
 
 use cofferdam_cluster::{Cache, Kind, decode};
 use cofferdam_domain::{Claim, Pod, Volume, VolumeAttributesClass};
@@ -24,12 +24,12 @@ fn metadata(finalizers: &[&str], deleting: bool) -> Value {
 fn a_volume_is_in_use_while_it_is_bound() {
     const PROTECTED: &[&str] = &["other", "kubernetes.io/pv-protection"];
     let cases = [
-        (PROTECTED, true, "Bound", FinalizerVerdict::NoAction("it is in use")),
+        (PROTECTED, true, "Bound", FinalizerVerdict::NoAction("the object is in use")),
         (PROTECTED, true, "Released", FinalizerVerdict::Remove(1)),
         (PROTECTED, true, "Available", FinalizerVerdict::Remove(1)),
-        (PROTECTED, false, "Bound", FinalizerVerdict::NoAction("it is protected")),
+        (PROTECTED, false, "Bound", FinalizerVerdict::NoAction("the object is protected")),
         (&["other"], false, "Available", FinalizerVerdict::Add),
-        (&["other"], true, "Available", FinalizerVerdict::NoAction("it goes")),
+        (&["other"], true, "Available", FinalizerVerdict::NoAction("the object is being deleted")),
     ];
     for (finalizers, deleting, phase, expected) in cases {
         let object = json!({"metadata": metadata(finalizers, deleting), "status": {"phase": phase}});
@@ -44,13 +44,13 @@ fn a_volume_is_in_use_while_it_is_bound() {
 fn the_local_provisioner_removes_its_finalizer_first() {
     const BOTH: &[&str] =
         &["external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"];
-    let waits = FinalizerVerdict::NoAction("its provisioner lets go first");
+    let waits = FinalizerVerdict::NoAction("waiting for the provisioner's finalizer");
     for (phase, has_local_provisioner, expected) in [
         ("Released", true, waits),
         ("Released", false, FinalizerVerdict::Remove(1)),
-        // The provisioner does not touch it.
+        // The provisioner does not change its finalizer.
         ("Available", true, FinalizerVerdict::Remove(1)),
-        ("Bound", true, FinalizerVerdict::NoAction("it is in use")),
+        ("Bound", true, FinalizerVerdict::NoAction("the object is in use")),
     ] {
         let object = json!({"metadata": metadata(BOTH, true), "status": {"phase": phase}});
         assert_eq!(
@@ -63,29 +63,31 @@ fn the_local_provisioner_removes_its_finalizer_first() {
 
 #[test]
 fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
-    let pod = |spec: Value, status: Value| json!({"metadata": {"namespace": "ns", "name": "p", "uid": "p", "resourceVersion": "2"}, "spec": spec, "status": status});
+    let pod = |spec: Value, status: Value| {
+        let metadata = json!({"namespace": "ns", "name": "p", "uid": "p", "resourceVersion": "2"});
+        json!({"metadata": metadata, "spec": spec, "status": status})
+    };
     let uses = json!([{"name": "d", "persistentVolumeClaim": {"claimName": "c"}}]);
     let cases = [
         ("no pod", None, FinalizerVerdict::Remove(0)),
         (
             "running",
             Some(pod(json!({"nodeName": "n", "volumes": uses}), json!({}))),
-            FinalizerVerdict::NoAction("it is in use"),
+            FinalizerVerdict::NoAction("the object is in use"),
         ),
         (
-            "finished: its node may still have it",
+            "terminated: the node may still have the volume mounted",
             Some(pod(json!({"nodeName": "n", "volumes": uses}), json!({"phase": "Succeeded"}))),
-            FinalizerVerdict::NoAction("it is in use"),
+            FinalizerVerdict::NoAction("the object is in use"),
         ),
-        (
-            "not scheduled: it cannot start",
-            Some(pod(json!({"volumes": uses}), json!({}))),
-            FinalizerVerdict::Remove(0),
-        ),
+        ("not scheduled", Some(pod(json!({"volumes": uses}), json!({}))), FinalizerVerdict::Remove(0)),
         (
             "another claim",
             Some(pod(
-                json!({"nodeName": "n", "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "x"}}]}),
+                json!({
+                    "nodeName": "n",
+                    "volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "x"}}],
+                }),
                 json!({}),
             )),
             FinalizerVerdict::Remove(0),
@@ -104,7 +106,7 @@ fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
             assert_eq!(
                 decide_claim(&cache, &object, false),
                 FinalizerVerdict::RefreshPods,
-                "{name}: the cache alone is not enough"
+                "{name}: a live read is required"
             );
         }
     }
@@ -113,13 +115,16 @@ fn a_claim_is_in_use_while_a_scheduled_pod_refers_to_it() {
 #[test]
 fn an_attributes_class_is_in_use_while_a_claim_or_volume_names_it() {
     const PROTECTED: &[&str] = &["kubernetes.io/vac-protection"];
-    let named = |spec: Value, status: Value| json!({"metadata": metadata(&[], false), "spec": spec, "status": status});
-    let in_use = FinalizerVerdict::NoAction("it is in use");
+    let named = |spec: Value, status: Value| {
+        let metadata = metadata(&[], false);
+        json!({"metadata": metadata, "spec": spec, "status": status})
+    };
+    let in_use = FinalizerVerdict::NoAction("the object is in use");
     let cases = [
-        ("nobody", None, None, FinalizerVerdict::Remove(0)),
-        ("asked for", Some(named(json!({"volumeAttributesClassName": "fast"}), json!({}))), None, in_use),
+        ("no user", None, None, FinalizerVerdict::Remove(0)),
+        ("requested", Some(named(json!({"volumeAttributesClassName": "fast"}), json!({}))), None, in_use),
         (
-            "given",
+            "current",
             Some(named(
                 json!({"volumeAttributesClassName": "slow"}),
                 json!({"currentVolumeAttributesClassName": "fast"}),
@@ -128,7 +133,7 @@ fn an_attributes_class_is_in_use_while_a_claim_or_volume_names_it() {
             in_use,
         ),
         (
-            "on its way",
+            "target",
             Some(named(
                 json!({"volumeAttributesClassName": "slow"}),
                 json!({
@@ -140,7 +145,7 @@ fn an_attributes_class_is_in_use_while_a_claim_or_volume_names_it() {
             in_use,
         ),
         (
-            "another",
+            "another class",
             Some(named(json!({"volumeAttributesClassName": "slow"}), json!({}))),
             None,
             FinalizerVerdict::Remove(0),
@@ -158,13 +163,14 @@ fn an_attributes_class_is_in_use_while_a_claim_or_volume_names_it() {
         volume.iter().for_each(|volume| assert!(cache.volumes.apply(Ok(read::<Volume>(volume)))));
         assert_eq!(decide_attributes_class(&cache, &class(PROTECTED, true)), expected, "{name}");
         let protected = decide_attributes_class(&cache, &class(PROTECTED, false));
-        assert_eq!(protected, FinalizerVerdict::NoAction("it is protected"), "{name}");
-        // Who does not name it any more leaves nothing behind.
+        assert_eq!(protected, FinalizerVerdict::NoAction("the object is protected"), "{name}");
+        // An object that no longer names the class does not block the removal.
         for claim in cache.claims.list() {
-            let mut gone = (*claim).clone();
-            (gone.attributes_class, gone.status_attributes_class, gone.progress) = ("".into(), None, None);
-            gone.meta.resource_version.0 += 1;
-            assert!(cache.claims.apply(Ok(gone)));
+            let mut released = (*claim).clone();
+            (released.attributes_class, released.status_attributes_class, released.progress) =
+                ("".into(), None, None);
+            released.meta.resource_version.0 += 1;
+            assert!(cache.claims.apply(Ok(released)));
         }
         for volume in cache.volumes.list() {
             assert!(cache.volumes.delete(&volume.name, &volume.meta.uid, volume.meta.resource_version));
@@ -180,6 +186,6 @@ fn an_attributes_class_is_in_use_while_a_claim_or_volume_names_it() {
     let odd = json!({"metadata": metadata(&[], false), "spec": {"accessModes": "all"}});
     cache.claims.apply(decode::object(&odd.to_string()).unwrap());
     assert!(cache.claims.has_undecodable());
-    let stays = FinalizerVerdict::NoAction("a claim or volume that cannot be read may name it");
+    let stays = FinalizerVerdict::NoAction("an undecodable claim or volume may name the class");
     assert_eq!(decide_attributes_class(&cache, &class(PROTECTED, true)), stays);
 }

@@ -1,4 +1,4 @@
-#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+#![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ fn errors_name_the_class_and_the_key() {
             &[("csi.storage.k8s.io/provisioner-secret-name", "s")],
             &["gold", "provisioner-secret-name", "secret"],
         ),
-        (&[("csi.storage.k8s.io/fstype", "xfs"), ("FSTYPE", "xfs")], &["gold", "FSTYPE", "more than once"]),
+        (&[("csi.storage.k8s.io/fstype", "xfs"), ("FSTYPE", "xfs")], &["gold", "FSTYPE", "several"]),
     ];
     for (given, words) in cases {
         let message = split(&class(given)).unwrap_err().to_string();

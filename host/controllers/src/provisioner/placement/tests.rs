@@ -1,4 +1,4 @@
-//! Whose a claim and a volume are, where storage is in nodes.
+//! Tests of node-local volumes and of the competition for claims.
 
 use cofferdam_cluster::decode;
 use cofferdam_domain::{CsiNode, Node};
@@ -34,9 +34,10 @@ fn a_volume_is_local_if_its_affinity_names_only_this_node() {
     let (local_node, cache) = (local_node(&[("drv", &[KEY])]), Cache::default());
     let segments = [(KEY.to_owned(), "n1".to_owned())].into();
     let zoned = json!({"matchExpressions": [
-        {"key": KEY, "operator": "In", "values": ["n1"]}, {"key": "zone", "operator": "In", "values": ["a", "b"]},
+        {"key": KEY, "operator": "In", "values": ["n1"]},
+        {"key": "zone", "operator": "In", "values": ["a", "b"]},
     ]});
-    #[rustfmt::skip] // one row an affinity: held, and certainly not
+    #[rustfmt::skip] // one row per affinity: on the node; certainly not on the node
     let table = [
         ("one term",        json!([term(KEY, "In", &["n1"])]),                              true,  false),
         ("narrower",        json!([zoned]),                                                 true,  false),
@@ -55,7 +56,7 @@ fn a_volume_is_local_if_its_affinity_names_only_this_node() {
     }
     assert!(
         !local_node.has_volume(&volume("other", &json!([term(KEY, "In", &["n1"])])), &cache),
-        "another driver's"
+        "a volume of another driver"
     );
 }
 
@@ -71,8 +72,9 @@ fn segments_come_from_node_name_and_node_labels() {
     let segments = |driver: &str| drivers.segments(&driver.into(), &cache);
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(segments("own"), Ok([pair(KEY, "n1")].into()));
-    assert_eq!(segments("both"), Err("node n1 has no label zone".to_owned()));
-    assert_eq!(segments("socket"), Err("no topology key found on CSINode n1".to_owned()));
+    let error = |driver| segments(driver).unwrap_err().to_string();
+    assert_eq!(error("both"), "node n1 has no label zone");
+    assert_eq!(error("socket"), "no topology key found on CSINode n1");
 
     let node =
         json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1", "labels": {"zone": "a"}}});
@@ -87,7 +89,7 @@ fn segments_come_from_node_name_and_node_labels() {
 }
 
 #[test]
-fn attempt_delays_are_spread_and_grow() {
+fn attempt_delays_are_spread_and_double() {
     let seconds = |from: u64, to: u64| Duration::from_secs(from)..=Duration::from_secs(to);
     let mut first = Vec::new();
     for number in 0..200 {
@@ -101,9 +103,9 @@ fn attempt_delays_are_spread_and_grow() {
         first.push(at(0));
     }
     first.sort();
-    for (part, pause) in [(40, 4), (80, 8), (120, 12), (160, 16)] {
+    for (part, delay) in [(40, 4), (80, 8), (120, 12), (160, 16)] {
         let found = first[part].as_secs_f64();
-        assert!((found - f64::from(pause)).abs() < 2.0, "a {part}th of 200 pauses is {found} s");
+        assert!((found - f64::from(delay)).abs() < 2.0, "{part} of 200 delays are below {found} s");
     }
     first.dedup();
     assert!(first.len() > 150, "only {} pauses differ", first.len());
@@ -119,7 +121,7 @@ async fn the_next_attempt_comes_after_a_longer_delay() {
     assert_eq!(
         contests.next_attempt(&deployment, &uid),
         Some(first - first / 2),
-        "who asks early waits no longer"
+        "an early attempt does not extend the delay"
     );
     tokio::time::advance(first).await;
     assert_eq!(contests.next_attempt(&deployment, &uid), None);
@@ -129,7 +131,7 @@ async fn the_next_attempt_comes_after_a_longer_delay() {
     assert_eq!(
         contests.next_attempt(&deployment, &uid),
         None,
-        "the claim was written by somebody who did not take it"
+        "another client has written the claim without selecting a node"
     );
     contests.remove(&uid);
     assert_eq!(contests.next_attempt(&deployment, &uid), Some(first));

@@ -1,5 +1,5 @@
-//! What provisioning decides, case by case.
-#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+//! Tests of the provisioning rules, case by case.
+#![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -38,7 +38,7 @@ fn options() -> ProvisionerOptions {
     }
 }
 
-/// `base` with `change` merged over it, as a merge patch would.
+/// Applies a merge patch.
 fn merged(base: Value, change: Value) -> Value {
     with(base, &change)
 }
@@ -70,7 +70,9 @@ fn volume_json() -> Value {
     json!({
         "metadata": {
             "name": "pvc-1234", "uid": "volume-uid", "resourceVersion": "7",
-            "finalizers": ["kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer"],
+            "finalizers": [
+                "kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer",
+            ],
             "annotations": {"pv.kubernetes.io/provisioned-by": "drv"},
         },
         "spec": {
@@ -126,15 +128,15 @@ fn describe(verdict: &ProvisionVerdict) -> String {
         ProvisionVerdict::Ignore(_) => "ignore".to_owned(),
         ProvisionVerdict::Record(_) => "record".to_owned(),
         ProvisionVerdict::Create(_) => "create".to_owned(),
-        ProvisionVerdict::RemoveIntent => "forget".to_owned(),
+        ProvisionVerdict::RemoveIntent => "remove intent".to_owned(),
         ProvisionVerdict::Reject { message, permanent } => {
-            format!("{} {message}", if *permanent { "refuse" } else { "retry" })
+            format!("{} {message}", if *permanent { "reject" } else { "retry" })
         }
         ProvisionVerdict::SelectNode { node, request, .. } => {
-            format!("take for {node}{}", if request.is_some() { "" } else { " blindly" })
+            format!("select {node}{}", if request.is_some() { "" } else { " without a request" })
         }
-        ProvisionVerdict::WaitForTopology(message) => format!("nodes {message}"),
-        ProvisionVerdict::Reschedule { node, message } => format!("not on {node}: {message}"),
+        ProvisionVerdict::WaitForTopology(message) => format!("wait: {message}"),
+        ProvisionVerdict::Reschedule { node, message } => format!("reschedule {node}: {message}"),
         ProvisionVerdict::LeaveToPopulator => "populator".to_owned(),
     }
 }
@@ -146,12 +148,12 @@ fn volume_attributes_class_parameters_are_part_of_the_request() {
         "driverName": "drv", "parameters": {"iops": "9"},
     });
     let table = [
-        ("there", Some(json!({})), "record"),
-        ("not yet", None, "retry volumeattributesclass.storage.k8s.io \"fast\" not found"),
+        ("class exists", Some(json!({})), "record"),
+        ("class missing", None, "retry volumeattributesclass.storage.k8s.io \"fast\" not found"),
         (
-            "another driver's",
+            "class of another driver",
             Some(json!({"driverName": "other"})),
-            "refuse VolumeAttributesClass \"fast\" is of driver other: expected one of drv",
+            "reject VolumeAttributesClass \"fast\" has driver other; expected drv",
         ),
     ];
     for (name, change, expected) in table {
@@ -173,13 +175,14 @@ fn volume_attributes_class_parameters_are_part_of_the_request() {
 #[test]
 fn single_node_multi_writer_drivers_get_distinct_access_modes() {
     use CsiAccessMode as Mode;
-    #[rustfmt::skip] // one row a list of modes
+    #[rustfmt::skip] // one row per list of modes
     let table: [(&[&str], &[Mode], &[Mode]); 5] = [
         (&["ReadWriteOnce"],                  &[Mode::SingleNodeWriter],     &[Mode::SingleNodeMultiWriter]),
         (&["ReadWriteOncePod"],               &[Mode::SingleNodeWriter],     &[Mode::SingleNodeSingleWriter]),
         (&["ReadWriteMany"],                  &[Mode::MultiNodeMultiWriter], &[Mode::MultiNodeMultiWriter]),
         (&["ReadOnlyMany"],                   &[Mode::MultiNodeReaderOnly],  &[Mode::MultiNodeReaderOnly]),
-        (&["ReadWriteOnce", "ReadWriteMany"], &[Mode::SingleNodeWriter, Mode::MultiNodeMultiWriter], &[Mode::SingleNodeMultiWriter, Mode::MultiNodeMultiWriter]),
+        (&["ReadWriteOnce", "ReadWriteMany"], &[Mode::SingleNodeWriter, Mode::MultiNodeMultiWriter],
+            &[Mode::SingleNodeMultiWriter, Mode::MultiNodeMultiWriter]),
     ];
     for (modes, without_capability, with_capability) in table {
         let claim = merged(claim_json(), json!({"spec": {"accessModes": modes}}));
@@ -211,19 +214,22 @@ fn the_request_is_built_from_claim_and_class() {
     assert_eq!(
         serde_json::from_str::<Intent>(&json).unwrap(),
         *intent,
-        "a restart finds the very same request"
+        "the request is the same after a restart"
     );
 }
 
 #[test]
 fn which_claims_are_provisioned() {
-    let storage_provisioner = |driver: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/storage-provisioner": driver}}});
+    let storage_provisioner = |driver: &str| {
+        let annotations = json!({"volume.kubernetes.io/storage-provisioner": driver});
+        json!({"metadata": {"annotations": annotations}})
+    };
     let cases: [(&str, Value, Value, &str); 19] = [
-        ("as it stands", json!({}), json!({}), "record"),
-        ("asked of us", storage_provisioner("drv"), json!({}), "record"),
-        ("asked of another", storage_provisioner("other"), json!({}), "ignore"),
-        ("another's class", json!({}), json!({"provisioner": "other"}), "ignore"),
-        ("names a volume", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
+        ("unchanged", json!({}), json!({}), "record"),
+        ("annotation of this driver", storage_provisioner("drv"), json!({}), "record"),
+        ("annotation of another driver", storage_provisioner("other"), json!({}), "ignore"),
+        ("class of another driver", json!({}), json!({"provisioner": "other"}), "ignore"),
+        ("volumeName is set", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
         (
             "being deleted",
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -231,9 +237,9 @@ fn which_claims_are_provisioned() {
             "ignore",
         ),
         ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "ignore"),
-        ("late binding", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
+        ("WaitForFirstConsumer", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
         (
-            "late binding, node chosen",
+            "WaitForFirstConsumer, node selected",
             json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
             json!({"volumeBindingMode": "WaitForFirstConsumer"}),
             "record",
@@ -242,43 +248,47 @@ fn which_claims_are_provisioned() {
             "selector",
             json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}),
             json!({}),
-            "refuse claim Selector is not supported",
+            "reject claim Selector is not supported",
         ),
         (
             "zero bytes",
             json!({"spec": {"resources": {"requests": {"storage": "0"}}}}),
             json!({}),
-            "refuse spec.resources.requests.storage is 0: expected more than zero bytes",
+            "reject spec.resources.requests.storage is 0; expected more than zero bytes",
         ),
         (
-            "more than there is",
+            "beyond all quantities",
             json!({"spec": {"resources": {"requests": {"storage": "1e99"}}}}),
             json!({}),
-            "refuse spec.resources.requests.storage: quantity \"1e99\" is too large: expected at most 2^127 bytes",
+            "reject spec.resources.requests.storage: \
+             quantity \"1e99\" is too large: expected at most 2^127 bytes",
         ),
         (
-            "more than CSI can say",
+            "beyond the range of CSI",
             json!({"spec": {"resources": {"requests": {"storage": "8Ei"}}}}),
             json!({}),
-            "refuse spec.resources.requests.storage is 8Ei: expected at most 9223372036854775807 bytes",
+            "reject spec.resources.requests.storage is 8Ei; expected at most 9223372036854775807 bytes",
         ),
         (
-            "once and once only",
+            "ReadWriteOncePod with another mode",
             json!({"spec": {"accessModes": ["ReadWriteOncePod", "ReadWriteMany"]}}),
             json!({}),
-            "refuse spec.accessModes has ReadWriteOncePod beside others: expected it alone",
+            "reject spec.accessModes combines ReadWriteOncePod with other modes; \
+             expected ReadWriteOncePod alone",
         ),
         (
             "clone",
             json!({"spec": {"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}}),
             json!({}),
-            "refuse driver drv does not clone volumes",
+            "reject driver drv does not support cloning",
         ),
         (
             "restore",
-            json!({"spec": {"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x"}}}),
+            json!({"spec": {"dataSource": {
+                "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "x",
+            }}}),
             json!({}),
-            "refuse driver drv does not restore snapshots",
+            "reject driver drv does not support restoring snapshots",
         ),
         (
             "populator",
@@ -290,13 +300,13 @@ fn which_claims_are_provisioned() {
             "modification",
             json!({"spec": {"volumeAttributesClassName": "fast"}}),
             json!({}),
-            "refuse driver drv does not modify volumes",
+            "reject driver drv does not support modification",
         ),
         (
             "unknown parameter",
             json!({}),
             json!({"parameters": {"csi.storage.k8s.io/nope": "x"}}),
-            "refuse StorageClass gold has the unknown parameter \"csi.storage.k8s.io/nope\": expected \
+            "reject StorageClass gold has the unknown parameter \"csi.storage.k8s.io/nope\"; expected \
              csi.storage.k8s.io/fstype, or a key without the prefix csi.storage.k8s.io/",
         ),
     ];
@@ -343,17 +353,17 @@ fn without_pv_controller_the_provisioner_annotation_is_required() {
 fn a_recorded_intent_is_replayed_until_its_volume_exists() {
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let cases: [(&str, Option<Value>, Option<Value>, Option<Value>, &str); 8] = [
-        ("as it was", Some(claim_json()), Some(class_json()), None, "create"),
-        ("class gone", Some(claim_json()), None, None, "create"),
+        ("unchanged", Some(claim_json()), Some(class_json()), None, "create"),
+        ("class deleted", Some(claim_json()), None, None, "create"),
         (
-            "class another",
+            "class changed",
             Some(claim_json()),
             Some(merged(class_json(), json!({"parameters": {"tier": "slow"}}))),
             None,
             "create",
         ),
-        ("claim gone", None, Some(class_json()), None, "create"),
-        ("claim going", Some(merged(claim_json(), deleting)), Some(class_json()), None, "create"),
+        ("claim deleted", None, Some(class_json()), None, "create"),
+        ("claim being deleted", Some(merged(claim_json(), deleting)), Some(class_json()), None, "create"),
         (
             "claim has another volume",
             Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}}))),
@@ -361,9 +371,15 @@ fn a_recorded_intent_is_replayed_until_its_volume_exists() {
             None,
             "create",
         ),
-        ("its object exists", Some(claim_json()), Some(class_json()), Some(volume_json()), "forget"),
         (
-            "a stranger's object of the name",
+            "the PersistentVolume exists",
+            Some(claim_json()),
+            Some(class_json()),
+            Some(volume_json()),
+            "remove intent",
+        ),
+        (
+            "the PersistentVolume belongs to another claim",
             Some(claim_json()),
             Some(class_json()),
             Some(merged(volume_json(), json!({"spec": {"claimRef": null}}))),
@@ -377,7 +393,7 @@ fn a_recorded_intent_is_replayed_until_its_volume_exists() {
         let verdict = fixture.decide();
         assert_eq!(describe(&verdict), expected, "{name}");
         if let ProvisionVerdict::Create(replayed) = verdict {
-            assert_eq!(replayed, intent, "{name}: word for word");
+            assert_eq!(replayed, intent, "{name}: the recorded request is unchanged");
         }
     }
 }
@@ -397,7 +413,7 @@ fn a_pv_of_the_same_name_for_another_claim_is_rejected() {
     let fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), Some(other_volume));
     assert_eq!(
         describe(&fixture.decide()),
-        "refuse a PersistentVolume pvc-1234 exists already and is not of this claim"
+        "reject PersistentVolume pvc-1234 exists and belongs to another claim"
     );
 }
 
@@ -422,37 +438,31 @@ fn decisions_after_create_volume() {
     let recreated = Some(merged(claim_json(), json!({"metadata": {"uid": "9"}})));
     let bound_to_other = Some(merged(claim_json(), json!({"spec": {"volumeName": "v"}})));
     let cases = [
-        ("as asked", present.clone(), "Delete", created_volume(Some(gib)), "save 1073741824"),
-        ("size not told", present.clone(), "Delete", created_volume(None), "save 1073741824"),
+        ("requested size", present.clone(), "Delete", created_volume(Some(gib)), "save 1073741824"),
+        ("size unknown", present.clone(), "Delete", created_volume(None), "save 1073741824"),
         ("size zero", present.clone(), "Delete", created_volume(Some(0)), "save 1073741824"),
         ("larger", present.clone(), "Delete", created_volume(Some(gib * 2)), "save 2147483648"),
-        ("smaller", present.clone(), "Delete", created_volume(Some(gib - 1)), "undo told"),
-        ("claim gone", None, "Delete", created_volume(None), "undo"),
-        ("claim going", deleting, "Delete", created_volume(None), "undo"),
-        ("claim re-created", recreated, "Delete", created_volume(None), "undo"),
-        ("claim bound elsewhere", bound_to_other, "Delete", created_volume(None), "undo"),
-        ("claim gone, kept", None, "Retain", created_volume(None), "save 1073741824"),
+        ("smaller", present.clone(), "Delete", created_volume(Some(gib - 1)), "delete with event"),
+        ("claim deleted", None, "Delete", created_volume(None), "delete"),
+        ("claim being deleted", deleting, "Delete", created_volume(None), "delete"),
+        ("claim re-created", recreated, "Delete", created_volume(None), "delete"),
+        ("claim bound to another volume", bound_to_other, "Delete", created_volume(None), "delete"),
+        ("claim deleted, Retain", None, "Retain", created_volume(None), "save 1073741824"),
         ("final", present.clone(), "Delete", failed(ErrorKind::ResourceExhausted, Finality::Final), "failed"),
         (
-            "final, and nobody was asked",
+            "final, driver unavailable",
             present.clone(),
             "Delete",
             failed(ErrorKind::Unavailable, Finality::Final),
             "repeat",
         ),
-        (
-            "final, and another is at work",
-            None,
-            "Delete",
-            failed(ErrorKind::Aborted, Finality::Final),
-            "repeat",
-        ),
+        ("final, call in progress", None, "Delete", failed(ErrorKind::Aborted, Finality::Final), "repeat"),
         (
             "invalid",
             present.clone(),
             "Delete",
             failed(ErrorKind::InvalidArgument, Finality::Final),
-            "failed for good",
+            "failed permanently",
         ),
         (
             "in progress",
@@ -463,31 +473,31 @@ fn decisions_after_create_volume() {
         ),
         ("unknown", present, "Delete", failed(ErrorKind::Unavailable, Finality::Unknown), "repeat"),
         (
-            "unknown, claim gone",
+            "unknown, claim deleted",
             None,
             "Delete",
             failed(ErrorKind::DeadlineExceeded, Finality::Unknown),
             "repeat",
         ),
     ];
-    for (name, claim, policy, answer, expected) in cases {
+    for (name, claim, policy, response, expected) in cases {
         let fixture = ProvisionerFixture::new(claim, None, None);
         let mut intent = (*intent()).clone();
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
-        let shown = match decide_after_create(&fixture.cache, None, &intent, answer) {
+        let shown = match decide_after_create(&fixture.cache, None, &intent, response) {
             CreateVerdict::Save(_, capacity) => format!("save {capacity}"),
-            CreateVerdict::DeleteUnclaimed(_, None) => "undo".to_owned(),
-            CreateVerdict::DeleteUnclaimed(_, Some(_)) => "undo told".to_owned(),
+            CreateVerdict::DeleteUnclaimed(_, None) => "delete".to_owned(),
+            CreateVerdict::DeleteUnclaimed(_, Some(_)) => "delete with event".to_owned(),
             CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
-            CreateVerdict::Failed { permanent: true, .. } => "failed for good".to_owned(),
-            CreateVerdict::Reschedule { node, .. } => format!("not on {node}"),
+            CreateVerdict::Failed { permanent: true, .. } => "failed permanently".to_owned(),
+            CreateVerdict::Reschedule { node, .. } => format!("reschedule {node}"),
             CreateVerdict::Retry(_) => "repeat".to_owned(),
         };
         assert_eq!(shown, expected, "{name}");
     }
 }
 
-/// A world whose driver has topology, with node `n` in zone `a`; the class waits for a node.
+/// A fixture whose driver has topology, with node `n` in zone `a`.
 fn fixture_with_topology(selected: Option<&str>, class: Value) -> ProvisionerFixture {
     let node = |node| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
     let claim = selected.map_or_else(claim_json, |selected| merged(claim_json(), node(selected)));
@@ -503,7 +513,10 @@ fn fixture_with_topology(selected: Option<&str>, class: Value) -> ProvisionerFix
 #[test]
 fn accessibility_requirements_follow_node_and_class() {
     let wait_for_first_consumer = || json!({"volumeBindingMode": "WaitForFirstConsumer"});
-    let allowed = |zone: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": [zone]}]}]});
+    let allowed = |zone: &str| {
+        let expressions = json!([{"key": "zone", "values": [zone]}]);
+        json!({"allowedTopologies": [{"matchLabelExpressions": expressions}]})
+    };
     let decided_topology = |fixture: &ProvisionerFixture| {
         let verdict = fixture.decide();
         let ProvisionVerdict::Record(intent) = verdict else { return describe(&verdict) };
@@ -512,30 +525,31 @@ fn accessibility_requirements_follow_node_and_class() {
         let zones: Vec<_> = zones.map(|decided_topology| decided_topology["zone"].as_str()).collect();
         format!("{node} {}", zones.join(" "))
     };
-    let message_prefix = "failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: ";
+    let message_prefix = "failed to provision volume with StorageClass \"gold\": \
+                          error generating accessibility requirements: ";
     assert_eq!(decided_topology(&fixture_with_topology(None, json!({}))), "- a");
     assert_eq!(decided_topology(&fixture_with_topology(None, allowed("b"))), "- b");
     assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "ignore");
     assert_eq!(decided_topology(&fixture_with_topology(Some("n"), wait_for_first_consumer())), "n a");
     let missing_node =
-        format!("not on m: {message_prefix}error getting CSINode for selected node \"m\": it does not exist");
+        format!("reschedule m: {message_prefix}error getting CSINode for selected node \"m\": not found");
     assert_eq!(decided_topology(&fixture_with_topology(Some("m"), wait_for_first_consumer())), missing_node);
     let not_allowed = fixture_with_topology(Some("n"), merged(wait_for_first_consumer(), allowed("b")));
     let expected = format!(
-        "nodes {message_prefix}topology {{zone=a}} of node n is not in allowed topologies: {{zone=b}}"
+        "wait: {message_prefix}topology {{zone=a}} of node n is not in allowed topologies: {{zone=b}}"
     );
     assert_eq!(decided_topology(&not_allowed), expected);
     let mut without_immediate_topology = fixture_with_topology(None, json!({}));
     without_immediate_topology.options.immediate_topology = false;
     assert_eq!(decided_topology(&without_immediate_topology), "- ");
     let ProvisionVerdict::Record(intent) = without_immediate_topology.decide() else {
-        panic!("it is asked for")
+        panic!("expected Record")
     };
     assert_eq!(intent.request.topology, None);
     let mut strict = fixture_with_topology(Some("n"), merged(wait_for_first_consumer(), allowed("a")));
     strict.options.strict_topology = true;
     assert_eq!(decided_topology(&strict), "n a");
-    // A driver without topology is told nothing, and keeps no promise of the class.
+    // A driver without topology gets no requirement, and cannot satisfy allowedTopologies.
     let mut without_topology = fixture_with_topology(Some("n"), wait_for_first_consumer());
     without_topology.options.topology_drivers.clear();
     assert_eq!(decided_topology(&without_topology), "- ");
@@ -543,7 +557,8 @@ fn accessibility_requirements_follow_node_and_class() {
     without_topology.options.topology_drivers.clear();
     assert_eq!(
         decided_topology(&without_topology),
-        "refuse StorageClass gold has allowedTopologies: driver drv has no topology; expected none"
+        "reject StorageClass gold has allowedTopologies, but driver drv does not support topology; \
+         expected none"
     );
 }
 
@@ -552,21 +567,21 @@ fn resource_exhausted_on_the_selected_node_is_rescheduled() {
     use ErrorKind::{FailedPrecondition, ResourceExhausted};
     let verdict = fixture_with_topology(Some("n"), json!({})).decide();
     let ProvisionVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
-    let answer =
+    let response =
         |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
-    #[rustfmt::skip] // one row an answer
+    #[rustfmt::skip] // one row per response
     let table = [
-        (Some("n"), ResourceExhausted,  Finality::Final,   "not on n"),
+        (Some("n"), ResourceExhausted,  Finality::Final,   "reschedule n"),
         (Some("n"), ResourceExhausted,  Finality::Unknown, "repeat"),
         (Some("n"), FailedPrecondition, Finality::Final,   "failed"),
-        // The scheduler has chosen again already.
+        // The scheduler has selected another node.
         (Some("m"), ResourceExhausted,  Finality::Final,   "failed"),
         (None,      ResourceExhausted,  Finality::Final,   "failed"),
     ];
     for (selected, kind, finality, expected) in table {
         let fixture = fixture_with_topology(selected, json!({}));
-        let shown = match decide_after_create(&fixture.cache, None, &intent, answer(kind, finality)) {
-            CreateVerdict::Reschedule { node, .. } => format!("not on {node}"),
+        let shown = match decide_after_create(&fixture.cache, None, &intent, response(kind, finality)) {
+            CreateVerdict::Reschedule { node, .. } => format!("reschedule {node}"),
             CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
             CreateVerdict::Retry(_) => "repeat".to_owned(),
             other @ (CreateVerdict::Save(..)
@@ -585,28 +600,34 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
     let without_finalizer = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
     let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
     let both = |a: &Value, b: &Value| merged(a.clone(), b.clone());
-    // Change, deleted at the driver, held → verdict; none means "left alone".
+    // Change, deleted, is_frozen → verdict; `None` is `Ignore`.
     let cases = [
         ("bound", json!({}), false, false, None),
         ("bound, static", without_finalizer.clone(), false, false, Some(AddFinalizer)),
-        ("bound, static, going", both(&without_finalizer, &deleting), false, false, None),
+        ("bound, static, being deleted", both(&without_finalizer, &deleting), false, false, None),
         ("bound, now Retain", policy("Retain"), false, false, Some(RemoveFinalizer(1))),
         ("released", released.clone(), false, false, Some(DeleteVolume)),
-        ("released, held", released.clone(), false, true, Some(DeletionFrozen)),
+        ("released, frozen", released.clone(), false, true, Some(DeletionFrozen)),
         ("released, Retain", both(&released, &policy("Retain")), false, false, Some(RemoveFinalizer(1))),
         (
-            "released, Retain, finalizer off",
+            "released, Retain, without finalizer",
             both(&both(&released, &policy("Retain")), &without_finalizer),
             false,
             false,
             None,
         ),
-        ("released, volume gone", released.clone(), true, false, Some(DeleteObject)),
-        ("released, volume gone, held since", released.clone(), true, true, Some(DeleteObject)),
-        ("released, going", both(&released, &deleting), false, false, Some(DeleteVolume)),
-        ("released, going, volume gone", both(&released, &deleting), true, false, Some(RemoveFinalizer(1))),
+        ("released, volume deleted", released.clone(), true, false, Some(DeleteObject)),
+        ("released, volume deleted, frozen since", released.clone(), true, true, Some(DeleteObject)),
+        ("released, being deleted", both(&released, &deleting), false, false, Some(DeleteVolume)),
         (
-            "released, going, finalizer off",
+            "released, being deleted, volume deleted",
+            both(&released, &deleting),
+            true,
+            false,
+            Some(RemoveFinalizer(1)),
+        ),
+        (
+            "released, being deleted, without finalizer",
             both(&both(&released, &deleting), &without_finalizer),
             false,
             false,
@@ -621,14 +642,14 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
             None,
         ),
         (
-            "another's",
+            "another provisioner",
             both(&released, &json!({"metadata": {"annotations": {"pv.kubernetes.io/provisioned-by": "x"}}})),
             false,
             false,
             None,
         ),
         (
-            "static, ours by its driver",
+            "static, of a managed driver",
             both(&released, &json!({"metadata": {"annotations": null}})),
             false,
             false,
@@ -660,25 +681,39 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
     let (storage_provisioner, selected_node) =
         ("volume.kubernetes.io/storage-provisioner", "volume.kubernetes.io/selected-node");
     let wait_for_first_consumer = json!({"volumeBindingMode": "WaitForFirstConsumer"});
-    let only = |selected_node: &str| json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": KEY, "values": [selected_node]}]}]});
+    let only = |node: &str| {
+        let expressions = json!([{"key": KEY, "values": [node]}]);
+        json!({"allowedTopologies": [{"matchLabelExpressions": expressions}]})
+    };
     const KEY: &str = "topology.cofferdam.dev/node";
-    #[rustfmt::skip] // one row a claim
+    #[rustfmt::skip] // one row per claim
     let table = [
-        ("nobody has asked",           json!({}),                                   json!({}),      true,  "ignore"),
-        ("chosen, and nobody asked",   annotated(json!({selected_node: "n1"})),              wait_for_first_consumer.clone(),   true,  "ignore"),
-        ("ours",                       annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), wait_for_first_consumer.clone(),  true,  "record"),
-        ("another node's",             annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), wait_for_first_consumer.clone(),  true,  "ignore"),
-        ("not chosen yet",             annotated(json!({storage_provisioner: "drv"})),            wait_for_first_consumer,           true,  "ignore"),
-        ("a race",                     annotated(json!({storage_provisioner: "drv"})),            json!({}),      true,  "take for n1"),
-        ("no race here",               annotated(json!({storage_provisioner: "drv"})),            json!({}),      false, "ignore"),
-        ("a race that was won",        annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}),     false, "record"),
-        ("a race that was lost",       annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}),     true,  "ignore"),
-        ("allowed here",               annotated(json!({storage_provisioner: "drv"})),            only("n1"),     true,  "take for n1"),
-        ("allowed elsewhere",          annotated(json!({storage_provisioner: "drv"})),            only("n2"),     true,  "ignore"),
-        ("chosen where not allowed",   annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), only("n2"),    true,
-            "nodes failed to provision volume with StorageClass \"gold\": error generating accessibility requirements: topology \
-             {topology.cofferdam.dev/node=n1} of node n1 is not in allowed topologies: {topology.cofferdam.dev/node=n2}"),
-        ("what cannot be asked for",   annotated(json!({storage_provisioner: "drv"})),            json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "take for n1 blindly"),
+        ("no annotation", json!({}), json!({}), true, "ignore"),
+        ("node selected, no annotation", annotated(json!({selected_node: "n1"})),
+            wait_for_first_consumer.clone(), true, "ignore"),
+        ("this node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
+            wait_for_first_consumer.clone(), true, "record"),
+        ("another node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n2"})),
+            wait_for_first_consumer.clone(), true, "ignore"),
+        ("no node selected", annotated(json!({storage_provisioner: "drv"})), wait_for_first_consumer, true,
+            "ignore"),
+        ("immediate binding", annotated(json!({storage_provisioner: "drv"})), json!({}), true, "select n1"),
+        ("immediate binding off", annotated(json!({storage_provisioner: "drv"})), json!({}), false,
+            "ignore"),
+        ("immediate binding, this node selected",
+            annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false, "record"),
+        ("immediate binding, another node selected",
+            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "ignore"),
+        ("this node allowed", annotated(json!({storage_provisioner: "drv"})), only("n1"), true, "select n1"),
+        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "ignore"),
+        ("selected node not allowed", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
+            only("n2"), true,
+            "wait: failed to provision volume with StorageClass \"gold\": \
+             error generating accessibility requirements: \
+             topology {topology.cofferdam.dev/node=n1} of node n1 is not in allowed topologies: \
+             {topology.cofferdam.dev/node=n2}"),
+        ("invalid request", annotated(json!({storage_provisioner: "drv"})),
+            json!({"parameters": {"csi.storage.k8s.io/x": "y"}}), true, "select n1 without a request"),
     ];
     for (name, claim, class, immediate, expected) in table {
         let mut fixture = ProvisionerFixture::new(

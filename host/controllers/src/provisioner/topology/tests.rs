@@ -73,13 +73,13 @@ fn describe_requirement(
         allowed: &allowed,
         selected,
         strict: flags.contains("strict"),
-        immediate: !flags.contains("anywhere"),
+        immediate: !flags.contains("any"),
     };
     match requirement(input, &node_topologies) {
-        Ok(None) => "anywhere".to_owned(),
+        Ok(None) => "any".to_owned(),
         Ok(Some(found)) => format!("{} > {}", format_terms(&found.requisite), format_terms(&found.preferred)),
-        Err(TopologyError::NotReady(why)) => format!("not yet: {why}"),
-        Err(TopologyError::NodeNotFound(why)) => format!("again: {why}"),
+        Err(TopologyError::NotReady(why)) => format!("not ready: {why}"),
+        Err(TopologyError::NodeNotFound(why)) => format!("not found: {why}"),
     }
 }
 
@@ -94,7 +94,7 @@ fn the_selected_node_is_the_first_preferred_topology() {
             "zone=a|c",
             "n2",
             "strict",
-            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+            "not ready: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
         ),
         ("zone=c|b", "n2", "", "{zone=b} {zone=c} > {zone=b} {zone=c}"),
         ("zone=a|b|c", "n3", "", "{zone=a} {zone=b} {zone=c} > {zone=c} {zone=a} {zone=b}"),
@@ -102,11 +102,11 @@ fn the_selected_node_is_the_first_preferred_topology() {
             "zone=a|c",
             "n2",
             "",
-            "not yet: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
+            "not ready: topology {zone=b} of node n2 is not in allowed topologies: {zone=a}, {zone=c}",
         ),
         ("", "n2", "", "{zone=a} {zone=b} {zone=c} > {zone=b} {zone=c} {zone=a}"),
         ("", "n1", "", "{zone=a} {zone=b} {zone=c} > {zone=a} {zone=b} {zone=c}"),
-        ("", "n9", "", "again: error getting CSINode for selected node \"n9\": it does not exist"),
+        ("", "n9", "", "not found: error getting CSINode for selected node \"n9\": not found"),
     ] {
         assert_eq!(
             describe_requirement(&ZONES, "c", class, Some(selected), flags),
@@ -119,20 +119,20 @@ fn the_selected_node_is_the_first_preferred_topology() {
 #[test]
 fn a_selected_node_without_csinode_keys_or_labels_is_an_error() {
     for (node, expected) in [
-        ("n - zone=a", "again: error getting CSINode for selected node \"n\": it does not exist"),
-        ("n 0 zone=a", "not yet: no topology key found on CSINode n"),
-        ("n none zone=a", "not yet: no topology key found on CSINode n"),
-        ("n zone -", "not yet: error getting selected node \"n\": it does not exist"),
-        ("n zone rack=1", "not yet: topology labels from selected node n are missing: [\"zone\"]"),
+        ("n - zone=a", "not found: error getting CSINode for selected node \"n\": not found"),
+        ("n 0 zone=a", "not ready: no topology key found on CSINode n"),
+        ("n none zone=a", "not ready: no topology key found on CSINode n"),
+        ("n zone -", "not ready: error getting selected node \"n\": not found"),
+        ("n zone rack=1", "not ready: topology labels from selected node n are missing: [\"zone\"]"),
         (
             "n zone,rack zone=a",
-            "not yet: topology labels from selected node n are missing: [\"zone\", \"rack\"]",
+            "not ready: topology labels from selected node n are missing: [\"zone\", \"rack\"]",
         ),
         ("n zone,rack zone=a,rack=1,other=2", "{rack=1,zone=a} > {rack=1,zone=a}"),
     ] {
         assert_eq!(describe_requirement(&[node], "c", "", Some("n"), ""), expected, "{node}");
     }
-    // Only nodes with all of the keys are places; whether they are registered does not matter.
+    // Only nodes with all keys have segments, whether the driver is registered or not.
     let nodes = ["a zone,rack zone=a,rack=1", "b zone,rack zone=a", "c 0 zone=b,rack=1", "d - zone=a,rack=1"];
     assert_eq!(
         describe_requirement(&nodes, "c", "", Some("a"), ""),
@@ -142,11 +142,11 @@ fn a_selected_node_without_csinode_keys_or_labels_is_an_error() {
 
 #[test]
 fn without_a_selected_node_preferred_topologies_are_spread() {
-    // From the test vectors of the hash.
+    // Test vectors of the hash.
     assert_eq!((fnv1(""), fnv1("a"), fnv1("foobar")), (0x811c_9dc5, 0x050c_5d7e, 0x31f0_b262));
     for (claim, class, flags, expected) in [
-        ("c", "", "anywhere", "anywhere"),
-        ("c", "zone=b", "anywhere", "{zone=b} > {zone=b}"),
+        ("c", "", "any", "any"),
+        ("c", "zone=b", "any", "{zone=b} > {zone=b}"),
         ("c", "zone=c|a; zone=a", "", "{zone=a} {zone=c} > {zone=a} {zone=c}"),
         ("data-web-0", "", "", "{zone=a} {zone=b} {zone=c} > "),
     ] {
@@ -161,7 +161,7 @@ fn without_a_selected_node_preferred_topologies_are_spread() {
     assert_eq!(replicas.len(), 3, "replicas spread");
     assert_eq!(first("data-web-1"), first("logs-web-1"), "claims of one pod meet");
     assert_eq!(first("web-1"), first("logs-web-1"), "without a name of its own");
-    // Not an ordinal: the whole name counts.
+    // Without an ordinal the whole name is hashed.
     assert_eq!(preferred_index("web-", 1_000_003), preferred_index("web-", 1_000_003));
     assert_ne!(preferred_index("web-", 1_000_003), preferred_index("web-0", 1_000_003));
     assert_ne!(preferred_index("web-+1", 1_000_003), preferred_index("web-1", 1_000_003));
@@ -170,11 +170,11 @@ fn without_a_selected_node_preferred_topologies_are_spread() {
 #[test]
 fn without_registered_nodes_there_is_no_requirement() {
     for (nodes, class, expected) in [
-        (&[][..], "", "not yet: no available topology found"),
-        (&["n - zone=a"], "", "not yet: no available topology found"),
-        (&["n 0 zone=a"], "", "not yet: no available topology found"),
-        (&["n zone rack=a"], "", "not yet: no available topology found"),
-        // The class knows places by itself.
+        (&[][..], "", "not ready: no available topology found"),
+        (&["n - zone=a"], "", "not ready: no available topology found"),
+        (&["n 0 zone=a"], "", "not ready: no available topology found"),
+        (&["n zone rack=a"], "", "not ready: no available topology found"),
+        // The class has the segments.
         (&[], "zone=a", "{zone=a} > {zone=a}"),
     ] {
         assert_eq!(describe_requirement(nodes, "c", class, None, ""), expected, "{nodes:?} {class}");
@@ -191,6 +191,6 @@ fn allowed_topologies_are_cross_products() {
     ] {
         assert_eq!(format_terms(&flatten(&parse_allowed_topologies(text))), expected, "{text}");
     }
-    // A key without values allows nothing.
+    // A key without values allows no segment.
     assert_eq!(flatten(&[vec![("zone".to_owned(), Vec::new())]]), Vec::<Segments>::new());
 }

@@ -1,12 +1,12 @@
-//! Kubernetes' own table-driven cases of binding, in short notation, and those of our deviations.
+//! Upstream's table-driven cases of binding in a short notation, and cases of the deviations.
 //!
-//! A volume is `name size ref phase …`, a claim `size volume phase …`. ref: `-` none, `me` name and uid of
-//! the claim, `me/0` by name only, `me/x` another uid, `oth` another claim. Phases: A B R F P(ending) L(ost).
-//! `bc` bound-by-controller, `bd` bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x`
-//! selected-node, `sc=x` class, `vac=x`, `K` Block, `del`/`rec`/`odd` reclaim policy (Retain otherwise),
-//! `csi` CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes, `gone` deleting, `cap=x`
-//! status.capacity.
-#![allow(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+//! A volume is `name size ref phase …`, a claim `size volume phase …`. The ref is `-` for none, `me` for name
+//! and UID of the claim, `me/0` for the name only, `me/x` for another UID, `oth` for another claim. The
+//! phases are A(vailable), B(ound), R(eleased), F(ailed), P(ending) and L(ost). Further words: `bc`
+//! bound-by-controller, `bd` bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x`
+//! selected-node, `sc=x` class, `vac=x`, `K` Block, `del`/`rec`/`odd` reclaim policy (default Retain), `csi`
+//! CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes, `deleting`, `cap=x` status.capacity.
+#![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -129,7 +129,7 @@ fn pv(spec: &str) -> Volume {
             }
             ("l", label) => meta.labels = with(&meta.labels, &pair(label).0, &pair(label).1),
             ("m", list) => volume.access_modes = modes(list),
-            ("gone", _) => meta.deleting = true,
+            ("deleting", _) => meta.deleting = true,
             other => panic!("word {other:?}"),
         }
     }
@@ -191,7 +191,7 @@ fn pvc(spec: &str) -> Claim {
                 claim.selector = Some(Box::new(Ok(LabelSelector { requirements })));
             }
             ("badsel", _) => claim.selector = Some(Box::new(Err("operator Near".to_owned()))),
-            ("gone", _) => meta.deleting = true,
+            ("deleting", _) => meta.deleting = true,
             ("cap", size) => claim.status_capacity = Some(Quantity::parse(size).unwrap()),
             other => panic!("word {other:?}"),
         }
@@ -237,7 +237,7 @@ fn class(spec: &str) -> StorageClass {
     class
 }
 
-/// What a volume has that binding changes.
+/// The fields of a volume that binding changes.
 fn show_volume(volume: &Volume) -> String {
     let reference = match &volume.claim_ref {
         None => "-",
@@ -259,7 +259,7 @@ fn show_volume(volume: &Volume) -> String {
     format!("{} {reference} {phase}{bc}", volume.name)
 }
 
-/// What a claim has that binding changes.
+/// The fields of a claim that binding changes.
 fn show_claim(claim: &Claim) -> String {
     let phase = match claim.phase {
         ClaimPhase::Pending => "P",
@@ -287,7 +287,7 @@ fn show_claim(claim: &Claim) -> String {
     text
 }
 
-/// The API as the rules need it: it does what a verdict says.
+/// An API that performs the effects of verdicts.
 #[derive(Default)]
 struct FakeApi {
     cache: Cache,
@@ -296,7 +296,7 @@ struct FakeApi {
 }
 
 impl FakeApi {
-    /// What the rules see, with these drivers' provisioners here and no other claim at work.
+    /// Input with these local provisioners and no locked volumes.
     fn input<'a>(&'a self, has_provisioner: &'a dyn Fn(&DriverName) -> bool) -> BindingInput<'a> {
         BindingInput { cache: &self.cache, has_provisioner, is_locked_by_other: &|_| false }
     }
@@ -330,7 +330,7 @@ impl FakeApi {
         self.events.push(format!("{kind} {}", event.reason));
     }
 
-    /// Follows the verdicts for the claim to their end, and returns that.
+    /// Performs the verdicts for the claim until one has no effect. Returns that one.
     fn reconcile_claim(&mut self, local_provisioners: &[&str]) -> String {
         let has_provisioner = |driver: &DriverName| local_provisioners.contains(&driver.as_str());
         for _ in 0..20 {
@@ -343,21 +343,21 @@ impl FakeApi {
                     self.perform(&current, effect);
                     event.into_iter().for_each(|event| self.record_event(event));
                 }
-                ClaimBindingVerdict::NoAction(_) => return "settled".to_owned(),
+                ClaimBindingVerdict::NoAction(_) => return "no action".to_owned(),
                 ClaimBindingVerdict::Wait(event) => {
                     self.record_event(event);
-                    return "waits".to_owned();
+                    return "wait".to_owned();
                 }
                 ClaimBindingVerdict::Provision(class, driver) => {
                     return format!("provision {class} {driver}");
                 }
                 ClaimBindingVerdict::Fail(_, event) => {
                     event.into_iter().for_each(|event| self.record_event(event));
-                    return "fails".to_owned();
+                    return "fail".to_owned();
                 }
             }
         }
-        panic!("the claim never comes to rest");
+        panic!("the claim does not converge");
     }
 
     fn perform(&mut self, claim: &Claim, effect: ClaimEffect) {
@@ -404,8 +404,8 @@ impl FakeApi {
         }
     }
 
-    /// Follows the verdicts for a volume to their end; `live` is what the API has of the claim beside the
-    /// cache.
+    /// Performs the verdicts for a volume until one has no effect. `live` is the claim in the API, if it
+    /// differs from the cache.
     fn reconcile_volume(&mut self, name: &str, live: Option<&str>) -> String {
         let mut refreshed_claim = None;
         for _ in 0..20 {
@@ -441,27 +441,27 @@ impl FakeApi {
                         }
                     })
                 }
-                VolumeBindingVerdict::EnqueueClaim(_) => return "wakes".to_owned(),
+                VolumeBindingVerdict::EnqueueClaim(_) => return "enqueue claim".to_owned(),
                 VolumeBindingVerdict::VolumeModeMismatch(_, on_volume, on_claim) => {
                     self.record_event(on_volume);
                     self.record_event(on_claim);
                     return "mismatch".to_owned();
                 }
-                VolumeBindingVerdict::NoAction(_) => return "settled".to_owned(),
+                VolumeBindingVerdict::NoAction(_) => return "no action".to_owned(),
             }
         }
-        panic!("the volume never comes to rest");
+        panic!("the volume does not converge");
     }
 
     fn show(&self) -> (Vec<String>, String) {
         let mut volumes: Vec<String> = self.cache.volumes.list().iter().map(|v| show_volume(v)).collect();
         volumes.sort();
         let claim = self.cache.claims.get(&key()).into_object();
-        (volumes, claim.map_or_else(|| "gone".to_owned(), |claim| show_claim(&claim)))
+        (volumes, claim.map_or_else(|| "absent".to_owned(), |claim| show_claim(&claim)))
     }
 }
 
-/// Volumes, claim → end, volumes, claim, events.
+/// Name, volumes, claim, last verdict, volumes and claim afterwards, events.
 type ClaimCase = (
     &'static str,
     &'static [&'static str],
@@ -485,110 +485,144 @@ fn check_claims(classes: &[&str], local_provisioners: &[&str], cases: &[ClaimCas
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn claims_without_a_volume() {
     check_claims(
         &["wait drv wffc"],
         &[],
         &[
-            ("1-1", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-2", &["v 1Gi - A"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("1-3", &["v 1Gi - A"], "10Gi - B", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("1-4", &["a 10Gi - A", "b 1Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=1Gi", &[]),
-            ("1-5", &["a 10Gi me/0 A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
-            ("1-6", &["a 10Gi me A", "b 1Gi - A"], "1Gi - P", "settled", &["a me B", "b - A"], "a B bc bd cap=10Gi", &[]),
-            ("1-7", &["v 10Gi me/x A"], "1Gi - P", "waits", &["v me/x A"], "- P", &["N FailedBinding"]),
-            ("1-8 died after write 1", &["v 1Gi me A bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-9 died after write 2", &["v 1Gi me B bc"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-10 died after write 3", &["v 1Gi me B bc"], "1Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-11", &["v 1Gi - A l=foo:true"], "1Gi - P sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("1-12", &["v 1Gi - A"], "1Gi - P sel=foo:true", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("1-13", &["v 1Gi - A sc=wait"], "1Gi - P sc=wait", "waits", &["v - A"], "- P sc=wait", &["N WaitForFirstConsumer"]),
-            ("1-14", &["v 1Gi me/0 A sc=wait"], "1Gi - P sc=wait", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
-            ("1-15", &["a 10Gi - A", "b 1Gi - A"], "1Gi a P", "settled", &["a me B bc", "b - A"], "a B bd cap=10Gi", &[]),
-            ("1-16", &["v 1Gi - A"], "1Gi v P m=RWX", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("1-17", &["a 1Gi - P", "b 1Gi - F", "c 1Gi - R"], "1Gi - P", "waits", &["a - P", "b - F", "c - R"], "- P", &["N FailedBinding"]),
-            ("1-18", &["v 1Gi me A sc=wait"], "1Gi - P sc=wait sn=node1", "settled", &["v me B"], "v B bc bd sc=wait cap=1Gi", &[]),
-            ("selector that cannot be used", &["v 1Gi - A"], "1Gi - P badsel", "fails", &["v - A"], "- P", &["W FailedBinding"]),
-            ("being deleted: not bound anew", &["v 1Gi - A"], "1Gi - P gone", "settled", &["v - A"], "- P", &[]),
-            ("volume being deleted", &["v 1Gi - A gone"], "1Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-1", &["v 1Gi - A"], "1Gi - P", "no action", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("1-2", &["v 1Gi - A"], "10Gi - P", "wait", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-3", &["v 1Gi - A"], "10Gi - B", "wait", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-4", &["a 10Gi - A", "b 1Gi - A"], "1Gi - P", "no action", &["a - A", "b me B bc"],
+                "b B bc bd cap=1Gi", &[]),
+            ("1-5", &["a 10Gi me/0 A", "b 1Gi - A"], "1Gi - P", "no action", &["a me B", "b - A"],
+                "a B bc bd cap=10Gi", &[]),
+            ("1-6", &["a 10Gi me A", "b 1Gi - A"], "1Gi - P", "no action", &["a me B", "b - A"],
+                "a B bc bd cap=10Gi", &[]),
+            ("1-7", &["v 10Gi me/x A"], "1Gi - P", "wait", &["v me/x A"], "- P", &["N FailedBinding"]),
+            ("1-8 crash after write 1", &["v 1Gi me A bc"], "1Gi - P", "no action", &["v me B bc"],
+                "v B bc bd cap=1Gi", &[]),
+            ("1-9 crash after write 2", &["v 1Gi me B bc"], "1Gi - P", "no action", &["v me B bc"],
+                "v B bc bd cap=1Gi", &[]),
+            ("1-10 crash after write 3", &["v 1Gi me B bc"], "1Gi v P bc bd", "no action", &["v me B bc"],
+                "v B bc bd cap=1Gi", &[]),
+            ("1-11", &["v 1Gi - A l=foo:true"], "1Gi - P sel=foo:true", "no action", &["v me B bc"],
+                "v B bc bd cap=1Gi", &[]),
+            ("1-12", &["v 1Gi - A"], "1Gi - P sel=foo:true", "wait", &["v - A"], "- P", &["N FailedBinding"]),
+            ("1-13", &["v 1Gi - A sc=wait"], "1Gi - P sc=wait", "wait", &["v - A"], "- P sc=wait",
+                &["N WaitForFirstConsumer"]),
+            ("1-14", &["v 1Gi me/0 A sc=wait"], "1Gi - P sc=wait", "no action", &["v me B"],
+                "v B bc bd sc=wait cap=1Gi", &[]),
+            ("1-15", &["a 10Gi - A", "b 1Gi - A"], "1Gi a P", "no action", &["a me B bc", "b - A"],
+                "a B bd cap=10Gi", &[]),
+            ("1-16", &["v 1Gi - A"], "1Gi v P m=RWX", "wait", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("1-17", &["a 1Gi - P", "b 1Gi - F", "c 1Gi - R"], "1Gi - P", "wait",
+                &["a - P", "b - F", "c - R"], "- P", &["N FailedBinding"]),
+            ("1-18", &["v 1Gi me A sc=wait"], "1Gi - P sc=wait sn=node1", "no action", &["v me B"],
+                "v B bc bd sc=wait cap=1Gi", &[]),
+            ("invalid selector", &["v 1Gi - A"], "1Gi - P badsel", "fail", &["v - A"], "- P",
+                &["W FailedBinding"]),
+            ("a claim being deleted is not bound", &["v 1Gi - A"], "1Gi - P deleting", "no action",
+                &["v - A"], "- P", &[]),
+            ("a volume being deleted is not bound", &["v 1Gi - A deleting"], "1Gi - P", "wait", &["v - A"],
+                "- P", &["N FailedBinding"]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
-fn claims_that_name_a_volume() {
+#[rustfmt::skip] // a table
+fn claims_with_a_volume_name() {
     check_claims(
         &[],
         &[],
         &[
-            ("2-1", &[], "10Gi v P", "settled", &[], "v P", &[]),
-            ("2-2", &[], "10Gi v B", "settled", &[], "v P", &[]),
-            ("2-3", &["v 1Gi - A"], "1Gi v P", "settled", &["v me B bc"], "v B bd cap=1Gi", &[]),
-            ("2-4", &["v 1Gi me/0 A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
-            ("2-5", &["v 1Gi me A"], "1Gi v P", "settled", &["v me B"], "v B bd cap=1Gi", &[]),
-            ("2-6", &["v 1Gi oth B"], "1Gi v B", "waits", &["v oth B"], "v P", &["W FailedBinding"]),
-            ("2-7", &["v 1Gi oth B"], "1Gi v B bc", "fails", &["v oth B"], "v B bc cap=1Gi", &["W FailedBinding"]),
-            ("2-8", &["v 1Gi - A"], "1Gi v P sel=foo:true", "settled", &["v me B bc"], "v B bd cap=1Gi", &[]),
-            ("2-9", &["v 1Gi - A"], "2Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("2-10", &["v 1Gi - A sc=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("2-11", &["v 1Gi - A vac=gold"], "1Gi v B", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("2-12", &["v 1Gi - A vac=gold"], "1Gi v P vac=gold", "settled", &["v me B bc"], "v B bd cap=1Gi vac=gold", &[]),
-            ("being deleted: not bound anew", &["v 1Gi - A"], "1Gi v P gone", "settled", &["v - A"], "v P", &[]),
-            ("volume being deleted", &["v 1Gi - A gone"], "1Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-1", &[], "10Gi v P", "no action", &[], "v P", &[]),
+            ("2-2", &[], "10Gi v B", "no action", &[], "v P", &[]),
+            ("2-3", &["v 1Gi - A"], "1Gi v P", "no action", &["v me B bc"], "v B bd cap=1Gi", &[]),
+            ("2-4", &["v 1Gi me/0 A"], "1Gi v P", "no action", &["v me B"], "v B bd cap=1Gi", &[]),
+            ("2-5", &["v 1Gi me A"], "1Gi v P", "no action", &["v me B"], "v B bd cap=1Gi", &[]),
+            ("2-6", &["v 1Gi oth B"], "1Gi v B", "wait", &["v oth B"], "v P", &["W FailedBinding"]),
+            ("2-7", &["v 1Gi oth B"], "1Gi v B bc", "fail", &["v oth B"], "v B bc cap=1Gi",
+                &["W FailedBinding"]),
+            ("2-8", &["v 1Gi - A"], "1Gi v P sel=foo:true", "no action", &["v me B bc"], "v B bd cap=1Gi",
+                &[]),
+            ("2-9", &["v 1Gi - A"], "2Gi v B", "wait", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-10", &["v 1Gi - A sc=gold"], "1Gi v B", "wait", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-11", &["v 1Gi - A vac=gold"], "1Gi v B", "wait", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("2-12", &["v 1Gi - A vac=gold"], "1Gi v P vac=gold", "no action", &["v me B bc"],
+                "v B bd cap=1Gi vac=gold", &[]),
+            ("a claim being deleted is not bound", &["v 1Gi - A"], "1Gi v P deleting", "no action",
+                &["v - A"], "v P", &[]),
+            ("a volume being deleted is not bound", &["v 1Gi - A deleting"], "1Gi v P", "wait", &["v - A"],
+                "v P", &["W VolumeMismatch"]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
-fn claims_that_were_bound() {
+#[rustfmt::skip] // a table
+fn claims_with_bind_completed() {
     check_claims(
         &[],
         &[],
         &[
-            ("3-1", &[], "10Gi - B bc bd", "settled", &[], "- L bc bd", &["W ClaimLost"]),
-            ("3-2", &[], "10Gi v B bc bd", "settled", &[], "v L bc bd", &["W ClaimLost"]),
-            ("3-3", &["v 10Gi - A"], "10Gi v P bc bd", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
-            ("3-4", &["v 10Gi me/x A"], "10Gi v P bc bd", "settled", &["v me/x A"], "v L bc bd", &["W ClaimMisbound"]),
-            ("3-5", &["v 10Gi me A"], "10Gi v P bd", "settled", &["v me B"], "v B bd cap=10Gi", &[]),
-            ("3-6", &["v 10Gi oth A"], "10Gi v P bd", "settled", &["v oth A"], "v L bd", &["W ClaimMisbound"]),
-            ("3-7", &["v 10Gi - A"], "10Gi v P bc bd sel=foo:true", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
-            ("lost stays lost, told once", &[], "10Gi v L bc bd", "settled", &[], "v L bc bd", &[]),
-            ("lost, and its volume is back", &["v 10Gi me B"], "10Gi v L bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
-            ("reserved by name after a restore", &["v 10Gi me/0 A"], "10Gi v B bc bd", "settled", &["v me/0 A"], "v L bc bd", &["W ClaimMisbound"]),
-            ("growth is the resizer's", &["v 20Gi me B"], "10Gi v B bc bd", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
+            ("3-1", &[], "10Gi - B bc bd", "no action", &[], "- L bc bd", &["W ClaimLost"]),
+            ("3-2", &[], "10Gi v B bc bd", "no action", &[], "v L bc bd", &["W ClaimLost"]),
+            ("3-3", &["v 10Gi - A"], "10Gi v P bc bd", "no action", &["v me B bc"], "v B bc bd cap=10Gi",
+                &[]),
+            ("3-4", &["v 10Gi me/x A"], "10Gi v P bc bd", "no action", &["v me/x A"], "v L bc bd",
+                &["W ClaimMisbound"]),
+            ("3-5", &["v 10Gi me A"], "10Gi v P bd", "no action", &["v me B"], "v B bd cap=10Gi", &[]),
+            ("3-6", &["v 10Gi oth A"], "10Gi v P bd", "no action", &["v oth A"], "v L bd",
+                &["W ClaimMisbound"]),
+            ("3-7", &["v 10Gi - A"], "10Gi v P bc bd sel=foo:true", "no action", &["v me B bc"],
+                "v B bc bd cap=10Gi", &[]),
+            ("a lost claim gets one event", &[], "10Gi v L bc bd", "no action", &[], "v L bc bd", &[]),
+            ("the volume of a lost claim exists again", &["v 10Gi me B"], "10Gi v L bc bd", "no action",
+                &["v me B"], "v B bc bd cap=10Gi", &[]),
+            ("reserved by name after a restore", &["v 10Gi me/0 A"], "10Gi v B bc bd", "no action",
+                &["v me/0 A"], "v L bc bd", &["W ClaimMisbound"]),
+            ("the resizer writes a larger capacity", &["v 20Gi me B"], "10Gi v B bc bd", "no action",
+                &["v me B"], "v B bc bd cap=10Gi", &[]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn classes_and_modes() {
     check_claims(
         &[],
         &[],
         &[
-            ("13-1", &["a 1Gi - A", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
-            ("13-2", &["a 1Gi - A sc=gold", "b 10Gi - A"], "1Gi - P", "settled", &["a - A", "b me B bc"], "b B bc bd cap=10Gi", &[]),
-            ("13-3", &["a 1Gi - A sc=silver", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "settled", &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
-            ("13-4", &["v 1Gi - A"], "1Gi - P sc=", "settled", &["v me B bc"], "v B bc bd sc= cap=1Gi", &[]),
-            ("14-1", &["v 10Gi - A K"], "10Gi - P K", "settled", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
-            ("14-3", &["v 10Gi - A"], "10Gi - P K", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("14-4", &["v 10Gi - A K"], "10Gi - P", "waits", &["v - A"], "- P", &["N FailedBinding"]),
-            ("14-5", &["v 10Gi - A sc=gold"], "10Gi - P K sc=gold", "waits", &["v - A"], "- P sc=gold", &["W ProvisioningFailed"]),
-            ("14-5-1", &["v 10Gi - A sc=gold"], "10Gi - P sc=silver", "waits", &["v - A"], "- P sc=silver", &["W ProvisioningFailed"]),
-            ("14-5-2", &["v 10Gi - A sc=gold"], "10Gi v P sc=silver", "waits", &["v - A"], "v P sc=silver", &["W VolumeMismatch"]),
-            ("14-7", &["v 10Gi me/0 A K"], "10Gi - P K", "settled", &["v me B"], "v B bc bd cap=10Gi", &[]),
-            ("14-8", &["v 10Gi - A K"], "10Gi v P", "waits", &["v - A"], "v P", &["W VolumeMismatch"]),
-            ("14-8-1", &["v 10Gi me/0 A K"], "10Gi - P", "waits", &["v me/0 A"], "- P", &["N FailedBinding"]),
+            ("13-1", &["a 1Gi - A", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "no action",
+                &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
+            ("13-2", &["a 1Gi - A sc=gold", "b 10Gi - A"], "1Gi - P", "no action", &["a - A", "b me B bc"],
+                "b B bc bd cap=10Gi", &[]),
+            ("13-3", &["a 1Gi - A sc=silver", "b 10Gi - A sc=gold"], "1Gi - P sc=gold", "no action",
+                &["a - A", "b me B bc"], "b B bc bd sc=gold cap=10Gi", &[]),
+            ("13-4", &["v 1Gi - A"], "1Gi - P sc=", "no action", &["v me B bc"], "v B bc bd sc= cap=1Gi",
+                &[]),
+            ("14-1", &["v 10Gi - A K"], "10Gi - P K", "no action", &["v me B bc"], "v B bc bd cap=10Gi", &[]),
+            ("14-3", &["v 10Gi - A"], "10Gi - P K", "wait", &["v - A"], "- P", &["N FailedBinding"]),
+            ("14-4", &["v 10Gi - A K"], "10Gi - P", "wait", &["v - A"], "- P", &["N FailedBinding"]),
+            ("14-5", &["v 10Gi - A sc=gold"], "10Gi - P K sc=gold", "wait", &["v - A"], "- P sc=gold",
+                &["W ProvisioningFailed"]),
+            ("14-5-1", &["v 10Gi - A sc=gold"], "10Gi - P sc=silver", "wait", &["v - A"], "- P sc=silver",
+                &["W ProvisioningFailed"]),
+            ("14-5-2", &["v 10Gi - A sc=gold"], "10Gi v P sc=silver", "wait", &["v - A"], "v P sc=silver",
+                &["W VolumeMismatch"]),
+            ("14-7", &["v 10Gi me/0 A K"], "10Gi - P K", "no action", &["v me B"], "v B bc bd cap=10Gi", &[]),
+            ("14-8", &["v 10Gi - A K"], "10Gi v P", "wait", &["v - A"], "v P", &["W VolumeMismatch"]),
+            ("14-8-1", &["v 10Gi me/0 A K"], "10Gi - P", "wait", &["v me/0 A"], "- P", &["N FailedBinding"]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn claims_that_need_provisioning() {
     check_claims(
         &[
@@ -600,29 +634,41 @@ fn claims_that_need_provisioning() {
         ],
         &["drv"],
         &[
-            ("ours: no request through the API", &[], "1Gi - P sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
-            ("another process's", &[], "1Gi - P sc=far", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
-            ("11-26 asked already", &[], "1Gi - P sc=far sp=elsewhere.example", "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
-            ("asked of one that it is no longer", &[], "1Gi - P sc=ext sp=old", "provision ext drv", &[], "- P sp=drv sc=ext", &[]),
-            ("15-6", &[], "1Gi - P sc=intree", "waits", &[], "- P sc=intree", &["W ProvisioningFailed"]),
-            ("15-7", &[], "1Gi - P beta=yes", "waits", &[], "- P", &["W ProvisioningFailed"]),
-            ("late binding, no node", &[], "1Gi - P sc=wait", "waits", &[], "- P sc=wait", &["N WaitForFirstConsumer"]),
-            ("late binding, node chosen", &[], "1Gi - P sc=wait sn=n", "provision wait drv", &[], "- P sc=wait", &[]),
-            ("class without mode", &[], "1Gi - P sc=unset", "fails", &[], "- P sc=unset", &[]),
-            ("status of a damaged claim is settled first", &[], "1Gi - B sc=ext", "provision ext drv", &[], "- P sc=ext", &[]),
-            ("being deleted: not provisioned", &[], "1Gi - P sc=ext gone", "settled", &[], "- P sc=ext", &[]),
-            ("12-4 the volume has come", &["pvc 1Gi me P sc=ext dp=drv csi del"], "1Gi - P sc=ext", "settled", &["pvc me B"], "pvc B bc bd sp=drv sc=ext cap=1Gi", &[]),
-            ("12-4 from a provisioner elsewhere", &["pvc 1Gi me A sc=far dp=elsewhere.example csi"], "1Gi - P sc=far sp=elsewhere.example", "settled", &["pvc me B"], "pvc B bc bd sp=elsewhere.example sc=far cap=1Gi", &[]),
-            ("a resize that has not reached the claim", &["v 2Gi - A pre=1Gi"], "2Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("a local provisioner needs no annotation", &[], "1Gi - P sc=ext", "provision ext drv", &[],
+                "- P sc=ext", &[]),
+            ("an external provisioner", &[], "1Gi - P sc=far", "provision far elsewhere.example", &[],
+                "- P sp=elsewhere.example sc=far", &[]),
+            ("11-26 annotation exists", &[], "1Gi - P sc=far sp=elsewhere.example",
+                "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
+            ("annotation of a former provisioner", &[], "1Gi - P sc=ext sp=old", "provision ext drv", &[],
+                "- P sp=drv sc=ext", &[]),
+            ("15-6", &[], "1Gi - P sc=intree", "wait", &[], "- P sc=intree", &["W ProvisioningFailed"]),
+            ("15-7", &[], "1Gi - P beta=yes", "wait", &[], "- P", &["W ProvisioningFailed"]),
+            ("WaitForFirstConsumer without a node", &[], "1Gi - P sc=wait", "wait", &[], "- P sc=wait",
+                &["N WaitForFirstConsumer"]),
+            ("WaitForFirstConsumer with a selected node", &[], "1Gi - P sc=wait sn=n", "provision wait drv",
+                &[], "- P sc=wait", &[]),
+            ("class without volumeBindingMode", &[], "1Gi - P sc=unset", "fail", &[], "- P sc=unset", &[]),
+            ("an invalid phase is reset first", &[], "1Gi - B sc=ext", "provision ext drv", &[],
+                "- P sc=ext", &[]),
+            ("a claim being deleted is not provisioned", &[], "1Gi - P sc=ext deleting", "no action", &[],
+                "- P sc=ext", &[]),
+            ("12-4 the volume is created", &["pvc 1Gi me P sc=ext dp=drv csi del"], "1Gi - P sc=ext",
+                "no action", &["pvc me B"], "pvc B bc bd sp=drv sc=ext cap=1Gi", &[]),
+            ("12-4 by an external provisioner", &["pvc 1Gi me A sc=far dp=elsewhere.example csi"],
+                "1Gi - P sc=far sp=elsewhere.example", "no action", &["pvc me B"],
+                "pvc B bc bd sp=elsewhere.example sc=far cap=1Gi", &[]),
+            ("the node expansion is not complete", &["v 2Gi - A pre=1Gi"], "2Gi - P", "no action",
+                &["v me B bc"], "v B bc bd cap=1Gi", &[]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn the_default_class_is_assigned_to_claims_without_a_class() {
     let both = ["gold drv default", "silver drv default"];
-    check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "waits", &[], "- P", &["N FailedBinding"])]);
+    check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "wait", &[], "- P", &["N FailedBinding"])]);
     check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[])]);
     check_claims(
         &["gold drv default", "silver drv default 5"],
@@ -633,46 +679,61 @@ fn the_default_class_is_assigned_to_claims_without_a_class() {
         &["gold drv default", "silver drv"],
         &["drv"],
         &[
-            ("15-3", &[], "1Gi test B sc=copper bc bd", "settled", &[], "test L bc bd sc=copper", &["W ClaimLost"]),
-            ("15-4", &[], "1Gi test B sc=copper", "settled", &[], "test P sc=copper", &[]),
+            ("15-3", &[], "1Gi test B sc=copper bc bd", "no action", &[], "test L bc bd sc=copper",
+                &["W ClaimLost"]),
+            ("15-4", &[], "1Gi test B sc=copper", "no action", &[], "test P sc=copper", &[]),
             ("15-5", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[]),
-            ("a volume without class comes first", &["v 1Gi - A"], "1Gi - P", "settled", &["v me B bc"], "v B bc bd cap=1Gi", &[]),
-            ("no class by choice", &[], "1Gi - P sc=", "waits", &[], "- P sc=", &["N FailedBinding"]),
+            ("a volume without a class has precedence", &["v 1Gi - A"], "1Gi - P", "no action",
+                &["v me B bc"], "v B bc bd cap=1Gi", &[]),
+            ("an empty class", &[], "1Gi - P sc=", "wait", &[], "- P sc=", &["N FailedBinding"]),
         ],
     );
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn the_volume_phase_follows_its_claim() {
-    /// Volume, cached claim, claim that only the API has → end, volume, events.
-    type Case = (&'static str, &'static str, Option<&'static str>, Option<&'static str>, &'static str, &'static str, &'static [&'static str]);
+    /// Name, volume, cached claim, live claim, last verdict, volume afterwards, events.
+    type Case = (
+        &'static str,
+        &'static str,
+        Option<&'static str>,
+        Option<&'static str>,
+        &'static str,
+        &'static str,
+        &'static [&'static str],
+    );
     let cases: &[Case] = &[
-        ("4-1", "v 10Gi - A", None, None, "settled", "v - A", &[]),
-        ("10-1", "v 1Gi - P", None, None, "settled", "v - A", &[]),
-        ("4-2", "v 10Gi me/0 A", None, None, "settled", "v me/0 A", &[]),
-        ("4-3", "v 10Gi me B", None, None, "settled", "v me R", &[]),
-        ("4-4", "v 10Gi me/x B", Some("10Gi v B bd"), Some("10Gi v B bd"), "settled", "v me/x R", &[]),
-        ("4-5a", "v 10Gi me B bc", Some("10Gi - P"), None, "wakes", "v me B bc", &[]),
-        ("4-5b", "v 10Gi me B", Some("10Gi - P"), None, "wakes", "v me B", &[]),
-        ("4-6", "v 10Gi me A", Some("10Gi v B"), None, "settled", "v me B", &[]),
-        ("4-7", "v 10Gi me B bc", Some("10Gi o B"), None, "settled", "v - A", &[]),
-        ("4-8", "v 10Gi me B", Some("10Gi o B"), None, "settled", "v me/0 A", &[]),
-        ("4-9", "v 10Gi me A del", Some("10Gi v B"), None, "settled", "v me B", &[]),
-        ("4-10", "v 10Gi me A del", None, None, "settled", "v me F", &["W VolumeFailedDelete"]),
-        ("4-11", "v 10Gi me A del", None, Some("10Gi v B"), "settled", "v me B", &[]),
-        ("6-3", "v 1Gi me B rec", None, None, "settled", "v me F", &["W VolumeFailedRecycle"]),
-        ("6-10", "v 1Gi me B odd", None, None, "settled", "v me F", &["W VolumeUnknownReclaimPolicy"]),
-        ("8-10-1", "v 1Gi me B bc del csi dp=external.io/test", None, None, "settled", "v me R bc", &[]),
-        ("8-10-2", "v 1Gi me B bc del csi", None, None, "settled", "v me R bc", &[]),
-        ("8-10-3", "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io", None, None, "settled", "v me R", &[]),
-        ("8-12 loser of a double provisioning", "v 1Gi me B del csi dp=external.io/test", Some("10Gi o B"), None, "settled", "v me R", &[]),
-        ("failed stays failed, told once", "v 1Gi me F odd", None, None, "settled", "v me F", &[]),
-        ("released, the claim is back and bound to it", "v 1Gi me R", Some("1Gi v B"), None, "settled", "v me B", &[]),
-        ("given back by hand", "v 1Gi - R", None, None, "settled", "v - A", &[]),
-        ("14-13", "v 1Gi me A bc", Some("1Gi - P K"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
-        ("14-13-1", "v 1Gi me A bc K", Some("1Gi - P"), None, "mismatch", "v me A bc", &["W VolumeMismatch", "W VolumeMismatch"]),
-        ("14-14", "v 1Gi me A bc K", Some("1Gi - P K"), None, "wakes", "v me A bc", &[]),
+        ("4-1", "v 10Gi - A", None, None, "no action", "v - A", &[]),
+        ("10-1", "v 1Gi - P", None, None, "no action", "v - A", &[]),
+        ("4-2", "v 10Gi me/0 A", None, None, "no action", "v me/0 A", &[]),
+        ("4-3", "v 10Gi me B", None, None, "no action", "v me R", &[]),
+        ("4-4", "v 10Gi me/x B", Some("10Gi v B bd"), Some("10Gi v B bd"), "no action", "v me/x R", &[]),
+        ("4-5a", "v 10Gi me B bc", Some("10Gi - P"), None, "enqueue claim", "v me B bc", &[]),
+        ("4-5b", "v 10Gi me B", Some("10Gi - P"), None, "enqueue claim", "v me B", &[]),
+        ("4-6", "v 10Gi me A", Some("10Gi v B"), None, "no action", "v me B", &[]),
+        ("4-7", "v 10Gi me B bc", Some("10Gi o B"), None, "no action", "v - A", &[]),
+        ("4-8", "v 10Gi me B", Some("10Gi o B"), None, "no action", "v me/0 A", &[]),
+        ("4-9", "v 10Gi me A del", Some("10Gi v B"), None, "no action", "v me B", &[]),
+        ("4-10", "v 10Gi me A del", None, None, "no action", "v me F", &["W VolumeFailedDelete"]),
+        ("4-11", "v 10Gi me A del", None, Some("10Gi v B"), "no action", "v me B", &[]),
+        ("6-3", "v 1Gi me B rec", None, None, "no action", "v me F", &["W VolumeFailedRecycle"]),
+        ("6-10", "v 1Gi me B odd", None, None, "no action", "v me F", &["W VolumeUnknownReclaimPolicy"]),
+        ("8-10-1", "v 1Gi me B bc del csi dp=external.io/test", None, None, "no action", "v me R bc", &[]),
+        ("8-10-2", "v 1Gi me B bc del csi", None, None, "no action", "v me R bc", &[]),
+        ("8-10-3", "v 1Gi me B del dp=kubernetes.io/gce-pd mt=pd.csi.storage.gke.io", None, None,
+            "no action", "v me R", &[]),
+        ("8-12 loser of a double provisioning", "v 1Gi me B del csi dp=external.io/test", Some("10Gi o B"),
+            None, "no action", "v me R", &[]),
+        ("a failed volume gets one event", "v 1Gi me F odd", None, None, "no action", "v me F", &[]),
+        ("a released volume of a bound claim", "v 1Gi me R", Some("1Gi v B"), None, "no action", "v me B",
+            &[]),
+        ("the claimRef was removed by a user", "v 1Gi - R", None, None, "no action", "v - A", &[]),
+        ("14-13", "v 1Gi me A bc", Some("1Gi - P K"), None, "mismatch", "v me A bc",
+            &["W VolumeMismatch", "W VolumeMismatch"]),
+        ("14-13-1", "v 1Gi me A bc K", Some("1Gi - P"), None, "mismatch", "v me A bc",
+            &["W VolumeMismatch", "W VolumeMismatch"]),
+        ("14-14", "v 1Gi me A bc K", Some("1Gi - P K"), None, "enqueue claim", "v me A bc", &[]),
     ];
     for (id, spec, cached, live, end, after, events) in cases {
         let mut api = FakeApi::new(&[], &[spec], cached.as_slice());
@@ -685,9 +746,9 @@ fn the_volume_phase_follows_its_claim() {
 #[test]
 fn a_volume_reserved_by_a_second_binder_is_released() {
     let mut api = FakeApi::new(&[], &["a 1Gi me B bc", "b 1Gi me B bc"], &["1Gi a B bc bd"]);
-    assert_eq!(api.reconcile_volume("b", None), "settled");
-    assert_eq!(api.reconcile_volume("a", None), "settled");
-    assert_eq!(api.reconcile_claim(&[]), "settled");
+    assert_eq!(api.reconcile_volume("b", None), "no action");
+    assert_eq!(api.reconcile_volume("a", None), "no action");
+    assert_eq!(api.reconcile_claim(&[]), "no action");
     assert_eq!(
         api.show(),
         (vec!["a me B bc".to_owned(), "b - A".to_owned()], "a B bc bd cap=1Gi".to_owned())
@@ -695,12 +756,14 @@ fn a_volume_reserved_by_a_second_binder_is_released() {
 }
 
 #[test]
-#[rustfmt::skip] // one row a line
+#[rustfmt::skip] // a table
 fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
     let volumes = [
-        "gce-pd-1 1G me/x B", "gce-pd-5 5G - A", "gce-pd-10 10G - A", "gce-pd-20 20G me/x B", "nfs-1 1G - A m=RWO+ROX+RWX",
-        "nfs-5 5G - A m=RWO+ROX+RWX", "nfs-10 10G - A m=RWO+ROX+RWX", "gce-pd-2 20000G - A m=RWO l=should-exist:true",
-        "gce-pd-silver1 10000G - A m=RWO sc=silver l=should-exist:true", "gce-pd-silver2 100G - A m=RWO sc=silver",
+        "gce-pd-1 1G me/x B", "gce-pd-5 5G - A", "gce-pd-10 10G - A", "gce-pd-20 20G me/x B",
+        "nfs-1 1G - A m=RWO+ROX+RWX", "nfs-5 5G - A m=RWO+ROX+RWX", "nfs-10 10G - A m=RWO+ROX+RWX",
+        "gce-pd-2 20000G - A m=RWO l=should-exist:true",
+        "gce-pd-silver1 10000G - A m=RWO sc=silver l=should-exist:true",
+        "gce-pd-silver2 100G - A m=RWO sc=silver",
         "gce-pd-gold 50G - A m=RWO sc=gold", "local-pd-very-large 200E - A m=RWO+ROX+RWX sc=large",
         "local-pd-extremely-large 800E - A m=RWO+ROX+RWX sc=large", "gce-pd-vac-silver1 100G - A vac=silver",
     ];
@@ -724,7 +787,8 @@ fn finds_the_smallest_volume_of_the_smallest_set_of_modes() {
     for (spec, expected) in cases {
         let found = super::find_volume(api.input(&|_| false), &pvc(spec), false).unwrap();
         assert_eq!(found.as_ref().map(|volume| volume.name.as_str()), expected, "{spec}");
-        assert!(super::find_volume(api.input(&|_| false), &pvc(spec), true).unwrap().is_none(), "late binding: {spec}");
+        let delayed = super::find_volume(api.input(&|_| false), &pvc(spec), true).unwrap();
+        assert!(delayed.is_none(), "WaitForFirstConsumer: {spec}");
     }
 }
 
@@ -734,7 +798,7 @@ fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
         (vec!["a 1Gi oth A", "b 5Gi - A", "c 8Gi me/0 A"], Some("c")),
         (vec!["a 1Gi - A", "b 1Mi me/0 A"], Some("a")),
         (vec!["a 1Gi - A", "b 5Gi me/0 A m=ROX"], Some("a")),
-        // Kubernetes would take the free volume of the smaller set.
+        // Upstream would bind the free volume with the smaller set of modes.
         (vec!["a 1Gi - A m=RWO", "b 5Gi me/0 A m=RWO+ROX+RWX"], Some("b")),
     ];
     for (volumes, expected) in cases {
@@ -748,21 +812,23 @@ fn a_volume_reserved_for_the_claim_comes_first_if_it_fits() {
 fn an_undecodable_object_changes_no_phase() {
     let broken = |kind: &str| {
         let spec = serde_json::json!({"accessModes": ["Sometimes"], "volumeName": "v"});
-        let metadata = serde_json::json!({"namespace": "default", "name": "me", "uid": CLAIM_UID, "resourceVersion": "1"});
+        let metadata = serde_json::json!({
+            "namespace": "default", "name": "me", "uid": CLAIM_UID, "resourceVersion": "1",
+        });
         serde_json::json!({"kind": kind, "metadata": metadata, "spec": spec}).to_string()
     };
     let mut api = FakeApi::new(&[], &["v 1Gi me B del csi"], &[]);
     api.cache
         .claims
         .apply(cofferdam_cluster::decode::object::<Claim>(&broken("PersistentVolumeClaim")).unwrap());
-    assert_eq!(api.reconcile_volume("v", None), "settled");
+    assert_eq!(api.reconcile_volume("v", None), "no action");
     assert_eq!(api.show().0, ["v me B"], "not released: the claim exists");
 
     let mut api = FakeApi::new(&[], &[], &["1Gi me B bc bd"]);
     api.cache
         .volumes
         .apply(cofferdam_cluster::decode::object::<Volume>(&broken("PersistentVolume")).unwrap());
-    assert_eq!(api.reconcile_claim(&[]), "settled");
+    assert_eq!(api.reconcile_claim(&[]), "no action");
     assert_eq!(api.show().1, "me B bc bd cap=1Gi", "not lost: the volume exists");
 }
 
@@ -797,8 +863,8 @@ fn refreshing_one_claim_does_not_release_the_volume_of_another() {
     let other = ClaimRef { uid: Some("another".into()), ..current.claim_ref.clone().unwrap() };
     let decide =
         |refreshed_claim: Option<&ClaimRef>| decide_volume(api.input(&|_| false), &current, refreshed_claim);
-    // The volume was given to this claim after the other one had been looked for, and the claim's own watch
-    // is late.
+    // After the live read of the other claim the volume was reserved for this claim, whose watch event is
+    // delayed.
     assert!(matches!(decide(Some(&other)), VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(_), _)));
     assert!(matches!(
         decide(current.claim_ref.as_ref()),

@@ -1,4 +1,4 @@
-//! What modifying decides, case by case.
+//! Tests of the modification rules, case by case.
 
 use cofferdam_cluster::{Cache, Kind, decode, writer::CachedKind};
 use cofferdam_sim::objects::with;
@@ -14,10 +14,9 @@ fn put<K: CachedKind>(cache: &Cache, json: &Value) {
     K::store(cache).apply(decode::object(&json.to_string()).unwrap());
 }
 
-/// A claim with the class that it asks for, the one that it has, the one that it is to get and how far that
-/// is.
+/// A claim with its requested class, its current class, and target class and state of its modification.
 fn claim(requested: &str, current: &str, target: &str, state: &str) -> Value {
-    let filled = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
+    let non_empty = |text: &str| if text.is_empty() { Value::Null } else { json!(text) };
     let status = match state {
         "" => Value::Null,
         state => json!({"targetVolumeAttributesClassName": target, "status": state}),
@@ -28,10 +27,10 @@ fn claim(requested: &str, current: &str, target: &str, state: &str) -> Value {
     };
     json!({
         "metadata": {"name": "a", "namespace": "ns", "uid": "a-uid", "resourceVersion": "5"},
-        "spec": {"volumeName": "v", "volumeAttributesClassName": filled(requested)},
+        "spec": {"volumeName": "v", "volumeAttributesClassName": non_empty(requested)},
         "status": {
-            "phase": "Bound", "currentVolumeAttributesClassName": filled(current), "modifyVolumeStatus": status,
-            "conditions": conditions,
+            "phase": "Bound", "currentVolumeAttributesClassName": non_empty(current),
+            "modifyVolumeStatus": status, "conditions": conditions,
         },
     })
 }
@@ -43,12 +42,13 @@ fn cache(class: &str) -> Cache {
         &json!({
             "metadata": {"name": "v", "uid": "v-uid", "resourceVersion": "5"},
             "spec": {
-                "claimRef": {"namespace": "ns", "name": "a", "uid": "a-uid"}, "volumeAttributesClassName": class,
+                "claimRef": {"namespace": "ns", "name": "a", "uid": "a-uid"},
+                "volumeAttributesClassName": class,
                 "csi": {"driver": "drv", "volumeHandle": "h"},
             },
         }),
     );
-    for (name, driver) in [("old", "drv"), ("fast", "drv"), ("slow", "drv"), ("strange", "other")] {
+    for (name, driver) in [("old", "drv"), ("fast", "drv"), ("slow", "drv"), ("other", "other")] {
         put::<VolumeAttributesClass>(
             &cache,
             &json!({
@@ -62,13 +62,13 @@ fn cache(class: &str) -> Cache {
 
 fn describe(verdict: ModificationVerdict) -> String {
     match verdict {
-        ModificationVerdict::NoAction(reason) => format!("settled: {reason}"),
-        ModificationVerdict::WaitForRetry => "slow".to_owned(),
+        ModificationVerdict::NoAction(reason) => format!("no action: {reason}"),
+        ModificationVerdict::WaitForRetry => "wait for retry".to_owned(),
         ModificationVerdict::Cancel => "cancel".to_owned(),
-        ModificationVerdict::MarkPending(target, problem) => format!("pend {target}: {problem}"),
-        ModificationVerdict::Retry(problem) => format!("refuse: {problem}"),
-        ModificationVerdict::Reject(problem) => format!("hopeless: {problem}"),
-        ModificationVerdict::MarkInProgress(target) => format!("begin {target}"),
+        ModificationVerdict::MarkPending(target, problem) => format!("pending {target}: {problem}"),
+        ModificationVerdict::Retry(problem) => format!("retry: {problem}"),
+        ModificationVerdict::Reject(problem) => format!("reject: {problem}"),
+        ModificationVerdict::MarkInProgress(target) => format!("mark {target}"),
         ModificationVerdict::Modify(modify) => {
             format!("modify {} {} {:?}", modify.handle, modify.target, modify.parameters)
         }
@@ -82,16 +82,19 @@ const ABILITIES: ResizerAbilities =
 
 #[test]
 fn the_target_class_matches_external_resizer() {
-    let settled = "settled: it has the class that it asks for";
-    let rolled_back = "settled: it asks for no class any more";
+    let unchanged = "no action: the claim has the requested class";
+    let rolled_back = "no action: the claim requests no class";
     let modify = |name: &str| format!("modify h {name} {{\"name\": {name:?}}}");
     let (fast, slow) = (&*modify("fast"), &*modify("slow"));
-    #[rustfmt::skip] // one row a case: asks for, has, is to get, how far; whether the last call is closed
+    let missing = "pending gone: VAC \"gone\" does not exist.";
+    let other_driver = "pending other: VAC \"other\" has driver other; expected drv";
+    let waiting_for_class = "no action: waiting for the class";
+    #[rustfmt::skip] // one row per case: requested, current and target class, state; is_last_call_final
     let table = [
-        ("",     "",     "",     "",           false, settled),
-        ("fast", "fast", "",     "",           false, settled),
-        ("fast", "",     "",     "",           false, "begin fast"),
-        ("fast", "old",  "",     "",           false, "begin fast"),
+        ("",     "",     "",     "",           false, unchanged),
+        ("fast", "fast", "",     "",           false, unchanged),
+        ("fast", "",     "",     "",           false, "mark fast"),
+        ("fast", "old",  "",     "",           false, "mark fast"),
         ("",     "old",  "",     "",           false, rolled_back),
         ("",     "old",  "fast", "Pending",    false, rolled_back),
         ("",     "old",  "fast", "Infeasible", false, "cancel"),
@@ -99,19 +102,19 @@ fn the_target_class_matches_external_resizer() {
         ("",     "old",  "fast", "InProgress", true,  fast),
         ("fast", "old",  "fast", "InProgress", false, fast),
         ("slow", "old",  "fast", "InProgress", false, fast),
-        ("slow", "old",  "fast", "InProgress", true,  "begin slow"),
+        ("slow", "old",  "fast", "InProgress", true,  "mark slow"),
         ("slow", "old",  "slow", "InProgress", true,  slow),
-        ("fast", "old",  "fast", "Infeasible", true,  "begin fast"),
-        ("slow", "old",  "fast", "Infeasible", true,  "begin slow"),
-        ("old",  "old",  "fast", "Infeasible", true,  "begin old"),
-        ("gone", "old",  "",     "",           false, "pend gone: VAC \"gone\" does not exist."),
-        ("gone", "old",  "gone", "Pending",    false, "settled: it waits for its class"),
-        ("gone", "old",  "fast", "Pending",    false, "settled: it waits for its class"),
-        ("strange", "old", "gone", "Pending",  false, "pend strange: VAC \"strange\" is of driver other: expected drv"),
-        ("gone", "old",  "fast", "InProgress", true,  "pend gone: VAC \"gone\" does not exist."),
-        ("gone", "old",  "fast", "Infeasible", true,  "pend gone: VAC \"gone\" does not exist."),
-        ("fast", "old",  "gone", "InProgress", false, "refuse: VAC \"gone\" does not exist."),
-        ("strange", "",  "",     "",           false, "pend strange: VAC \"strange\" is of driver other: expected drv"),
+        ("fast", "old",  "fast", "Infeasible", true,  "mark fast"),
+        ("slow", "old",  "fast", "Infeasible", true,  "mark slow"),
+        ("old",  "old",  "fast", "Infeasible", true,  "mark old"),
+        ("gone", "old",  "",     "",           false, missing),
+        ("gone", "old",  "gone", "Pending",    false, waiting_for_class),
+        ("gone", "old",  "fast", "Pending",    false, waiting_for_class),
+        ("other", "old", "gone", "Pending",  false, other_driver),
+        ("gone", "old",  "fast", "InProgress", true,  missing),
+        ("gone", "old",  "fast", "Infeasible", true,  missing),
+        ("fast", "old",  "gone", "InProgress", false, "retry: VAC \"gone\" does not exist."),
+        ("other", "",  "",     "",           false, other_driver),
     ];
     for (requested, current, target, state, is_last_call_final, expected) in table {
         let cache = cache("old");
@@ -146,25 +149,25 @@ fn modification_steps_before_and_after_the_driver_call() {
             describe(decide_modification(input, &read(&claim)))
         };
     let infeasible = claim("fast", "old", "fast", "Infeasible");
-    assert_eq!(decide("old", ABILITIES, Some("fast"), None, infeasible.clone()), "slow");
-    assert_eq!(decide("old", ABILITIES, Some("slow"), None, infeasible.clone()), "begin fast");
+    assert_eq!(decide("old", ABILITIES, Some("fast"), None, infeasible.clone()), "wait for retry");
+    assert_eq!(decide("old", ABILITIES, Some("slow"), None, infeasible.clone()), "mark fast");
     let unable = decide("old", ResizerAbilities::default(), None, None, infeasible);
-    assert_eq!(unable, "hopeless: driver drv does not modify volumes");
+    assert_eq!(unable, "reject: driver drv does not support modification");
     let running = || claim("fast", "old", "fast", "InProgress");
     let unmarked = with(running(), &json!({"status": {"conditions": []}}));
-    assert_eq!(decide("old", ABILITIES, None, None, unmarked), "begin fast");
+    assert_eq!(decide("old", ABILITIES, None, None, unmarked), "mark fast");
     assert_eq!(decide("old", ABILITIES, None, Some(("a-uid", "fast")), running()), "record v fast");
     assert_eq!(decide("fast", ABILITIES, None, Some(("a-uid", "fast")), running()), "finish fast");
     let of_other_claim = decide("old", ABILITIES, None, Some(("another", "fast")), running());
     assert!(
         of_other_claim.starts_with("modify "),
-        "{of_other_claim}: the answer is for the claim, not for a successor of its name"
+        "{of_other_claim}: the response belongs to an earlier claim of the same name"
     );
-    // The class may be gone by then.
+    // The class may be deleted by then.
     let deleted_class = claim("gone", "old", "gone", "InProgress");
     assert_eq!(decide("gone", ABILITIES, None, Some(("a-uid", "gone")), deleted_class), "finish gone");
     let unbound = with(running(), &json!({"spec": {"volumeName": null}}));
-    assert_eq!(decide("old", ABILITIES, None, None, unbound), "settled: it is not bound");
+    assert_eq!(decide("old", ABILITIES, None, None, unbound), "no action: the claim is not bound");
 }
 
 #[test]
@@ -193,5 +196,5 @@ fn own_status_updates_do_not_reset_the_backoff() {
     }
     assert!(is_relevant(claim("slow", "old", "", "")) && is_relevant(claim("fast", "fast", "", "")));
     let infeasible: Claim = read(&claim("fast", "old", "fast", "Infeasible"));
-    assert!(is_relevant_change(Some(&infeasible), &old), "somebody took the status away");
+    assert!(is_relevant_change(Some(&infeasible), &old), "another client has removed the status");
 }

@@ -1,4 +1,4 @@
-//! The patches, as external-resizer's would leave the objects.
+//! Tests of the patches against those of external-resizer.
 
 use cofferdam_cluster::decode;
 use cofferdam_domain::storage::ErrorKind;
@@ -7,7 +7,8 @@ use super::*;
 
 fn claim(status: Value) -> Claim {
     let json = json!({
-        "metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "1"}, "spec": {}, "status": status,
+        "metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "1"},
+        "spec": {}, "status": status,
     });
     decode::object(&json.to_string()).unwrap().unwrap()
 }
@@ -50,11 +51,11 @@ fn expansion_patches_match_external_resizer() {
             "allocatedResources": {"storage": "2Gi"}, "conditions": [resizing],
         }})
     );
-    let growing = claim(json!({"conditions": [
+    let expanding = claim(json!({"conditions": [
         {"type": "Resizing", "status": "True"}, {"type": "ControllerResizeError", "status": "True"},
     ]}));
     assert_eq!(
-        node_pending_patch(&growing, now()),
+        node_pending_patch(&expanding, now()),
         json!({"metadata": annotations(Value::Null), "status": {
             "allocatedResourceStatuses": {"storage": "NodeResizePending"},
             "conditions": [
@@ -65,7 +66,7 @@ fn expansion_patches_match_external_resizer() {
         }})
     );
     assert_eq!(
-        finished_patch(&growing, now(), Quantity::from_bytes(2 << 30)),
+        finished_patch(&expanding, now(), Quantity::from_bytes(2 << 30)),
         json!({"metadata": annotations(json!("true")), "status": {
             "capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": null},
             "conditions": [removed_condition("Resizing"), removed_condition("ControllerResizeError")],
@@ -92,7 +93,7 @@ fn a_failure_already_in_status_is_not_written_again() {
     assert!(long.pointer("/status/conditions/0/message").unwrap().as_str().unwrap().len() <= MAX_MESSAGE);
 }
 
-/// A condition of a modification: when it was looked at, and, where it has changed, since when it is so.
+/// A condition of a modification, with its probe time and, if it has `changed`, its transition time.
 fn modify_condition(kind: &str, reason: Value, message: &str, changed: bool) -> Value {
     let mut condition = condition(kind, reason, json!(message));
     let members = condition.as_object_mut().unwrap();
@@ -108,7 +109,7 @@ fn modify_condition(kind: &str, reason: Value, message: &str, changed: bool) -> 
 fn modification_patches_match_external_resizer() {
     let progress_message = |message: &str| format!("Modifying volume to \"fast\" {message}");
     let status = |state: &str| json!({"targetVolumeAttributesClassName": "fast", "status": state});
-    let begun_with = |conditions: Value| {
+    let in_progress_with = |conditions: Value| {
         modification_in_progress_patch(&claim(json!({"conditions": conditions})), now(), "fast")
     };
     let in_progress = |changed| {
@@ -116,19 +117,27 @@ fn modification_patches_match_external_resizer() {
             modify_condition("ModifyingVolume", Value::Null, &progress_message("is in progress."), changed);
         json!({"status": {"modifyVolumeStatus": status("InProgress"), "conditions": [condition]}})
     };
-    assert_eq!(begun_with(json!([])), in_progress(true));
-    let again = json!([{"type": "ModifyingVolume", "status": "True", "message": "x"}, {"type": "ModifyVolumeError", "status": "True"}]);
-    assert_eq!(begun_with(again), in_progress(false), "what went wrong before stays until it is modified");
+    assert_eq!(in_progress_with(json!([])), in_progress(true));
+    let again = json!([
+        {"type": "ModifyingVolume", "status": "True", "message": "x"},
+        {"type": "ModifyVolumeError", "status": "True"},
+    ]);
+    assert_eq!(
+        in_progress_with(again),
+        in_progress(false),
+        "the last error remains until the modification succeeds"
+    );
     assert_eq!(
         modification_pending_patch(),
         json!({"status": {"modifyVolumeStatus": {"status": "Pending"}}})
     );
+    let in_progress_message = progress_message("is in progress.");
     let running = claim(json!({
         "modifyVolumeStatus": status("InProgress"),
-        "conditions": [{"type": "ModifyingVolume", "status": "True", "message": progress_message("is in progress.")}],
+        "conditions": [{"type": "ModifyingVolume", "status": "True", "message": in_progress_message}],
     }));
-    let failed = |claim: &Claim, code: &str, state: ModifyState, open| {
-        modification_failed_patch(claim, now(), (code, "no"), ("fast", state, open))
+    let failed = |claim: &Claim, code: &str, state: ModifyState, in_doubt| {
+        modification_failed_patch(claim, now(), (code, "no"), ("fast", state, in_doubt))
     };
     let expected_patch = |state: &str, code: &str, message: &str, changed| {
         json!({"status": {"modifyVolumeStatus": status(state), "conditions": [
@@ -151,7 +160,10 @@ fn modification_patches_match_external_resizer() {
             "modifyVolumeStatus": status("Infeasible"),
             "conditions": [
                 {"type": "ModifyingVolume", "status": "True", "message": progress_message(waiting_message)},
-                {"type": "ModifyVolumeError", "status": "True", "reason": "InvalidArgument", "message": message},
+                {
+                    "type": "ModifyVolumeError", "status": "True",
+                    "reason": "InvalidArgument", "message": message,
+                },
             ],
         }))
     };

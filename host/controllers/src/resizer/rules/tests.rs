@@ -1,4 +1,4 @@
-//! What growing decides, case by case, and against a model.
+//! Tests of the expansion rules, case by case and against a model.
 
 use cofferdam_cluster::{Kind, decode, writer::CachedKind};
 use cofferdam_domain::{Pod, storage::CsiAccessMode};
@@ -38,7 +38,7 @@ fn spec_request(size: &str) -> Value {
     json!({"spec": {"resources": {"requests": {"storage": size}}}})
 }
 
-/// What stands in the status before the driver is asked.
+/// The claim's status before the driver is called.
 fn in_progress(size: &str, state: &str) -> Value {
     json!({"status": {
         "allocatedResources": {"storage": size}, "allocatedResourceStatuses": {"storage": state},
@@ -100,20 +100,22 @@ impl ExpansionFixture {
 
     fn describe(&self) -> String {
         match self.decide() {
-            ExpansionVerdict::NoAction(reason) => format!("settled: {reason}"),
-            ExpansionVerdict::RemovePreResizeCapacity(volume) => format!("forget {}", volume.name),
-            ExpansionVerdict::WaitForRetry => "slow".to_owned(),
-            ExpansionVerdict::Retry(problem) => format!("refuse: {problem}"),
-            ExpansionVerdict::Reject(problem) => format!("hopeless: {problem}"),
+            ExpansionVerdict::NoAction(reason) => format!("no action: {reason}"),
+            ExpansionVerdict::RemovePreResizeCapacity(volume) => {
+                format!("remove pre-resize capacity of {}", volume.name)
+            }
+            ExpansionVerdict::WaitForRetry => "wait for retry".to_owned(),
+            ExpansionVerdict::Retry(problem) => format!("retry: {problem}"),
+            ExpansionVerdict::Reject(problem) => format!("reject: {problem}"),
             ExpansionVerdict::MarkInProgress(InProgressUpdate { target, is_new }) => {
-                format!("begin {target}{}", if is_new { "" } else { " again" })
+                format!("mark {target}{}", if is_new { "" } else { " again" })
             }
             ExpansionVerdict::Expand(expand) => format!("expand {}", expand.target),
             ExpansionVerdict::UpdateVolumeCapacity(CapacityUpdate { size, pre_resize_capacity, .. }) => {
                 let text = |size: Option<Quantity>| size.map_or("-".to_owned(), |size| size.to_string());
-                format!("enlarge {} was {}", text(size), text(pre_resize_capacity))
+                format!("resize to {} from {}", text(size), text(pre_resize_capacity))
             }
-            ExpansionVerdict::MarkNodePending => "hand over".to_owned(),
+            ExpansionVerdict::MarkNodePending => "node pending".to_owned(),
             ExpansionVerdict::MarkFinished(size) => format!("finish {size}"),
         }
     }
@@ -128,40 +130,40 @@ fn the_target_size_matches_external_resizer() {
     let last = |finality| LastExpansion { finality: Some(finality), ..LastExpansion::default() };
     let (unknown, final_result, in_doubt) =
         (LastExpansion::default(), last(Finality::Final), last(Finality::Unknown));
-    let waits_for_node = "settled: the node has to do its part";
-    #[rustfmt::skip] // one row a case: state, allocated, size of the volume; the claim asks for 3Gi
+    let waits_for_node = "no action: waiting for the node to expand the volume";
+    #[rustfmt::skip] // one row per case: state, allocated and volume size; the claim requests 3Gi
     let table = [
-        ("",                           "",    "1Gi", unknown,  "begin 3Gi"),
-        ("",                           "2Gi", "1Gi", unknown,  "begin 3Gi"),
+        ("",                           "",    "1Gi", unknown,  "mark 3Gi"),
+        ("",                           "2Gi", "1Gi", unknown,  "mark 3Gi"),
         ("NodeResizeInfeasible",       "2Gi", "2Gi", unknown,  "expand 2Gi"),
-        ("NodeResizeInfeasible",       "",    "2Gi", unknown,  "begin 3Gi"),
+        ("NodeResizeInfeasible",       "",    "2Gi", unknown,  "mark 3Gi"),
         ("NodeResizePending",          "2Gi", "2Gi", unknown,  waits_for_node),
         ("NodeResizePending",          "2Gi", "1Gi", unknown,  "expand 2Gi"),
         ("NodeResizeInProgress",       "2Gi", "2Gi", unknown,  waits_for_node),
         ("ControllerResizeInProgress", "2Gi", "1Gi", unknown,  "expand 2Gi"),
         ("ControllerResizeInProgress", "2Gi", "1Gi", in_doubt,   "expand 2Gi"),
-        ("ControllerResizeInProgress", "2Gi", "1Gi", final_result, "begin 3Gi"),
-        ("ControllerResizeInfeasible", "2Gi", "1Gi", unknown,  "begin 3Gi"),
-        ("ControllerResizeInfeasible", "2Gi", "1Gi", final_result, "begin 3Gi"),
-        // Another try of what was infeasible may have done something.
+        ("ControllerResizeInProgress", "2Gi", "1Gi", final_result, "mark 3Gi"),
+        ("ControllerResizeInfeasible", "2Gi", "1Gi", unknown,  "mark 3Gi"),
+        ("ControllerResizeInfeasible", "2Gi", "1Gi", final_result, "mark 3Gi"),
+        // A retry of an infeasible size may have taken effect.
         ("ControllerResizeInfeasible", "2Gi", "1Gi", in_doubt,   "expand 2Gi"),
-        // The volume's object is large enough.
+        // The PersistentVolume is large enough.
         ("NodeResizeInProgress",       "3Gi", "3Gi", unknown,  waits_for_node),
         ("NodeResizePending",          "3Gi", "4Gi", unknown,  waits_for_node),
         ("NodeResizeInfeasible",       "3Gi", "3Gi", unknown,  "expand 3Gi"),
         ("ControllerResizeInProgress", "3Gi", "3Gi", unknown,  "expand 3Gi"),
         ("ControllerResizeInProgress", "4Gi", "4Gi", final_result, "expand 4Gi"),
         ("ControllerResizeInfeasible", "4Gi", "4Gi", unknown,  "expand 4Gi"),
-        ("",                           "2Gi", "4Gi", unknown,  "begin 2Gi"),
-        ("",                           "",    "4Gi", unknown,  "begin 3Gi"),
-        // A size that the claim has is of an earlier growth.
-        ("",                           "1Gi", "4Gi", unknown,  "begin 3Gi"),
-        ("ControllerResizeInProgress", "1Gi", "1Gi", unknown,  "begin 3Gi"),
+        ("",                           "2Gi", "4Gi", unknown,  "mark 2Gi"),
+        ("",                           "",    "4Gi", unknown,  "mark 3Gi"),
+        // An allocated size that the claim has belongs to an earlier expansion.
+        ("",                           "1Gi", "4Gi", unknown,  "mark 3Gi"),
+        ("ControllerResizeInProgress", "1Gi", "1Gi", unknown,  "mark 3Gi"),
     ];
     for (state, allocated, size, last_expansion, expected) in table {
+        let storage = |text: &str| if text.is_empty() { json!(null) } else { json!({"storage": text}) };
         let status = json!({"status": {
-            "allocatedResources": if allocated.is_empty() { json!(null) } else { json!({"storage": allocated}) },
-            "allocatedResourceStatuses": if state.is_empty() { json!(null) } else { json!({"storage": state}) },
+            "allocatedResources": storage(allocated), "allocatedResourceStatuses": storage(state),
             "conditions": [{"type": "Resizing", "status": "True"}],
         }});
         let fixture = ExpansionFixture::new()
@@ -174,34 +176,43 @@ fn the_target_size_matches_external_resizer() {
     let pending = json!({"status": {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
     let fixture =
         ExpansionFixture::new().claim(&spec_request("3Gi")).claim(&pending).volume(&spec_capacity("3Gi"));
-    assert_eq!(fixture.describe(), waits_for_node, "handed over by one that knew no states");
+    assert_eq!(fixture.describe(), waits_for_node, "handed to the node by a resizer without resize states");
 }
 
 #[test]
 fn claims_that_need_no_expansion_or_cannot_expand() {
-    let growing = || ExpansionFixture::new().claim(&spec_request("2Gi"));
-    #[rustfmt::skip] // one row a case
+    let expanding = || ExpansionFixture::new().claim(&spec_request("2Gi"));
+    let has_size = "no action: the claim has the requested size";
+    let not_bound = "no action: the PersistentVolume is not bound to the claim";
+    let unable = ExpansionFixture { abilities: ResizerAbilities::default(), ..expanding() };
+    let completed = json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "512Mi"}}});
+    #[rustfmt::skip] // one row per case
     let table: [(ExpansionFixture, &str); 15] = [
-        (ExpansionFixture::new(), "settled: it has the size that it asks for"),
-        (ExpansionFixture::new().claim(&spec_request("512Mi")), "settled: it has the size that it asks for"),
-        (growing().claim(&json!({"status": {"phase": "Lost"}})), "settled: it is not bound"),
-        (growing().claim(&json!({"spec": {"volumeName": null}})), "settled: it is not bound"),
-        (growing().claim(&json!({"spec": {"volumeName": "w"}})), "settled: its volume is not there"),
-        (growing().volume(&json!({"spec": {"claimRef": {"uid": "other"}}})), "settled: its volume is not bound to it"),
-        (growing().volume(&json!({"spec": {"claimRef": {"uid": null}}})), "settled: its volume is not bound to it"),
-        (growing().volume(&json!({"spec": {"csi": null}})), "settled: its volume is of no CSI driver"),
-        (ExpansionFixture { abilities: ResizerAbilities::default(), ..growing() }, "hopeless: driver drv does not expand volumes"),
-        (growing().claim(&spec_request("9Ei")),
-            "hopeless: spec.resources.requests.storage is 9Ei: expected at most 9223372036854775807 bytes"),
-        (growing().claim(&spec_request("1e99")),
-            "hopeless: spec.resources.requests.storage: quantity \"1e99\" is too large: expected at most 2^127 bytes"),
-        (growing().volume(&json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}})),
-            "refuse: PersistentVolume v: spec.accessModes has ReadOnlyMany and ReadWriteOnce: expected one of them, or ReadWriteMany"),
-        (growing(), "begin 2Gi"),
-        (ExpansionFixture::new().volume(&json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "512Mi"}}})), "forget v"),
-        (growing().volume(&json!({
-            "metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}}, "spec": {"capacity": {"storage": "2Gi"}},
-        })), "begin 2Gi"),
+        (ExpansionFixture::new(), has_size),
+        (ExpansionFixture::new().claim(&spec_request("512Mi")), has_size),
+        (expanding().claim(&json!({"status": {"phase": "Lost"}})), "no action: the claim is not bound"),
+        (expanding().claim(&json!({"spec": {"volumeName": null}})), "no action: the claim is not bound"),
+        (expanding().claim(&json!({"spec": {"volumeName": "w"}})),
+            "no action: the PersistentVolume does not exist"),
+        (expanding().volume(&json!({"spec": {"claimRef": {"uid": "other"}}})), not_bound),
+        (expanding().volume(&json!({"spec": {"claimRef": {"uid": null}}})), not_bound),
+        (expanding().volume(&json!({"spec": {"csi": null}})),
+            "no action: the PersistentVolume has no spec.csi"),
+        (unable, "reject: driver drv does not support expansion"),
+        (expanding().claim(&spec_request("9Ei")),
+            "reject: spec.resources.requests.storage is 9Ei; expected at most 9223372036854775807 bytes"),
+        (expanding().claim(&spec_request("1e99")),
+            "reject: spec.resources.requests.storage: \
+             quantity \"1e99\" is too large: expected at most 2^127 bytes"),
+        (expanding().volume(&json!({"spec": {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"]}})),
+            "retry: PersistentVolume v: spec.accessModes has ReadOnlyMany and ReadWriteOnce; \
+             expected one of them, or ReadWriteMany"),
+        (expanding(), "mark 2Gi"),
+        (ExpansionFixture::new().volume(&completed), "remove pre-resize capacity of v"),
+        (expanding().volume(&json!({
+            "metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}},
+            "spec": {"capacity": {"storage": "2Gi"}},
+        })), "mark 2Gi"),
     ];
     for (fixture, expected) in table {
         assert_eq!(fixture.describe(), expected);
@@ -220,46 +231,47 @@ fn expansion_steps_before_and_after_the_driver_call() {
     let not_required = json!({"metadata": {"annotations": {names::NODE_EXPANSION_NOT_REQUIRED: "true"}}});
     assert_eq!(
         fixture.clone().claim(&not_required).describe(),
-        "begin 2Gi again",
-        "the node may have to do its part"
+        "mark 2Gi again",
+        "the node may have to expand the volume"
     );
     let unmarked = json!({"status": {"conditions": []}});
-    assert_eq!(fixture.clone().claim(&unmarked).describe(), "begin 2Gi again");
+    assert_eq!(fixture.clone().claim(&unmarked).describe(), "mark 2Gi again");
 
-    let answer = |capacity, node_expansion| ExpansionResult {
+    let response = |capacity, node_expansion| ExpansionResult {
         claim: "a-uid".into(),
         target: Quantity::from_bytes(2 * GIB),
         volume: ExpandedVolume { capacity, node_expansion_required: node_expansion },
     };
-    let with_answer =
-        |capacity, node| ExpansionFixture { result: Some(answer(capacity, node)), ..fixture.clone() };
+    let with_response =
+        |capacity, node| ExpansionFixture { result: Some(response(capacity, node)), ..fixture.clone() };
     let with_pre_resize_capacity = json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: "1Gi"}}});
+    let final_error = LastExpansion { finality: Some(Finality::Final), ..LastExpansion::default() };
     let large = |fixture: ExpansionFixture, size: &str| fixture.volume(&spec_capacity(size));
-    #[rustfmt::skip] // one row a case
+    #[rustfmt::skip] // one row per case
     let table = [
-        (with_answer(2 * GIB, false),                             "enlarge 2Gi was -"),
-        (large(with_answer(2 * GIB, false), "2Gi"),               "finish 2Gi"),
-        (with_answer(2 * GIB, true),                              "enlarge 2Gi was 1Gi"),
-        (large(with_answer(2 * GIB, true), "2Gi"),                "enlarge - was 1Gi"),
-        (large(with_answer(2 * GIB, true), "2Gi").volume(&with_pre_resize_capacity), "hand over"),
-        (with_answer(4 * GIB, false),                             "enlarge 4Gi was -"),
-        // The object is never made smaller.
-        (large(with_answer(2 * GIB, false), "8Gi"),               "finish 2Gi"),
-        // An answer to what is not asked for any more is none.
-        (with_answer(2 * GIB, false).claim(&spec_request("3Gi")).last_expansion(LastExpansion { finality: Some(Finality::Final), ..LastExpansion::default() }),
-                                                                  "begin 3Gi"),
+        (with_response(2 * GIB, false),                             "resize to 2Gi from -"),
+        (large(with_response(2 * GIB, false), "2Gi"),               "finish 2Gi"),
+        (with_response(2 * GIB, true),                              "resize to 2Gi from 1Gi"),
+        (large(with_response(2 * GIB, true), "2Gi"),                "resize to - from 1Gi"),
+        (large(with_response(2 * GIB, true), "2Gi").volume(&with_pre_resize_capacity), "node pending"),
+        (with_response(4 * GIB, false),                             "resize to 4Gi from -"),
+        // The PersistentVolume never shrinks.
+        (large(with_response(2 * GIB, false), "8Gi"),               "finish 2Gi"),
+        // A response to an obsolete request is ignored.
+        (with_response(2 * GIB, false).claim(&spec_request("3Gi")).last_expansion(final_error),
+                                                                  "mark 3Gi"),
     ];
     for (fixture, expected) in table {
         assert_eq!(fixture.describe(), expected);
     }
     let of_other_claim = ExpansionFixture {
-        result: Some(ExpansionResult { claim: "another".into(), ..answer(2 * GIB, false) }),
+        result: Some(ExpansionResult { claim: "another".into(), ..response(2 * GIB, false) }),
         ..fixture
     };
     assert_eq!(
         of_other_claim.describe(),
         "expand 2Gi",
-        "the answer is for the claim, not for a successor of its name"
+        "the response belongs to an earlier claim of the same name"
     );
 }
 
@@ -271,11 +283,11 @@ fn infeasible_sizes_and_running_pods_delay_the_call() {
             .claim(&in_progress("2Gi", "ControllerResizeInfeasible"))
     };
     let infeasible = LastExpansion { infeasible: true, ..LastExpansion::default() };
-    assert_eq!(fixture().last_expansion(infeasible).describe(), "slow");
+    assert_eq!(fixture().last_expansion(infeasible).describe(), "wait for retry");
     assert_eq!(
         fixture().last_expansion(infeasible).claim(&spec_request("3Gi")).describe(),
-        "begin 3Gi",
-        "another size is another matter"
+        "mark 3Gi",
+        "another size is tried immediately"
     );
     let in_use = LastExpansion { in_use: true, ..LastExpansion::default() };
     let pod = |phase: &str| {
@@ -288,13 +300,13 @@ fn infeasible_sizes_and_running_pods_delay_the_call() {
     let used = |phase| ExpansionFixture { pod: Some(pod(phase)), ..fixture().last_expansion(in_use) };
     assert_eq!(
         used("Running").describe(),
-        "refuse: driver drv does not expand a volume that is in use, and pod ns/p uses it"
+        "retry: driver drv does not expand a volume in use: pod ns/p uses it"
     );
     assert_eq!(used("Succeeded").describe(), "expand 2Gi");
     assert_eq!(
         ExpansionFixture { last_expansion: LastExpansion::default(), ..used("Running") }.describe(),
         "expand 2Gi",
-        "it was not asked yet"
+        "the driver was not called yet"
     );
 }
 
@@ -316,11 +328,11 @@ fn storage_errors_are_classified() {
     for kind in [E::FailedPrecondition, E::Internal, E::ResourceExhausted, E::PermissionDenied] {
         assert_eq!(classify_failure(&StorageError::final_outcome(kind, "")), ResizeFailure::Final, "{kind}");
     }
-    let answer = |capacity| ExpandedVolume { capacity, node_expansion_required: false };
+    let response = |capacity| ExpandedVolume { capacity, node_expansion_required: false };
     let target = Quantity::from_bytes(2 * GIB);
-    assert_eq!(check_capacity(target, answer(2 * GIB)), Ok(()));
-    let message = "the driver has made the volume 1Gi large: expected at least 2Gi";
-    assert_eq!(check_capacity(target, answer(GIB)), Err(message.to_owned()));
+    assert_eq!(check_capacity(target, response(2 * GIB)), Ok(()));
+    let message = "the driver expanded the volume to 1Gi; expected at least 2Gi";
+    assert_eq!(check_capacity(target, response(GIB)).unwrap_err().to_string(), message);
 }
 
 #[test]
@@ -339,18 +351,18 @@ fn own_status_updates_do_not_reset_the_backoff() {
     assert!(is_relevant(&json!({"metadata": {"uid": "another"}})));
 }
 
-/// A small generator, so that a failure can be played again by its seed.
+/// A seeded generator. A failure is reproduced by its seed.
 struct SeededRng(u64);
 
 impl SeededRng {
     fn below(&mut self, bound: u64) -> u64 {
-        // Knuth's constants for a linear congruence.
+        // Knuth's constants of a linear congruential generator.
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }
 
-/// A merge patch and a strategic one with conditions, as the API applies them to what the model keeps.
+/// Applies a merge patch of the object and a strategic merge patch of its conditions, as the API server does.
 fn apply(claim: &mut Value, mut patch: Value) {
     let conditions = patch.pointer_mut("/status").and_then(|s| s.as_object_mut()?.remove("conditions"));
     *claim = with(claim.take(), &patch);
@@ -366,7 +378,7 @@ fn apply(claim: &mut Value, mut patch: Value) {
     claim["status"]["conditions"] = json!(existing);
 }
 
-/// Takes what is null away.
+/// Removes null members.
 fn remove_nulls(value: &mut Value) {
     if let Some(map) = value.as_object_mut() {
         map.retain(|_, member| !member.is_null());
@@ -374,33 +386,33 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// The model: an array with one volume, whose size only grows, and calls with open outcomes.
+/// Model: an array with one volume that only grows, and calls with unknown results.
 #[test]
 fn random_faults_never_shrink_a_volume_and_always_converge() {
     for seed in 1..=3000 {
         let mut rng = SeededRng(seed);
         let mut fixture = ExpansionFixture::new();
         let mut array_size = GIB;
-        // What may still take effect at the array, as the contract with drivers has it.
+        // The size that may still take effect at the array.
         let mut in_doubt: Option<u64> = None;
         let on_node = rng.below(2) == 0;
         let (mut sizes, mut steps) = ((GIB, GIB), 0);
         let mut faults_left: u32 = 6;
         loop {
             steps += 1;
-            assert!(steps < 400, "seed {seed} does not come to rest: {}", fixture.describe());
+            assert!(steps < 400, "seed {seed} does not converge: {}", fixture.describe());
             if faults_left > 0 && rng.below(4) == 0 {
                 faults_left -= 1;
                 match rng.below(4) {
-                    // A user grows it, or takes back what is not there yet, as the API lets them.
+                    // A user changes the requested size, within the limits of the API.
                     0 | 1 => {
                         let least = size(&fixture.claim, "/status/capacity/storage") / GIB;
                         let requested = least + 1 + rng.below(5);
                         fixture = fixture.claim(&spec_request(&format!("{requested}Gi")));
                     }
-                    // The process dies.
+                    // The process restarts.
                     2 => (fixture.last_expansion, fixture.result) = (LastExpansion::default(), None),
-                    // Somebody enlarges the volume's object by hand.
+                    // An operator enlarges the PersistentVolume.
                     _ => {
                         let larger = size(&fixture.volume, "/spec/capacity/storage") + GIB;
                         array_size = array_size.max(larger);
@@ -416,15 +428,17 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                     if state == Some(ResizeState::NodePending) {
                         let infeasible = faults_left > 0 && rng.below(3) == 0;
                         let patch = match infeasible {
-                            true => {
-                                json!({"status": {"allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}})
-                            }
-                            // kubelet's: all conditions of the growth go.
+                            true => json!({"status": {
+                                "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"},
+                            }}),
+                            // kubelet removes all resize conditions.
                             false => json!({"status": {
-                                "capacity": {"storage": claim.progress().allocated_resources.unwrap().to_string()},
-                                "allocatedResourceStatuses": {"storage": null}, "conditions":
-                                    ClaimConditionType::RESIZE_TYPES
-                                        .map(|kind| json!({"type": kind.as_str(), "$patch": "delete"})),
+                                "capacity": {
+                                    "storage": claim.progress().allocated_resources.unwrap().to_string(),
+                                },
+                                "allocatedResourceStatuses": {"storage": null},
+                                "conditions": ClaimConditionType::RESIZE_TYPES
+                                    .map(|kind| json!({"type": kind.as_str(), "$patch": "delete"})),
                             }}),
                         };
                         apply(&mut fixture.claim, patch);
@@ -441,14 +455,14 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                 ExpansionVerdict::Retry(problem) | ExpansionVerdict::Reject(problem) => {
                     panic!("seed {seed}: {problem}")
                 }
-                ExpansionVerdict::MarkInProgress(begin) => {
-                    apply(&mut fixture.claim, object::in_progress_patch(&claim, now, begin))
+                ExpansionVerdict::MarkInProgress(update) => {
+                    apply(&mut fixture.claim, object::in_progress_patch(&claim, now, update))
                 }
                 ExpansionVerdict::Expand(expand) => {
                     let required = expand.request.capacity.required.unwrap();
                     assert!(
                         in_doubt.is_none_or(|in_doubt| in_doubt == required),
-                        "seed {seed}: {required} while {in_doubt:?} is open"
+                        "seed {seed}: {required} while {in_doubt:?} is in doubt"
                     );
                     let kind = if faults_left > 0 { rng.below(5) } else { 9 };
                     faults_left = faults_left.saturating_sub(u32::from(kind < 4));
@@ -499,8 +513,8 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                         }
                     }
                 }
-                ExpansionVerdict::UpdateVolumeCapacity(enlarge) => {
-                    fixture = fixture.volume(&object::capacity_patch(&enlarge))
+                ExpansionVerdict::UpdateVolumeCapacity(update) => {
+                    fixture = fixture.volume(&object::capacity_patch(&update))
                 }
                 ExpansionVerdict::MarkNodePending => {
                     apply(&mut fixture.claim, object::node_pending_patch(&claim, now));
@@ -518,7 +532,7 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
             assert!(found.0 >= sizes.0 && found.1 >= sizes.1, "seed {seed}: {sizes:?} became {found:?}");
             assert!(
                 found.0 <= array_size,
-                "seed {seed}: {} are promised, and {array_size} are there",
+                "seed {seed}: status.capacity is {}, and the array has {array_size}",
                 found.0
             );
             sizes = found;

@@ -1,4 +1,4 @@
-//! A volume that somebody else has by the time its claim is gone.
+//! A volume that an administrator recovers before its claim is deleted.
 
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
@@ -11,8 +11,8 @@ use serde_json::json;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 
-/// What happens when the driver has made the volume, and nobody has heard of it.
-async fn run_after_lost_answer(
+/// Runs the actions after `CreateVolume` has succeeded and its response is lost.
+async fn run_after_lost_response(
     next_actions: impl IntoIterator<Item = UserAction>,
 ) -> (FinalState, Vec<String>) {
     let simulation = Simulation::new(&Role::ALL, vec![DriverFault::LostResponse], vec![]);
@@ -24,18 +24,18 @@ async fn run_after_lost_answer(
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_recovered_by_another_pv_is_not_deleted() {
-    let (_, effects) = run_after_lost_answer([]).await;
+    let (_, effects) = run_after_lost_response([]).await;
     let effects = effects.join(" ");
     let at = effects.find("create pvc-").unwrap() + "create ".len();
     let name: String = effects.chars().skip(at).take("pvc-".len() + 36).collect();
-    // An administrator has found the volume on the array, and keeps it.
+    // An administrator finds the volume on the array and imports it.
     let retained_spec = json!({"spec": {
         "persistentVolumeReclaimPolicy": "Retain", "csi": {"volumeHandle": format!("handle-{name}")},
     }});
-    let recovered_volume = || with(volume("rescued", "other", "1Gi"), &retained_spec);
+    let recovered_volume = || with(volume("recovered", "other", "1Gi"), &retained_spec);
 
     let deletes = |outcome: &FinalState| outcome.calls.iter().any(|call| call.starts_with("delete"));
-    let (outcome, _) = run_after_lost_answer([Create(recovered_volume()), Delete(CLAIM)]).await;
+    let (outcome, _) = run_after_lost_response([Create(recovered_volume()), Delete(CLAIM)]).await;
     assert!(
         outcome.violations.is_empty() && !deletes(&outcome),
         "{:?} {:?}",
@@ -44,8 +44,8 @@ async fn a_volume_recovered_by_another_pv_is_not_deleted() {
     );
     assert_eq!((outcome.intents, outcome.array_owners.len()), (0, 1), "{:?}", outcome.calls);
 
-    // While the claim lives, it is told.
-    let (outcome, _) = run_after_lost_answer([Create(recovered_volume())]).await;
+    // A claim that still exists gets an event.
+    let (outcome, _) = run_after_lost_response([Create(recovered_volume())]).await;
     assert!(
         outcome.violations.is_empty() && !deletes(&outcome),
         "{:?} {:?}",

@@ -1,6 +1,5 @@
-//! What becomes of volumes when the cluster is put back to an older state, and of the process that finds it
-//! so.
-#![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
+//! Restores of the cluster from a backup: frozen deletions, and the process that detects the restore.
+#![allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 
 use std::{
     collections::BTreeSet,
@@ -36,7 +35,7 @@ const RESTORE_MARKER: &str = "/api/v1/namespaces/default/configmaps/cofferdam-re
 #[tokio::test(start_paused = true)]
 async fn an_unclaimed_volume_is_kept_until_the_restore_marker_is_deleted() {
     let simulation = Simulation::new(&Role::ALL, vec![DriverFault::ConcurrentAction(Delete(CLAIM))], vec![]);
-    // In the middle of two tries, which are five minutes apart by then.
+    // Between two retries, whose delay is five minutes by then.
     let marker_deleted_after = Duration::from_secs(3700);
     let actions = [
         Create(restore_marker()),
@@ -58,8 +57,8 @@ async fn an_unclaimed_volume_is_kept_until_the_restore_marker_is_deleted() {
     assert!(outcome.violations.is_empty() && outcome.intents == 0, "{outcome:?}");
 }
 
-/// Restored while the driver works and while no watch of the process lives: what it reads itself says that
-/// the claim is gone.
+/// The cluster is restored during a driver call and while no watch is open. Only a live read shows that the
+/// claim is deleted.
 #[tokio::test(start_paused = true)]
 async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     let faults = vec![
@@ -80,7 +79,7 @@ async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     );
 }
 
-/// The same where nothing is written in between: the volume is too small, and its claim is gone.
+/// As above, but without a write in between: the volume is too small, and its claim is deleted.
 #[tokio::test(start_paused = true)]
 async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     let small = DriverFault::ConcurrentActionThen(Restore, Box::new(DriverFault::WrongSize(1 << 20)));
@@ -97,7 +96,7 @@ async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     assert!(simulation.object(RESTORE_MARKER).await.is_some(), "{:?}", outcome.violations);
 }
 
-/// An API that refuses what it is told to, so often.
+/// An API server that fails the given requests a given number of times.
 #[derive(Clone)]
 struct FailingApi {
     api: ApiService,
@@ -121,9 +120,9 @@ impl tower::Service<Request<Body>> for FailingApi {
         if is_failing_request
             && self.failures_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, decrement).is_ok()
         {
-            let answer =
+            let response =
                 Response::builder().status(StatusCode::SERVICE_UNAVAILABLE).body(Body::empty()).unwrap();
-            return Box::pin(async move { Ok(answer.map(http_body_util::Either::Right)) });
+            return Box::pin(async move { Ok(response.map(http_body_util::Either::Right)) });
         }
         let api = self.api.clone();
         Box::pin(async move { Ok(api.oneshot(request).await?.map(http_body_util::Either::Left)) })
@@ -138,7 +137,7 @@ struct TestProcess {
     failures_left: Arc<AtomicUsize>,
 }
 
-/// A process that is ready, before an API that will refuse what `refuses` says as often as `left` says.
+/// A ready process whose API server fails `failing_request`.
 async fn start_process(failing_request: (Method, &'static str)) -> TestProcess {
     let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
     let failures_left = Arc::new(AtomicUsize::new(0));
@@ -195,9 +194,9 @@ async fn the_cache_is_rebuilt_after_a_restore_once_the_api_responds() {
     ready.wait_for(|ready| !*ready).await.unwrap();
     assert_eq!(deletions_frozen(), 1);
     ready.wait_for(|ready| *ready).await.unwrap();
-    // A process without the provisioner has no deletions, and follows no mark.
+    // A process without the provisioner deletes no volumes and does not watch the restore marker.
     assert_eq!(deletions_frozen(), 0);
-    assert_eq!(process.failures_left.load(Ordering::SeqCst), 0, "refused three times");
+    assert_eq!(process.failures_left.load(Ordering::SeqCst), 0, "three failures");
     assert!(has_restore_marker(&process.api).await && !Arc::ptr_eq(&before, &process.process.cache()));
     process.stop.cancel();
     process.task.await.unwrap().unwrap();
