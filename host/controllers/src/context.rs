@@ -1,50 +1,43 @@
-//! What every reconcile needs: the ports, and how a failed write ends a run.
+//! Ports, settings and drivers of the controllers, and the result of a reconcile after a failed write.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, Event, EventSink, Journal, Kind, ObjectReference, Writer, deletion_freeze,
-    queue::{Action, Queue},
-    writer::CachedKind,
+    ApiError, Cache, Change, Clock, Event, EventSink, Journal, Kind, ObjectReference, ObjectStore, Writer,
+    deletion_freeze, queue::Action, writer::CachedKind,
 };
-use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Uid, Volume, VolumeName};
+use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeName};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    channels::Channels,
     event_spec::EventSpec,
     live_reads::SingleFlightReads,
-    manager::Settings,
     observer::{ReconcileStep, StepObserver, StepResult},
     provisioner::placement::LocalNode,
-    release_hints::ReleaseHints,
     role::Role,
+    settings::Settings,
 };
 
-/// More effects than any flow has in a row. A run that gets there chases a world that changes as fast as it
-/// writes, and goes back to the end of the queue.
+/// Maximum effects per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
 pub(crate) const MAX_EFFECTS: usize = 16;
 
-/// A complaint that stands is repeated: the API keeps events for an hour.
+/// Interval after which the event of a lasting problem is repeated: the API server keeps events for an hour.
 pub(crate) const EVENT_REPEAT_INTERVAL: Duration = Duration::from_secs(1800);
 
-/// A driver with what belongs to it.
+/// A driver with its journal and its names.
 pub(crate) struct ManagedDriver {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) journal: Journal,
-    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of what this process
-    /// provisions.
+    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of provisioned volumes.
     pub(crate) identity: String,
     /// `source.component` of events.
     pub(crate) component: Box<str>,
 }
 
-/// The ports and facts of a process.
+/// Ports, settings and drivers of the controllers of a process, for one lifetime of the cache.
 pub(crate) struct ControllerContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) writer: Writer,
@@ -54,13 +47,13 @@ pub(crate) struct ControllerContext {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: HashMap<DriverName, ManagedDriver>,
-    /// The node that the process is on, with the drivers whose storage is in it.
+    /// The node of the process, with its node-local drivers.
     pub(crate) local_node: Option<LocalNode>,
-    /// The provisioner's claims, where it runs in this process: binding hands over what needs a new volume.
-    pub(crate) provisioner_queue: OnceLock<Queue<Uid>>,
-    /// What the binder of this process has released.
-    pub(crate) release_hints: ReleaseHints,
-    /// Looks whether the cluster was restored.
+    /// A controller of this process creates and deletes volumes.
+    pub(crate) provisions: bool,
+    /// Messages between the controllers of this process.
+    pub(crate) channels: Channels,
+    /// Shares concurrent reads of [`ControllerContext::check_live`].
     pub(crate) live_reads: SingleFlightReads,
 }
 
@@ -70,29 +63,27 @@ impl ControllerContext {
         (self.clock)()
     }
 
-    /// Whether the provisioner of this driver runs in this process. That of a driver whose storage is in one
-    /// node runs on every node, and what other processes have to hear of stands in the API.
+    /// The provisioner of this driver runs in this process. That of a node-local driver runs
+    /// on every node; other processes communicate with it through the API only.
     pub(crate) fn has_provisioner(&self, driver: &DriverName) -> bool {
-        self.settings.roles.contains(&Role::Provisioner)
-            && self.drivers.contains_key(driver)
-            && !self.is_node_local(driver)
+        self.provisions && self.drivers.contains_key(driver) && !self.is_node_local(driver)
     }
 
-    /// Whether the driver's storage is in the node of this process.
+    /// The driver is node-local to the node of this process.
     pub(crate) fn is_node_local(&self, driver: &DriverName) -> bool {
         self.local_node.as_ref().is_some_and(|local_node| local_node.has_driver(driver))
     }
 
-    /// Looks whether the cluster was restored, for `hold::is_held` to say so: together with whoever looks at
-    /// the same time.
+    /// Detects a restore that the watches have not detected yet, from live reads; afterwards
+    /// [`deletion_freeze::is_frozen`] is true. Concurrent callers share the reads.
     ///
     /// # Errors
-    /// [`WriteError`] of the reads.
+    /// [`ApiError`] of the reads.
     pub(crate) async fn check_live(&self) -> Result<(), ApiError> {
         self.live_reads.read_live("", |_| deletion_freeze::check_live(&self.writer)).await
     }
 
-    /// Sends a note as an event on an object.
+    /// Publishes an event on an object.
     pub(crate) fn emit_event<K: Kind>(&self, object: &K, component: &str, spec: EventSpec) {
         let EventSpec { kind: event_type, reason, text } = spec;
         let event = Event {
@@ -105,8 +96,8 @@ impl ControllerContext {
         self.events.publish(event);
     }
 
-    /// How a run ends after a write that failed: a conflict reads again and decides again, everything else
-    /// backs off.
+    /// The result of a reconcile after a failed write: a conflict refreshes the object and requeues, every
+    /// other error backs off.
     pub(crate) async fn action_for_write_error<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -117,20 +108,20 @@ impl ControllerContext {
                 match self.writer.refresh::<K>(key).await {
                     Ok(()) => Action::Requeue,
                     Err(error) => {
-                        tracing::debug!(%error, "reading again failed");
+                        tracing::debug!(%error, "cannot refresh an object after a failed write");
                         Action::Backoff
                     }
                 }
             }
             ApiError::Refused { .. } | ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. } => {
-                tracing::warn!(%error, "a write failed; it is tried again");
+                tracing::warn!(%error, "a write failed; retrying");
                 Action::Backoff
             }
         }
     }
 }
 
-/// Tells the observer of the steps for one object.
+/// Reports the steps of one object to the observer and to the log.
 #[derive(Clone)]
 pub(crate) struct StepRecorder {
     observer: Arc<dyn StepObserver>,
@@ -149,17 +140,18 @@ impl StepRecorder {
         Self { observer: Arc::clone(&context.observer), role, claim, volume: Some(volume.name.clone()) }
     }
 
-    /// For an attachment, by what its volume tells.
+    /// For a VolumeAttachment, by its volume.
     pub(crate) fn of_attachment(
         context: &ControllerContext,
+        role: Role,
         name: Option<&VolumeName>,
         volume: Option<&Volume>,
     ) -> Self {
         let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
-        Self { observer: Arc::clone(&context.observer), role: Role::Attacher, claim, volume: name.cloned() }
+        Self { observer: Arc::clone(&context.observer), role, claim, volume: name.cloned() }
     }
 
-    /// For an object that belongs to no claim and no volume.
+    /// For an object without a claim and a volume.
     pub(crate) fn of_role(context: &ControllerContext, role: Role) -> Self {
         Self { observer: Arc::clone(&context.observer), role, claim: None, volume: None }
     }
@@ -178,8 +170,8 @@ impl StepRecorder {
         self.observer.on_step(ReconcileStep { role: self.role, claim, volume, result, text, duration: took });
     }
 
-    /// Performs one effect and tells how it went; `text` names it in the present tense. A conflict is not
-    /// told: it is no failure, and the decision is made again.
+    /// Performs one effect and records its result; `text` names it in the present tense. A conflict is not
+    /// recorded: it is not a failure, since the rules decide again.
     pub(crate) async fn record_effect<T>(
         &self,
         text: &str,
@@ -198,7 +190,24 @@ impl StepRecorder {
     }
 }
 
-/// Does something once in a period, until `stop`.
+/// Calls `handler` after every change in `store`, as long as the controller exists.
+pub(crate) fn subscribe<C, K>(
+    controller: &Arc<C>,
+    store: &ObjectStore<K>,
+    handler: impl Fn(&C, &Change<K>) + Send + Sync + 'static,
+) where
+    C: Send + Sync + 'static,
+    K: Kind,
+{
+    let controller = Arc::downgrade(controller);
+    store.subscribe(move |change| {
+        if let Some(controller) = controller.upgrade() {
+            handler(&controller, change);
+        }
+    });
+}
+
+/// Calls `callback` once per period, until `stop`.
 pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, mut callback: impl FnMut()) {
     let mut ticks = interval_at(Instant::now() + period, period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -211,7 +220,7 @@ pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, 
     }
 }
 
-/// `claimRef` as binding writes it: with the claim's uid and version.
+/// `spec.claimRef` of a bound volume: with the claim's uid and resourceVersion.
 pub(crate) fn claim_reference(claim: &Claim) -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "v1",

@@ -1,25 +1,25 @@
-//! Events as verdicts carry them.
+//! Events in the verdicts of rules.
 
 use cofferdam_cluster::EventType;
 
-/// An event that belongs to a verdict: sent after its effect, or at once where there is none.
+/// An event of a verdict. It is emitted after the verdict's effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSpec {
     /// Normal or Warning.
     pub kind: EventType,
-    /// Reason, as Kubernetes spells it.
+    /// Reason, as in Kubernetes: `ProvisioningFailed`.
     pub reason: &'static str,
-    /// Text for people.
+    /// The message.
     pub text: String,
 }
 
 impl EventSpec {
-    /// Something expected.
+    /// A Normal event.
     pub fn normal(reason: &'static str, text: impl Into<String>) -> Self {
         Self { kind: EventType::Normal, reason, text: text.into() }
     }
 
-    /// Something that a person may have to look at.
+    /// A Warning event.
     pub fn warning(reason: &'static str, text: impl Into<String>) -> Self {
         Self { kind: EventType::Warning, reason, text: text.into() }
     }

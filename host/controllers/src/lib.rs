@@ -1,9 +1,11 @@
-//! The roles. Each has a folder: `rules.rs` decides over plain data, `reconcile.rs` performs one effect at a
-//! time.
+//! The controllers. Each has a folder: `declaration.rs` declares it, `rules.rs` decides over plain data,
+//! `reconcile.rs` performs one effect at a time.
 //!
-//! A rule returns the *next* effect, not a list of them: after it the view is taken anew and the rule asked
-//! again. So a process that dies after any effect, or finds the world changed, goes on from what is there;
-//! there is no other recovery.
+//! A rule returns the *next* effect. After the effect the rule decides again, from the cache as it is then.
+//! So a process that was killed after any effect, or that raced with another writer, continues from the state
+//! in the cluster; there is no other recovery.
+//!
+//! A new role is a new folder and one line in [`table::CONTROLLERS`].
 #![forbid(unsafe_code)]
 
 pub mod attach_detach;
@@ -18,13 +20,20 @@ pub mod pv_controller;
 pub mod rbac;
 pub mod resizer;
 pub mod role;
+pub mod settings;
+pub mod table;
+pub mod watches;
 
+mod channels;
 mod context;
+mod controller;
 mod live_reads;
-mod release_hints;
+mod restore;
 mod volume_locks;
 
-pub use manager::{ControllerManager, ControllerManagerError, Dependencies, Settings};
+pub use controller::Declaration;
+pub use manager::{ControllerManager, ControllerManagerError, Dependencies};
 pub use observer::{NoopStepObserver, ReconcileStep, StepObserver, StepResult};
 pub use provisioner::placement::NodeDeployment;
 pub use role::{Role, UnknownRole};
+pub use settings::Settings;

@@ -1,28 +1,29 @@
-//! Looks past the cache that several who need one share.
+//! Live reads that concurrent callers share.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Reads by what is read, a namespace's list or an object, one of each at a time. Who asks gets the answer of
-/// a read that began after the question: what was seen before does not count.
+/// Live reads by name (a namespace, an object), one of each at a time. A caller gets the result of a read
+/// that started after its call.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlightReads(Mutex<HashMap<Box<str>, Arc<SingleFlightRead>>>);
 
 #[derive(Debug, Default)]
 struct SingleFlightRead {
-    /// Reads that have begun.
+    /// Number of started reads.
     started: Mutex<u64>,
-    /// The last read that has succeeded; held by who reads.
+    /// Number of the last successful read; locked during a read.
     last_completed: tokio::sync::Mutex<u64>,
 }
 
 impl SingleFlightReads {
-    /// Reads what has this name, or waits for somebody else who does.
+    /// Performs the read of this name, or waits for one that another caller starts.
     ///
     /// # Errors
-    /// That of the own read; after a failure of another's the next one reads itself.
+    /// The error of the caller's own read. After a failed read of another caller, the next waiting caller
+    /// reads.
     pub(crate) async fn read_live<E, F: Future<Output = Result<(), E>>>(
         &self,
         name: &str,
@@ -30,26 +31,26 @@ impl SingleFlightReads {
     ) -> Result<(), E> {
         let lookup = Arc::clone(self.lock().entry(name.into()).or_default());
         let needed = *lookup.lock_started() + 1;
-        let looked = {
+        let result = {
             let mut last = lookup.last_completed.lock().await;
             if *last >= needed {
                 Ok(())
             } else {
                 let number = {
-                    let mut begun = lookup.lock_started();
-                    *begun += 1;
-                    *begun
+                    let mut started = lookup.lock_started();
+                    *started += 1;
+                    *started
                 };
                 read(name.to_owned()).await.map(|()| *last = number)
             }
         };
         let mut all = self.lock();
         drop(lookup);
-        // The map's own is the last: nobody else asks.
+        // The map has the last reference: no other caller waits.
         if all.get(name).is_some_and(|lookup| Arc::strong_count(lookup) == 1) {
             all.remove(name);
         }
-        looked
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<SingleFlightRead>>> {
@@ -92,13 +93,13 @@ mod tests {
         assert_eq!(
             lists.get(),
             3,
-            "one for the first, one for who asked meanwhile, one for the other namespace"
+            "one for the first caller, one for later callers, one for the other namespace"
         );
         assert!(reads.lock().is_empty());
 
         fail.set(true);
         let (first, second) = tokio::join!(read_live(0, "a"), read_live(1, "a"));
-        assert_eq!((first, second), (Err("refused"), Ok(())), "a failure is the lister's own");
+        assert_eq!((first, second), (Err("refused"), Ok(())), "a failed read is repeated by the next caller");
         assert_eq!(lists.get(), 5);
     }
 }

@@ -1,4 +1,4 @@
-//! What the roles do, told as it happens: the source of dev mode's timeline.
+//! Observation of reconcile steps: the source of the timeline of `cofferdam dev`.
 
 use std::time::Duration;
 
@@ -6,43 +6,43 @@ use cofferdam_domain::{ClaimKey, VolumeName};
 
 use crate::role::Role;
 
-/// How a step ended.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepResult {
-    /// Nothing to do now; the text says what is waited for.
+    /// The object waits for the condition in the text.
     Waiting,
     /// An effect was performed.
     Applied,
-    /// The object is where it shall be.
+    /// The object is in its desired state.
     UpToDate,
-    /// An effect failed; it is tried again.
+    /// An effect failed and is retried.
     Failed,
 }
 
-/// One thing that a role did or found.
+/// One step of a reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReconcileStep {
-    /// Who.
+    /// The role of the controller.
     pub role: Role,
-    /// For which claim, where there is one.
+    /// The claim of the object, if it has one.
     pub claim: Option<ClaimKey>,
-    /// For which volume, where there is one.
+    /// The PersistentVolume of the object, if it has one.
     pub volume: Option<VolumeName>,
-    /// How it ended.
+    /// The result.
     pub result: StepResult,
-    /// For people: a short clause in the present tense, without the object's name; never holds secret values.
+    /// A short clause in the present tense, without the object's name. It never contains secret values.
     pub text: String,
-    /// How long the effect took.
+    /// Duration of the effect.
     pub duration: Option<Duration>,
 }
 
-/// Hears of steps; called where they happen, so it must be quick.
+/// Receives reconcile steps. It runs in the reconciling task and must not block.
 pub trait StepObserver: Send + Sync + 'static {
-    /// A step.
+    /// Receives a step.
     fn on_step(&self, step: ReconcileStep);
 }
 
-/// Hears nothing.
+/// Ignores every step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoopStepObserver;
 

@@ -1,60 +1,54 @@
-//! Names of the roles.
+//! Roles: the names that `--role` accepts.
 
 use std::{fmt, str::FromStr};
 
-/// A role, as `--role` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    /// Claims to volumes, and released volumes to nothing (external-provisioner).
-    Provisioner,
-    /// VolumeAttachments to volumes that nodes can reach (external-attacher).
-    Attacher,
-    /// Claims that grow or change their VolumeAttributesClass (external-resizer).
-    Resizer,
-    /// Binding, phases, reclaim (PersistentVolumeController of kube-controller-manager).
-    PvController,
-    /// Releases the protection finalizers (pv-, pvc- and vac-protection of kube-controller-manager).
-    Protection,
-    /// Pods to VolumeAttachments, and what nodes are told of them (AttachDetachController of
-    /// kube-controller-manager).
-    AttachDetach,
-}
+use crate::table::CONTROLLERS;
 
-/// A name that is no role.
+/// The name of a controller, as `--role` spells it. Each controller declares its own in its folder.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Role(&'static str);
+
+/// Error of parsing a name that is not a role.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown role {name:?}: expected one of {}", Role::ALL.map(Role::as_str).join(", "))]
 pub struct UnknownRole {
-    /// What was given.
+    /// The rejected name.
     pub name: String,
 }
 
 impl Role {
-    /// Every role.
-    pub const ALL: [Self; 6] = [
-        Self::Provisioner,
-        Self::Attacher,
-        Self::Resizer,
-        Self::PvController,
-        Self::Protection,
-        Self::AttachDetach,
-    ];
+    /// Every role of [`CONTROLLERS`], in the order of the table.
+    #[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+    pub const ALL: [Self; CONTROLLERS.len()] = {
+        let mut roles = [Self(""); CONTROLLERS.len()];
+        let mut index = 0;
+        while index < roles.len() {
+            roles[index] = CONTROLLERS[index].role;
+            index += 1;
+        }
+        roles
+    };
+
+    /// Declares a role.
+    pub const fn new(name: &'static str) -> Self {
+        Self(name)
+    }
 
     /// The name.
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Provisioner => "provisioner",
-            Self::Attacher => "attacher",
-            Self::Resizer => "resizer",
-            Self::PvController => "pv-controller",
-            Self::Protection => "protection",
-            Self::AttachDetach => "attach-detach",
-        }
+        self.0
+    }
+}
+
+impl fmt::Debug for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
     }
 }
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        f.pad(self.0)
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_controllers::Role;
+use cofferdam_controllers::{Role, attach_detach, pv_controller};
 use cofferdam_domain::storage::ErrorKind;
 use cofferdam_sim::{
     ApiFault, DriverFault, Effect, FaultKind, FinalState, PublishingBehavior, Simulation,
@@ -356,7 +356,7 @@ async fn node_status_updates_of_a_pod_with_many_volumes_are_batched() {
 
 #[tokio::test(start_paused = true)]
 async fn unattachable_volumes_cause_few_writes_and_events() {
-    let simulation = Simulation::new(&[Role::AttachDetach, Role::PvController], Vec::new(), Vec::new());
+    let simulation = Simulation::new(&[attach_detach::ROLE, pv_controller::ROLE], Vec::new(), Vec::new());
     // A missing claim, a volume without a driver, and a volume that is attached elsewhere.
     let actions = vec![
         Create(ready_node("node-1")),
@@ -414,7 +414,7 @@ async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
 /// Entries of `volumesAttached` of unmanaged volumes remain: pods use these volumes.
 #[tokio::test(start_paused = true)]
 async fn unmanaged_entries_of_volumes_attached_are_kept() {
-    let simulation = Simulation::new(&[Role::AttachDetach, Role::PvController], Vec::new(), Vec::new());
+    let simulation = Simulation::new(&[attach_detach::ROLE, pv_controller::ROLE], Vec::new(), Vec::new());
     let driver = cofferdam_sim::objects::DRIVER;
     let attachment = |handle: &str, source: serde_json::Value| {
         let name =

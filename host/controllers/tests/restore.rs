@@ -14,7 +14,7 @@ use std::{
 use cofferdam_apiserver::{ApiServer, ApiService, Options};
 use cofferdam_cluster::deletion_freeze::RestoreDetected;
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NoopStepObserver, Role, Settings,
+    ControllerManager, ControllerManagerError, Dependencies, NoopStepObserver, Role, Settings, protection,
 };
 use cofferdam_domain::ResourceVersion;
 use cofferdam_sim::{
@@ -147,7 +147,7 @@ async fn start_process(failing_request: (Method, &'static str)) -> TestProcess {
     );
     let clock = Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap());
     let parts = Dependencies { client, backends: Vec::new(), clock, observer: Arc::new(NoopStepObserver) };
-    let settings = Settings { roles: BTreeSet::from([Role::Protection]), ..Settings::default() };
+    let settings = Settings { roles: BTreeSet::from([protection::ROLE]), ..Settings::default() };
     let process = Arc::new(ControllerManager::new(settings, parts, &mut Registry::default()).unwrap());
     let stop = CancellationToken::new();
     let (running, token) = (Arc::clone(&process), stop.clone());

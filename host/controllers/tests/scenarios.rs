@@ -12,8 +12,9 @@ use std::{
 };
 
 use cofferdam_controllers::{
-    Role,
+    Role, attach_detach, attacher, protection, provisioner, pv_controller,
     rbac::{self, DriverPlacement},
+    resizer,
 };
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
@@ -56,8 +57,8 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     }
     // Every RBAC rule is used by a scenario.
     let mut unused = Vec::new();
-    let provisioners = DriverPlacement::ALL.map(|drivers| (Role::Provisioner, drivers));
-    let others = [Role::Attacher, Role::Resizer, Role::PvController, Role::Protection, Role::AttachDetach];
+    let provisioners = DriverPlacement::ALL.map(|drivers| (provisioner::ROLE, drivers));
+    let others = [attacher::ROLE, resizer::ROLE, pv_controller::ROLE, protection::ROLE, attach_detach::ROLE];
     let others = others.map(|role| (role, DriverPlacement::ClusterWide));
     for (role, drivers) in provisioners.into_iter().chain(others) {
         for rule in rbac::rules(&[role].into(), drivers) {

@@ -1,4 +1,4 @@
-//! The attach-detach controller's metrics, by the names that kube-controller-manager gives them.
+//! Metrics of the attach-detach controller, with the names of kube-controller-manager.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,12 +21,12 @@ use super::{desired_state, rules::ForceDetachReason};
 /// Seconds; Kubernetes' buckets of `storage_operation_duration_seconds`.
 const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
-/// What is measured.
+/// An operation whose duration is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOperation {
-    /// From the wish to `status.attached`.
+    /// From the creation of the VolumeAttachment to `status.attached`.
     Attach,
-    /// From the deletion of the attachment to its end.
+    /// From the request to delete the VolumeAttachment to its removal.
     Detach,
 }
 
@@ -51,19 +51,19 @@ pub struct AttachDetachMetrics {
     state: Arc<Mutex<State>>,
 }
 
-/// A driver as Kubernetes' metrics name it.
+/// The plugin name of a driver in metrics of Kubernetes.
 fn plugin(driver: &DriverName) -> String {
     format!("kubernetes.io/csi:{driver}")
 }
 
 impl AttachDetachMetrics {
-    /// Metrics that a scrape of `registry` shows.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
         let metrics = Self { seconds: Family::new_with_constructor(histogram), state: Arc::default() };
         registry.register_with_unit(
             "storage_operation_duration",
-            "Time from the wish to attach or detach a volume until it is so",
+            "Time from the request to attach or detach a volume to its completion",
             Unit::Seconds,
             metrics.seconds.clone(),
         );
@@ -71,12 +71,12 @@ impl AttachDetachMetrics {
         metrics
     }
 
-    /// The cache that volumes are counted in.
+    /// Sets the cache whose volumes are counted.
     pub(super) fn set_cache(&self, cache: &Arc<Cache>) {
         self.lock().cache = Arc::downgrade(cache);
     }
 
-    /// Something took so long, or failed after so long.
+    /// Records an operation that succeeded, or failed, after `took`.
     pub(super) fn observe_operation(
         &self,
         operation: VolumeOperation,
@@ -96,7 +96,7 @@ impl AttachDetachMetrics {
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// A volume left a node that may still have used it.
+    /// Counts a force-detached volume.
     pub(super) fn inc_forced_detaches(&self, force: ForceDetachReason) {
         *self.lock().forced_detaches.entry(force).or_default() += 1;
     }
@@ -106,11 +106,11 @@ impl AttachDetachMetrics {
     }
 }
 
-/// Volumes are counted when somebody looks.
+/// Counts volumes on each scrape.
 #[derive(Debug)]
 struct VolumeCollector(AttachDetachMetrics);
 
-/// Volumes that the pods of each node use, and that have to be attached.
+/// Volumes in use by the pods of each node that must be attached.
 fn volumes_in_use(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> {
     let mut used: BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> = BTreeMap::new();
     for node in cache.nodes_with_pods() {
@@ -157,7 +157,8 @@ impl VolumeCollector {
         cache: &Cache,
         used: &BTreeMap<NodeName, BTreeSet<UniqueVolumeName>>,
     ) -> fmt::Result {
-        let (name, help) = ("attachdetach_controller_total_volumes", "Volumes that are wanted, and attached");
+        let (name, help) =
+            ("attachdetach_controller_total_volumes", "Volumes in the desired and in the actual state");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let managed =
             |node: &NodeName| cache.nodes.get(node).into_object().is_some_and(|node| node.controller_managed);
@@ -183,10 +184,10 @@ impl VolumeCollector {
         Ok(())
     }
 
-    /// A gauge, for a counter would get a name that Kubernetes' has not.
+    /// A gauge: the name of a counter would get a suffix that kube-controller-manager does not use.
     fn forced(encoder: &mut DescriptorEncoder<'_>, forced: &BTreeMap<ForceDetachReason, u64>) -> fmt::Result {
         let name = "attach_detach_controller_attachdetach_controller_forced_detaches";
-        let help = "Volumes that left a node that may still have used them";
+        let help = "Volumes that were force-detached from a node";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (force, count) in forced {
             let labels = [("reason", force.as_str())];

@@ -1,11 +1,11 @@
-//! `attach-detach`: makes VolumeAttachments for what pods use on their nodes, takes them back when it is used
-//! no more, and tells nodes what is attached to them. Takes the place of kube-controller-manager's
-//! attach-detach controller for CSI volumes.
+//! `attach-detach`: creates VolumeAttachments for the volumes that pods use on their nodes, deletes them when
+//! no pod uses the volume any more, and maintains `status.volumesAttached` of Nodes. Replaces
+//! kube-controller-manager's attach-detach controller for CSI volumes.
 //!
-//! There is no world of its own beside the cluster's: what is wanted follows from pods, claims and volumes,
-//! what is there from the VolumeAttachments and the Nodes. So a process that starts has nothing to
-//! reconstruct.
+//! The controller stores no state. It derives the desired state from pods, claims and PersistentVolumes, and
+//! the actual state from VolumeAttachments and Nodes, so it has nothing to reconstruct at start-up.
 
+mod declaration;
 mod desired_state;
 mod input;
 pub mod metrics;
@@ -13,3 +13,5 @@ pub mod reconcile;
 pub mod rules;
 mod state;
 mod throttle;
+
+pub use declaration::ROLE;

@@ -1,25 +1,20 @@
-//! Carries out what [`rules`] decides, one effect at a time: of a volume its attachments, of a node its list.
+//! Reconciles the VolumeAttachments of volumes and `status.volumesAttached` of Nodes as [`rules`] decides,
+//! one effect at a time.
 
 mod handlers;
+mod nodes;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
     ApiError, Lookup, Precondition,
     metrics::Metrics,
     queue::{Action, ExponentialBackoff, Queue},
-    writer::PatchTarget,
 };
 use cofferdam_domain::{
-    ClaimKey, Node, NodeName, Pod, ResourceVersion, UniqueVolumeName, Volume, VolumeAttachment,
-    VolumeAttachmentName, names,
+    ClaimKey, Node, NodeName, Pod, ResourceVersion, Volume, VolumeAttachment, VolumeAttachmentName, names,
 };
-use serde_json::{Value, json};
-use tokio::time::Instant;
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -30,66 +25,63 @@ use super::{
         self, AttachDetachStep, AttachedVolume, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
         ReconcileInput,
     },
-    state::{AttachState, Key, PreparedUpdate, REQUEST_MAY_APPLY},
+    state::{AttachState, Key},
     throttle::NodeStatusThrottle,
 };
 use crate::{
+    attach_detach::ROLE,
     context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
     event_spec::EventSpec,
     live_reads::SingleFlightReads,
-    role::Role,
 };
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "attachdetach-controller";
-/// Kubernetes' back-off of attaching and detaching; `--retry-interval-max` makes it shorter.
+/// Kubernetes' back-off of attaching and detaching, capped at `--retry-interval-max`.
 const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
-/// A claim that leads to no volume is told to its pods after this time: it, or its volume, may be on its way.
+/// Delay of the event of a pod whose claim has no volume: claim and volume may be missing from the cache.
 const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Volumes that are worked on at once; each takes one small write.
+/// Maximum concurrent volumes; each needs one small write.
 const WORKERS: usize = 64;
-/// Nodes whose lists are written at once.
+/// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
 
-/// The role.
+/// The attach-detach controller.
 pub(crate) struct AttachDetach {
     context: Arc<ControllerContext>,
     volumes: Queue<Key>,
     nodes: Queue<NodeName>,
     state: AttachState,
     throttle: NodeStatusThrottle,
-    /// Nodes that are read past the cache: all volumes that are about to leave one share a read.
+    /// Live reads of Nodes: volumes that are detached from one Node share a read.
     node_reads: SingleFlightReads,
     metrics: AttachDetachMetrics,
     backoff: ExponentialBackoff,
 }
 
 impl AttachDetach {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(
+    pub(super) fn new(
         context: Arc<ControllerContext>,
-        metrics: &Metrics,
-        own: AttachDetachMetrics,
+        queue_metrics: &Metrics,
+        metrics: AttachDetachMetrics,
     ) -> Arc<Self> {
-        own.set_cache(&context.cache);
+        metrics.set_cache(&context.cache);
         let backoff = BACKOFF.capped_at(context.settings.retry_interval_max);
-        let role = Arc::new(Self {
-            volumes: Queue::new("attachdetach_volumes", backoff, metrics),
-            nodes: Queue::new("attachdetach_nodes", backoff, metrics),
+        Arc::new(Self {
+            volumes: Queue::new("attachdetach_volumes", backoff, queue_metrics),
+            nodes: Queue::new("attachdetach_nodes", backoff, queue_metrics),
             state: AttachState::default(),
             throttle: NodeStatusThrottle::default(),
             node_reads: SingleFlightReads::default(),
-            metrics: own,
+            metrics,
             backoff,
             context,
-        });
-        role.subscribe();
-        role
+        })
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (volumes, nodes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.volumes.run(WORKERS, stop.clone(), move |key| {
@@ -116,8 +108,8 @@ impl AttachDetach {
             return self.reconcile_claim(claim, key);
         }
         if let Some((name, left)) = self.state.uncertain_attachment(key) {
-            // Until it is known whether it is there, another may be one too many. Not to be there yet says
-            // nothing before its time is over, but who asks again for the same knows.
+            // The result of a create request is unknown. Another VolumeAttachment could be one too many until
+            // this one is found, or until the request can no longer take effect.
             if let Err(error) = self.context.writer.refresh::<VolumeAttachment>(&name).await {
                 tracing::debug!(%error, "reading an attachment failed");
                 return Action::Backoff;
@@ -135,7 +127,7 @@ impl AttachDetach {
                 let action = self.requeue(key, &input, refused);
                 return match action {
                     action if reconcile_state.refused_nodes.is_empty() => action,
-                    // The others' time goes on.
+                    // A refused write of one node does not delay the other nodes.
                     Action::RequeueAfter(left) => {
                         let failures = self.volumes.failures(key).saturating_add(1);
                         Action::BackoffFor(left.min(self.backoff.delay(failures)))
@@ -145,7 +137,7 @@ impl AttachDetach {
                     }
                 };
             }
-            // A volume for many nodes has as many effects.
+            // A volume on many nodes has one effect for each.
             if done >= MAX_EFFECTS + 4 * (input.desired.len() + input.actual.len()) {
                 return Action::Requeue;
             }
@@ -160,18 +152,18 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Nothing is to be done now. `complaints`: what was refused in this run.
+    /// Requeues a volume that has no effect left. `failures`: refused writes of this reconcile.
     fn requeue(&self, key: &Key, input: &ReconcileInput, mut failures: Vec<(Arc<Pod>, EventSpec)>) -> Action {
         input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
         failures.extend(input.failures());
         self.emit_failures(key, &failures);
         let repeat = (!failures.is_empty()).then_some(EVENT_REPEAT_INTERVAL);
-        let pauses = input
+        let delays = input
             .recheck_after()
             .into_iter()
             .chain(repeat)
             .chain(self.state.csi_driver_grace_left(&input.driver));
-        pauses.min().map_or(Action::Done, Action::RequeueAfter)
+        delays.min().map_or(Action::Done, Action::RequeueAfter)
     }
 
     /// One effect.
@@ -185,12 +177,12 @@ impl AttachDetach {
         match step {
             AttachDetachStep::Wait => Ok(()),
             AttachDetachStep::Start(attached_volume) => {
-                // A look that was before this counts no more.
+                // An earlier refresh is outdated.
                 reconcile_state.refreshed.remove(&attached_volume.name);
                 if !self.state.start_detach(&attached_volume.node, &attached_volume.name, || {
                     self.volumes_attached_entry(&attached_volume)
                 }) {
-                    // It was told in this moment.
+                    // An update that reports the volume as attached is in flight.
                     self.nodes.add(attached_volume.node);
                     return Err(Action::Requeue);
                 }
@@ -206,7 +198,7 @@ impl AttachDetach {
                 let writer = &self.context.writer;
                 let read = |_| async { writer.refresh::<Node>(&attached_volume.node).await };
                 if let Err(error) = self.node_reads.read_live(attached_volume.node.as_str(), read).await {
-                    tracing::warn!(%error, "a node cannot be read; nothing leaves it before");
+                    tracing::warn!(%error, "cannot read a node; no volume is detached from it before");
                     return Err(Action::Backoff);
                 }
                 reconcile_state.refreshed.insert(attached_volume.name);
@@ -227,7 +219,7 @@ impl AttachDetach {
         }
     }
 
-    /// Whether a pod that wants a volume is still there: it takes a while to attach one to many nodes.
+    /// Checks that a pod that uses the volume still exists: attaching to many nodes takes time.
     fn is_still_desired(&self, desired_attachment: &DesiredAttachment) -> bool {
         let there = |pod: &Arc<Pod>| {
             let now = self.context.cache.pods.get(&pod.key).into_object();
@@ -236,8 +228,8 @@ impl AttachDetach {
         desired_attachment.pods.iter().any(there)
     }
 
-    /// Looks past the cache whether the object is gone that an attachment was made for: lists of two kinds
-    /// are of two moments.
+    /// Reads the PersistentVolume of an attachment from the API server, if the cache has none: lists of two
+    /// kinds are of different times.
     async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
         let cache = &self.context.cache;
         let attachment = cache.attachments.get(&attached_volume.name).into_object();
@@ -250,13 +242,13 @@ impl AttachDetach {
             return Ok(());
         }
         if let Err(error) = self.context.writer.refresh::<Volume>(name).await {
-            tracing::warn!(%error, "a volume cannot be read; it is not detached before");
+            tracing::warn!(%error, "cannot read a volume; it is not detached before");
             return Err(Action::Backoff);
         }
         Ok(())
     }
 
-    /// Whether a node is told of an attachment, with the version of the node that says so.
+    /// The version of the Node, and whether its `volumesAttached` has the attachment.
     fn volumes_attached_entry(&self, attached_volume: &AttachedVolume) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
@@ -275,8 +267,8 @@ impl AttachDetach {
         let attachment = cache.attachments.get(name).into_object();
         let volume = attachment.and_then(|attachment| cache.volumes.get(attachment.volume()?).into_object());
         match volume {
-            Some(volume) => StepRecorder::of_volume(&self.context, Role::AttachDetach, &volume),
-            None => StepRecorder::of_role(&self.context, Role::AttachDetach),
+            Some(volume) => StepRecorder::of_volume(&self.context, ROLE, &volume),
+            None => StepRecorder::of_role(&self.context, ROLE),
         }
     }
 
@@ -294,7 +286,7 @@ impl AttachDetach {
         };
         if let Some(force) = force {
             self.metrics.inc_forced_detaches(force);
-            tracing::warn!(%name, %node, reason = force.as_str(), "a volume leaves a node by force");
+            tracing::warn!(%name, %node, reason = force.as_str(), "force-detaching a volume");
         }
         self.state.request_detach(name, &driver);
         let precondition = Precondition { uid: Some(uid.clone()), resource_version: None };
@@ -310,7 +302,7 @@ impl AttachDetach {
                 if !is_result_unknown(&error) {
                     self.state.end_detach(name);
                 }
-                tracing::debug!(?key, %error, "a detachment failed");
+                tracing::debug!(?key, %error, "a detach failed");
                 self.handle_write_error(name, node, &error, reconcile_state).await
             }
         }
@@ -336,7 +328,7 @@ impl AttachDetach {
                 "source": {"persistentVolumeName": volume.name},
             },
         });
-        let recorder = StepRecorder::of_volume(&self.context, Role::AttachDetach, volume);
+        let recorder = StepRecorder::of_volume(&self.context, ROLE, volume);
         let write = self.context.writer.create::<VolumeAttachment>(None, &body);
         let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
@@ -356,8 +348,8 @@ impl AttachDetach {
         self.handle_write_error(&name, node, &error, reconcile_state).await
     }
 
-    /// How a run goes on after a write for a node that failed. What was refused had no effect, and is no
-    /// reason to keep the volume's other nodes waiting.
+    /// Handles a failed write for a node. A refused write has no effect and does not delay the volume's other
+    /// nodes; after every other error the reconcile ends.
     async fn handle_write_error(
         &self,
         name: &VolumeAttachmentName,
@@ -373,7 +365,7 @@ impl AttachDetach {
         Err(action)
     }
 
-    /// Tells pods of volumes that have been attached.
+    /// Emits the events of attached volumes on their pods.
     fn emit_attach_events(&self, input: &ReconcileInput) {
         for attached_volume in input
             .actual
@@ -398,7 +390,7 @@ impl AttachDetach {
         }
     }
 
-    /// Tells pods what keeps them waiting, each thing once as long as it does.
+    /// Emits failures on their pods, each once while it lasts.
     fn emit_failures(&self, key: &Key, failures: &[(Arc<Pod>, EventSpec)]) {
         let of: Vec<_> =
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
@@ -408,7 +400,7 @@ impl AttachDetach {
         }
     }
 
-    /// A claim that pods use, and that leads to no volume.
+    /// Reconciles a claim that pods use: reports that it has no volume.
     fn reconcile_claim(&self, claim: &ClaimKey, key: &Key) -> Action {
         let cache = &self.context.cache;
         let pods = cache.pods_using_claim(claim).into_iter().filter(|pod| {
@@ -432,177 +424,13 @@ impl AttachDetach {
         if failures.is_empty() { Action::Done } else { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) }
     }
 
-    /// The list of a node.
-    async fn reconcile_node(&self, name: &NodeName) -> Action {
-        let cache = &self.context.cache;
-        for _ in 0..MAX_EFFECTS {
-            let node = match cache.nodes.get(name) {
-                Lookup::Found(node) => node,
-                Lookup::Undecodable(_) => return Action::Done,
-                Lookup::Missing => {
-                    self.throttle.remove(name);
-                    // Nobody can be told any more, whatever was asked for.
-                    self.enqueue_attachments(self.state.abort(name));
-                    return Action::Done;
-                }
-            };
-            if !node.controller_managed {
-                return Action::Done;
-            }
-            if let Some(left) = self.throttle.remaining(name) {
-                return Action::RequeueAfter(left);
-            }
-            let PreparedUpdate { volumes_attached: listed, unanswered_for, superseded } = self.state.prepare(
-                name,
-                node.meta.resource_version,
-                self.volumes_to_report(&node),
-                |attachment| self.is_attached(attachment),
-            );
-            self.enqueue_attachments(superseded);
-            let Some(patch) = volumes_attached_patch(&node, &listed, &self.foreign_volumes(&node, &listed))
-            else {
-                match self.is_update_final(&node, unanswered_for).await {
-                    Ok(true) => self.enqueue_attachments(self.state.commit(name)),
-                    Ok(false) => continue,
-                    Err(outcome) => return outcome,
-                }
-                return Action::Done;
-            };
-            let recorder = StepRecorder::of_role(&self.context, Role::AttachDetach);
-            let text = format!("tells {name} of {} attached volumes", listed.len());
-            self.state.mark_sent(name);
-            let write = self.context.writer.merge_patch::<Node>(
-                name,
-                PatchTarget::Status,
-                node.meta.resource_version,
-                patch,
-            );
-            let since = Instant::now();
-            let written = recorder.record_effect(&text, write).await;
-            // What conflicts was not written, and is decided anew at once.
-            if !matches!(written, Err(ApiError::Conflict(_))) {
-                self.throttle.record_write(name, since.elapsed());
-            }
-            let Err(error) = written else {
-                self.enqueue_attachments(self.state.commit(name));
-                continue;
-            };
-            if is_result_unknown(&error) {
-                // It may have been under way until now.
-                self.state.mark_sent(name);
-            }
-            // What is refused says nothing of an earlier write; a conflict says that the node is newer than
-            // all of them.
-            let refused = matches!(error, ApiError::Refused { .. });
-            if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
-                self.enqueue_attachments(self.state.abort(name));
-            }
-            return self.context.action_for_write_error::<Node>(name, &error).await;
-        }
-        Action::Requeue
-    }
-
-    /// Whether no write of a node's list is open any more, where the list is as it shall be; false where the
-    /// node is newer than it was thought to be.
-    async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
-        let Some(unanswered_for) = unanswered_for else { return Ok(true) };
-        if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
-            tracing::debug!(%error, "reading a node failed");
-            return Err(Action::Backoff);
-        }
-        let now = self.context.cache.nodes.get(&node.name).into_object();
-        if now.is_none_or(|now| now.meta.resource_version != node.meta.resource_version) {
-            return Ok(false);
-        }
-        match REQUEST_MAY_APPLY.checked_sub(unanswered_for).filter(|left| !left.is_zero()) {
-            Some(left) => Err(Action::RequeueAfter(left)),
-            None => Ok(true),
-        }
-    }
-
-    /// Entries of CSI volumes in a node's list that are not ours: their attachments were made for pods, and
-    /// are of in-tree plugins that a driver took over, or cannot be read.
-    fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
-        let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
-        let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
-        let foreign = attached.filter(|volume| {
-            let Some((driver, handle)) = volume.name.parse_csi() else { return false };
-            match self
-                .context
-                .cache
-                .attachments
-                .get(&names::volume_attachment_name(&driver, &handle, &node.name))
-            {
-                Lookup::Missing => false,
-                Lookup::Undecodable(_) => true,
-                Lookup::Found(attachment) => {
-                    !attachment.meta.deleting && sources.resolve_attachment(&attachment).is_none()
-                }
-            }
-        });
-        foreign.map(|volume| volume.name.clone()).collect()
-    }
-
-    /// Whether there is an attachment of this name.
+    /// The cache has an attachment of this name.
     fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
         !self.context.cache.attachments.get(name).is_missing()
     }
-
-    /// Whether an attachment is attached, and nobody has asked for its end.
-    fn is_attached(&self, name: &VolumeAttachmentName) -> bool {
-        let now = self.context.cache.attachments.get(name).into_object();
-        now.is_some_and(|now| now.attached && !now.meta.deleting)
-    }
-
-    /// What a node shall be told of.
-    fn volumes_to_report(&self, node: &Node) -> Vec<(VolumeAttachmentName, UniqueVolumeName)> {
-        let sources = self.sources();
-        let attachments = self.context.cache.attachments_of_node(&node.name);
-        let made = attachments.iter().filter(|attachment| names::is_pod_attachment(&attachment.name));
-        let known = made.filter_map(|attachment| {
-            sources
-                .resolve_attachment(attachment)
-                .map(|(attached_volume, volume)| (attachment, attached_volume, volume))
-        });
-        let reported = known.filter(|(_, attached_volume, _)| {
-            rules::is_reported_as_attached(attached_volume, sources.force_on_timeout)
-        });
-        let named = reported.filter_map(|(attachment, attached_volume, volume)| {
-            // A volume that nobody knows any more keeps the place that it has.
-            let listed = || {
-                node_volume_entry(node, attachment, None)
-                    .filter(|told| told.attached)
-                    .map(|told| told.name.clone())
-            };
-            Some((attached_volume.name, volume.or_else(listed)?))
-        });
-        named.collect()
-    }
 }
 
-/// Whether the outcome of a write is open.
+/// The request may have taken effect, or may still do so.
 const fn is_result_unknown(error: &ApiError) -> bool {
     matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
-}
-
-/// The patch that makes `status.volumesAttached` of a node what it shall be; absent where it is that. What
-/// other plugins have there stays, and what is `foreign`.
-fn volumes_attached_patch(
-    node: &Node,
-    reported: &[UniqueVolumeName],
-    foreign: &BTreeSet<UniqueVolumeName>,
-) -> Option<Value> {
-    let attached = || node.volumes.iter().filter(|volume| volume.attached);
-    let others =
-        attached().filter(|volume| volume.name.parse_csi().is_none() || foreign.contains(&volume.name));
-    let mut next: BTreeMap<&UniqueVolumeName, &str> =
-        others.map(|volume| (&volume.name, &*volume.device_path)).collect();
-    next.extend(reported.iter().map(|name| (name, "")));
-    if next.keys().copied().eq(attached().map(|volume| &volume.name)) {
-        return None;
-    }
-    let entries: Vec<Value> =
-        next.iter().map(|(name, device_path)| json!({"name": name, "devicePath": device_path})).collect();
-    let list = if entries.is_empty() { Value::Null } else { Value::Array(entries) };
-    Some(json!({"status": {"volumesAttached": list}}))
 }

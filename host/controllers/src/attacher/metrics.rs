@@ -1,4 +1,4 @@
-//! What waits in the lanes, and for how long.
+//! Metrics of the attacher's queues: length and age.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::work_queues::QueueKind;
 
-/// Attachments that are not where they shall be, with the time since when.
+/// Attachments that are not in their desired state, with the time since when.
 type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.
@@ -24,20 +24,20 @@ type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 pub struct AttacherMetrics(Arc<Mutex<BTreeMap<DriverName, BTreeMap<QueueKind, PendingAttachments>>>>);
 
 impl AttacherMetrics {
-    /// Metrics that a scrape of `registry` shows.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register_collector(Box::new(Ages(metrics.clone())));
         metrics
     }
 
-    /// The drivers whose lanes there are, all of them empty.
+    /// Sets the drivers, with empty queues.
     pub(super) fn set_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
         let empty = || QueueKind::ALL.map(|kind| (kind, PendingAttachments::new())).into();
         *self.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
     }
 
-    /// An attachment shall go through a lane. It keeps its age when it waits there already.
+    /// Adds an attachment to a queue. It keeps its age if it is there already.
     pub(super) fn add_pending(&self, driver: &DriverName, kind: QueueKind, name: &VolumeAttachmentName) {
         let mut all = self.lock();
         for (other, pending) in all.get_mut(driver).into_iter().flatten() {
@@ -49,7 +49,7 @@ impl AttacherMetrics {
         }
     }
 
-    /// An attachment is where it shall be, or gone.
+    /// Removes an attachment that is in its desired state or deleted.
     pub(super) fn remove_pending(&self, driver: &DriverName, name: &VolumeAttachmentName) {
         for pending in self.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
             pending.remove(name);
@@ -61,7 +61,7 @@ impl AttacherMetrics {
     }
 }
 
-/// Ages are reckoned when somebody looks.
+/// Computes ages on each scrape.
 #[derive(Debug)]
 struct Ages(AttacherMetrics);
 
@@ -85,13 +85,12 @@ impl Ages {
 
 impl Collector for Ages {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let age =
-            ("cofferdam_attacher_queue_age_seconds", "Age of the oldest attachment that is not done yet");
+        let age = ("cofferdam_attacher_queue_age_seconds", "Age of the oldest pending attachment");
         self.show(&mut encoder, age, |pending| {
             let oldest = pending.values().min();
             oldest.map_or(0.0, |since| since.elapsed().as_secs_f64())
         })?;
-        let count = ("cofferdam_attacher_queue_length", "Attachments that are not done yet");
+        let count = ("cofferdam_attacher_queue_length", "Pending attachments");
         self.show(&mut encoder, count, |pending| f64::from(u32::try_from(pending.len()).unwrap_or(u32::MAX)))
     }
 }

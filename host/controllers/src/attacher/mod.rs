@@ -1,9 +1,12 @@
-//! `attacher`: makes volumes reachable from nodes, and unreachable again, as VolumeAttachments ask. Takes the
-//! place of external-attacher.
+//! `attacher`: attaches volumes to nodes and detaches them, as VolumeAttachments request. Replaces
+//! external-attacher.
 
+mod declaration;
 mod list_volumes;
 pub mod metrics;
 pub mod reconcile;
 pub mod rules;
 mod status;
 mod work_queues;
+
+pub use declaration::ROLE;

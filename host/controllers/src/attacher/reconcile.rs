@@ -1,4 +1,6 @@
-//! Carries out what [`rules`] decides, one effect at a time.
+//! Reconciles VolumeAttachments as [`rules`] decides, one effect at a time.
+
+mod handlers;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,15 +10,14 @@ use std::{
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Change, Lookup,
+    ApiError, Lookup,
     metrics::Metrics,
     queue::{Action, Queue},
     secrets,
     writer::PatchTarget,
 };
 use cofferdam_domain::{
-    CsiNode, DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName,
-    names,
+    DriverName, NodeId, Volume, VolumeAttachment, VolumeAttachmentName, VolumeHandle, VolumeName, names,
     storage::{
         Ability, ErrorKind, Feature, PublishVolume, Secrets, StorageError,
         connection_info::into_publish_context,
@@ -33,37 +34,37 @@ use super::{
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
+    attacher::ROLE,
     context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
     observer::StepResult,
-    role::Role,
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
 /// A driver's volume.
 type VolumeKey = (DriverName, VolumeHandle);
 
-/// The role.
+/// The attacher.
 pub(crate) struct Attacher {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
     volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
-    /// Attachments whose status their driver's listing contradicts.
+    /// Attachments whose status differs from the driver's ListVolumes.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
     metrics: AttacherMetrics,
 }
 
-/// How a run of an attachment ends.
+/// The result of a reconcile of an attachment.
 enum ReconcileResult {
-    /// It is where it shall be, or not ours any more.
+    /// The attachment is in its desired state, or belongs to another queue.
     Done,
-    /// Another attachment's call for the volume runs: it is woken after it.
+    /// Another attachment has the volume's lock; its release enqueues this one.
     WaitingForLock,
-    /// It comes again.
+    /// The attachment is requeued.
     Requeue(Action),
 }
 
-/// A call that failed, or that could not be made.
+/// A failed call, or the reason why a call is impossible.
 struct AttacherFailure {
     message: String,
     code: Option<i32>,
@@ -83,8 +84,7 @@ impl From<String> for AttacherFailure {
     }
 }
 
-/// A run of an attachment; at its end a turn that was kept for it and that it did not need goes on to the
-/// next.
+/// Releases, on drop, a lock that was reserved for the attachment and that its reconcile did not acquire.
 struct ReservationGuard<'a> {
     attacher: &'a Attacher,
     name: &'a VolumeAttachmentName,
@@ -96,7 +96,7 @@ impl Drop for ReservationGuard<'_> {
     }
 }
 
-/// What a run knows beside the cache.
+/// State of one reconcile.
 #[derive(Default)]
 struct AttacherState<'a> {
     unpublished_from: Vec<NodeId>,
@@ -105,51 +105,34 @@ struct AttacherState<'a> {
 }
 
 impl Attacher {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics, own: AttacherMetrics) -> Arc<Self> {
+    pub(super) fn new(
+        context: Arc<ControllerContext>,
+        queue_metrics: &Metrics,
+        metrics: AttacherMetrics,
+    ) -> Arc<Self> {
         let backoff = context.settings.backoff();
-        own.set_drivers(context.drivers.keys());
-        let role = Arc::new(Self {
+        metrics.set_drivers(context.drivers.keys());
+        Arc::new(Self {
             queues: context
                 .drivers
                 .keys()
-                .map(|name| (name.clone(), WorkQueues::new(backoff, metrics)))
+                .map(|name| (name.clone(), WorkQueues::new(backoff, queue_metrics)))
                 .collect(),
-            volumes: Queue::new("attacher_volumes", backoff, metrics),
+            volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
             volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
-            metrics: own,
+            metrics,
             context,
-        });
-        let cache = Arc::clone(&role.context.cache);
-        let controller = Arc::downgrade(&role);
-        cache.attachments.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.attachment_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(&role);
-        cache.volumes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.volume_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(&role);
-        cache.csi_nodes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.csi_node_changed(change);
-            }
-        });
-        role
+        })
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.attacher_worker_threads;
-        let lanes = self.queues.iter().flat_map(|(driver, lanes)| {
+        let attachments = self.queues.iter().flat_map(|(driver, queues)| {
             QueueKind::ALL.map(|kind| {
                 let (controller, driver) = (Arc::clone(self), driver.clone());
-                lanes.queue(kind).run(workers, stop.clone(), move |name| {
+                queues.queue(kind).run(workers, stop.clone(), move |name| {
                     let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move { controller.reconcile_attachment(&driver, kind, &name).await }
                 })
@@ -162,17 +145,17 @@ impl Attacher {
         });
         let listing_drivers =
             self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(driver));
-        let compared =
+        let checks =
             listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, driver, stop.clone()));
         tokio::join!(
-            futures::future::join_all(lanes),
+            futures::future::join_all(attachments),
             volumes,
-            futures::future::join_all(compared),
+            futures::future::join_all(checks),
             self.resync(stop.clone()),
         );
     }
 
-    /// Looks at everything now and then (`--resync`).
+    /// Enqueues every attachment once per resync period (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
@@ -190,54 +173,6 @@ impl Attacher {
         .await;
     }
 
-    fn attachment_changed(&self, change: &Change<VolumeAttachment>) {
-        if let Some(old) = &change.old
-            && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
-        {
-            self.clear_force_sync(&old.name);
-            self.metrics.remove_pending(&old.attacher, &old.name);
-            // It may have been the last that kept the volume's object.
-            old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
-        }
-        if let Some(new) = &change.new
-            && rules::is_relevant_change(change.old.as_deref(), new)
-        {
-            self.enqueue(new);
-        }
-    }
-
-    fn volume_changed(&self, change: &Change<Volume>) {
-        let Some(new) = &change.new else { return };
-        if new.meta.deleting {
-            self.volumes.add(change.key.clone());
-        }
-        let other = |old: &Arc<Volume>| {
-            (&old.meta.uid, old.access_modes, &old.csi) != (&new.meta.uid, new.access_modes, &new.csi)
-        };
-        if change.old.as_ref().is_none_or(other) {
-            let attachments = self.context.cache.attachments_of_volume(&change.key);
-            self.enqueue_out_of_sync(attachments.iter());
-        }
-    }
-
-    fn csi_node_changed(&self, change: &Change<CsiNode>) {
-        let id = |node: &Option<Arc<CsiNode>>, attachment: &VolumeAttachment| {
-            node.as_ref().and_then(|node| node.node_ids.get(&attachment.attacher).cloned())
-        };
-        let attachments = self.context.cache.attachments_of_node(&change.key);
-        let other = attachments
-            .iter()
-            .filter(|attachment| id(&change.old, attachment) != id(&change.new, attachment));
-        self.enqueue_out_of_sync(other);
-    }
-
-    /// Looks again at attachments that may have waited for a change of something else.
-    fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
-        attachments
-            .filter(|attachment| attachment.meta.deleting || !attachment.attached)
-            .for_each(|attachment| self.enqueue(attachment));
-    }
-
     fn enqueue(&self, attachment: &VolumeAttachment) {
         if let Some(queues) = self.queues.get(&attachment.attacher) {
             let kind = QueueKind::for_attachment(attachment);
@@ -246,13 +181,13 @@ impl Attacher {
         }
     }
 
-    /// Has an attachment looked at against its status.
+    /// Makes the next reconcile call the driver regardless of the status.
     pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
         self.lock_force_sync().insert(attachment.name.clone());
         self.enqueue(attachment);
     }
 
-    /// Takes the word of the status again.
+    /// Lets reconciles trust the status again.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.lock_force_sync().remove(name);
     }
@@ -261,7 +196,7 @@ impl Attacher {
         self.force_sync.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes whose turn it is; one that is gone gives it to the next.
+    /// Enqueues the attachment that gets the lock next, and skips deleted ones.
     fn enqueue_lock_owner(&self, mut next: Option<VolumeAttachmentName>) {
         while let Some(name) = next {
             match self.context.cache.attachments.get(&name) {
@@ -286,7 +221,7 @@ impl Attacher {
         let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
         match self.work(driver, backend, kind, name).await {
             ReconcileResult::Done => {
-                // In the other lane it may not be.
+                // It may be pending in the other queue.
                 let is_same_queue =
                     |attachment: &Arc<VolumeAttachment>| QueueKind::for_attachment(attachment) == kind;
                 if self
@@ -301,7 +236,7 @@ impl Attacher {
                 }
                 Action::Done
             }
-            // The turn wakes it. What failed before stays counted: that it waits is no success.
+            // The release of the lock enqueues it earlier. `Done` would reset its failures.
             ReconcileResult::WaitingForLock => Action::RequeueAfter(self.context.settings.resync),
             ReconcileResult::Requeue(action) => action,
         }
@@ -357,7 +292,7 @@ impl Attacher {
         rules::decide_attachment(input, attachment)
     }
 
-    /// One effect.
+    /// Performs one effect.
     async fn perform<'a>(
         &'a self,
         driver: &ManagedDriver,
@@ -374,7 +309,8 @@ impl Attacher {
             AttachmentVerdict::Fail(message) => return Err(self.fail(attachment, message.into()).await),
             AttachmentVerdict::AddVolumeFinalizer(volume) => {
                 let write = writer.add_finalizer(&*volume, &finalizer);
-                return match recorder.record_effect("protects the volume's object", write).await {
+                return match recorder.record_effect("adds the finalizer of the PersistentVolume", write).await
+                {
                     Ok(_) => Ok(()),
                     Err(error) => Err(ReconcileResult::Requeue(
                         self.context.action_for_write_error::<Volume>(&volume.name, &error).await,
@@ -391,7 +327,7 @@ impl Attacher {
                 let annotations = json!({names::NODE_ID: node});
                 let patch = json!({"metadata": {"finalizers": finalizers, "annotations": annotations}});
                 let write = writer.merge_patch::<VolumeAttachment>(key, PatchTarget::Object, version, patch);
-                recorder.record_effect("writes down what it attaches", write).await
+                recorder.record_effect("records the node id", write).await
             }
             AttachmentVerdict::Publish(request) => {
                 if self.ensure_secrets(attachment, state).await? {
@@ -413,7 +349,7 @@ impl Attacher {
             AttachmentVerdict::RemoveFinalizer(at) => {
                 let write =
                     writer.remove_finalizer::<VolumeAttachment>(key, &attachment.meta.uid, at, &finalizer);
-                recorder.record_effect("releases the attachment", write).await
+                recorder.record_effect("removes the finalizer of the VolumeAttachment", write).await
             }
             AttachmentVerdict::MarkDetached => {
                 let write = writer.merge_patch::<VolumeAttachment>(
@@ -431,8 +367,7 @@ impl Attacher {
         }
     }
 
-    /// How a run ends after a write of the attachment that failed. What the API refuses for good its owner
-    /// has to know.
+    /// The result after a failed write of the attachment. A refused write is reported in its status.
     async fn fail_write(&self, attachment: &VolumeAttachment, error: &ApiError) -> ReconcileResult {
         match error {
             ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
@@ -473,8 +408,8 @@ impl Attacher {
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
-        let answer = driver.backend.publish_volume(call, request).await;
-        let connection_info = match answer {
+        let response = driver.backend.publish_volume(call, request).await;
+        let connection_info = match response {
             Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
         };
@@ -512,7 +447,7 @@ impl Attacher {
             Err(error)
                 if former && matches!(error.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument) =>
             {
-                let text = format!("{} does not know the node's former name {node}", attachment.attacher);
+                let text = format!("{} does not know the node's former id {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
             }
             Err(error) => return Err(self.fail(attachment, error.into()).await),
@@ -525,8 +460,8 @@ impl Attacher {
         Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
-    /// Reads the Secret that the volume names, once in a run. To detach it is not needed: a Secret that went
-    /// first would keep the volume attached for ever, and the driver says whether it can do without.
+    /// Reads the Secret of the volume, once per reconcile. A detach continues without a deleted Secret:
+    /// otherwise the volume would stay attached for ever. The driver rejects the call if it needs the Secret.
     async fn read_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -539,7 +474,8 @@ impl Attacher {
         match secrets::read(&self.context.writer, &reference).await {
             Ok(secrets) => state.secrets = Some(secrets),
             Err(ApiError::NotFound(_)) if attachment.meta.deleting => {
-                tracing::warn!(attachment = %attachment.name, "Secret {reference} is gone; the driver is asked without it");
+                let attachment = &attachment.name;
+                tracing::warn!(%attachment, "Secret {reference} not found; detaching without it");
                 state.secrets = Some(Secrets::default());
             }
             Err(error) => return Err(self.fail(attachment, error.to_string().into()).await),
@@ -547,9 +483,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// Reads the Secret, if that was not done yet; whether it was asked of the API. Then the world has gone
-    /// on meanwhile, and what was decided before is decided again: nothing may come between a decision and
-    /// the driver's turn.
+    /// Reads the Secret if this reconcile has not read it. Returns whether a request was sent: the decision
+    /// is outdated then, and has to be made again before the driver is called.
     async fn ensure_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -560,7 +495,7 @@ impl Attacher {
         Ok(state.secrets.is_some() && !had)
     }
 
-    /// Writes the failure into the status, and chooses when to try again.
+    /// Writes the failure to the status, and returns the time of the next attempt.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;
@@ -568,9 +503,9 @@ impl Attacher {
         recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
         let patch = status::error_patch(deleting, self.context.now(), &message, code);
-        // As it is by now: other writes of this run may have come between.
+        // The current attachment: this reconcile may have written it.
         let current = self.context.cache.attachments.get(key).into_object();
-        // Said once is enough: its time is since when it is so.
+        // The same error is written once: its time is that of the first failure.
         let news = |current: &Arc<VolumeAttachment>| {
             current.meta.uid == attachment.meta.uid && !status::has_error(current, &message, code)
         };
@@ -582,14 +517,14 @@ impl Attacher {
                 patch,
             );
             if let Err(error) = write.await {
-                // Told or not, it is tried again in time; what has changed is seen then.
+                // The attachment is retried even if the status could not be written.
                 self.context.action_for_write_error::<VolumeAttachment>(key, &error).await;
             }
         }
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
     }
 
-    /// A back-off that is no shorter than what the driver wishes.
+    /// The delay suggested by the driver's error, if it is longer than the back-off.
     fn requeue_after(&self, attachment: &VolumeAttachment, retry_after: Option<Duration>) -> Action {
         let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(&attachment.attacher)) else {
             return Action::Backoff;
@@ -601,10 +536,10 @@ impl Attacher {
     fn recorder(&self, attachment: &VolumeAttachment) -> StepRecorder {
         let name = attachment.volume();
         let volume = name.and_then(|name| self.context.cache.volumes.get(name).into_object());
-        StepRecorder::of_attachment(&self.context, name, volume.as_deref())
+        StepRecorder::of_attachment(&self.context, ROLE, name, volume.as_deref())
     }
 
-    /// Lets go of a volume's object.
+    /// Removes the attacher's finalizer from a PersistentVolume.
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
         let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);
@@ -615,9 +550,9 @@ impl Attacher {
             return Action::Done;
         };
         let finalizer = names::attacher_finalizer(&csi.driver);
-        let recorder = StepRecorder::of_volume(&self.context, Role::Attacher, &volume);
+        let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
-        match recorder.record_effect("releases the volume's object", write).await {
+        match recorder.record_effect("removes the finalizer of the PersistentVolume", write).await {
             Ok(_) => Action::Done,
             Err(error) => self.context.action_for_write_error::<Volume>(name, &error).await,
         }

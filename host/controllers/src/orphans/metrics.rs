@@ -1,4 +1,4 @@
-//! Metrics of what drivers hold.
+//! Metrics of the scan for orphaned volumes.
 
 use cofferdam_domain::DriverName;
 use jiff::Timestamp;
@@ -31,7 +31,7 @@ pub struct OrphanMetrics {
 }
 
 impl OrphanMetrics {
-    /// Metrics that a scrape of `registry` shows.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let m = metrics.clone();
@@ -43,12 +43,11 @@ impl OrphanMetrics {
             Unit::Seconds,
             m.last_scan,
         );
-        registry.register("cofferdam_orphan_scan_errors", "Scans that came to no end", m.errors);
+        registry.register("cofferdam_orphan_scan_errors", "Failed scans", m.errors);
         metrics
     }
 
-    /// Shows what a report says. Where nothing was looked at, nothing is shown: zero orphans would be a
-    /// claim.
+    /// Exports a report. Without a scan nothing is exported: zero orphans would be wrong.
     pub(crate) fn record_report(&self, report: &ScanReport) {
         let counts = &report.counts;
         if counts.total() == 0 && matches!(report.leak_detection, LeakDetection::None { .. }) {
@@ -68,14 +67,14 @@ impl OrphanMetrics {
         self.bytes.get_or_create(&DriverLabels { driver_name }).set(signed(report.orphaned_bytes));
     }
 
-    /// Notes the end of a complete scan.
+    /// Records a complete scan.
     pub(crate) fn record_scan(&self, driver: &DriverName, at: Timestamp) {
         self.last_scan.get_or_create(&labels(driver)).set(at.as_second());
-        // So that a scrape shows that there were none.
+        // Exports a zero if no scan has failed.
         drop(self.errors.get_or_create(&labels(driver)));
     }
 
-    /// Notes a scan that came to no end.
+    /// Records a failed scan.
     pub(crate) fn record_scan_failure(&self, driver: &DriverName) {
         self.errors.get_or_create(&labels(driver)).inc();
     }

@@ -1,8 +1,8 @@
-//! Orphans: what a driver holds and no object stands for. Found and reported by whoever owns the driver,
-//! deleted one at a time and only when a person asks.
+//! Orphaned volumes: volumes that a driver lists and that no object refers to. The process that owns the
+//! driver reports them. It deletes one at a time, and only on request.
 //!
-//! The report is a ConfigMap, and so is the way to ask: whoever can write it needs no way to the process that
-//! owns the driver.
+//! The report is a ConfigMap, and so is the request to delete: a client needs no connection to the process
+//! that owns the driver.
 
 pub mod metrics;
 pub mod report;

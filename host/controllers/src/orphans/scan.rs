@@ -1,5 +1,5 @@
-//! Scans drivers, writes reports, and takes requests: one effect at a time, one driver after the other by
-//! itself.
+//! Scans drivers for orphaned volumes, writes reports and handles requests to delete. One effect at a time;
+//! drivers are independent of each other.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -25,7 +25,7 @@ use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    listing::{ObservationHistory, VolumePages},
+    listing::{ListingError, ObservationHistory, VolumePages},
     metrics::OrphanMetrics,
     report::{
         self, DELETE, DELETING, DeletionRequest, DeletionResponse, LeakDetection, REPORT, ScanFailure,
@@ -36,10 +36,10 @@ use super::{
 };
 use crate::context::{ControllerContext, MAX_EFFECTS, ManagedDriver};
 
-/// The part of its interval by which a scan may come later.
+/// Maximum delay of a scan, as a divisor of the interval.
 const JITTER: u32 = 10;
 
-/// The scan of every driver of this process.
+/// Scans the drivers of this process.
 pub(crate) struct OrphanScanner {
     pub(super) context: Arc<ControllerContext>,
     pub(super) metrics: OrphanMetrics,
@@ -48,20 +48,19 @@ pub(crate) struct OrphanScanner {
     scan_states: HashMap<DriverName, Mutex<DriverScanState>>,
 }
 
-/// What is under way for a driver.
+/// State of one driver.
 pub(super) struct DriverScanState {
     next_scan: Instant,
-    /// A report that is not written yet.
+    /// A report that has not been written.
     pending_report: Option<ScanReport>,
-    /// An answer that is not written yet.
+    /// A response to a request that has not been written.
     pub(super) pending_response: Option<DeletionResponse>,
     pub(super) history: ObservationHistory,
-    /// Whether the sights have what the last process had seen.
+    /// `history` contains the observations of the last report.
     is_history_restored: bool,
 }
 
 impl OrphanScanner {
-    /// The scan, woken by requests from now on.
     pub(crate) fn new(
         context: Arc<ControllerContext>,
         interval: Duration,
@@ -79,7 +78,7 @@ impl OrphanScanner {
                 is_history_restored: false,
             })
         };
-        let role = Arc::new(Self {
+        Arc::new(Self {
             // One report a driver: the processes of several nodes would write over each other.
             scan_states: context
                 .drivers
@@ -91,9 +90,14 @@ impl OrphanScanner {
             metrics: orphan_metrics,
             interval,
             context,
-        });
-        let controller = Arc::downgrade(&role);
-        role.context.cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
+        })
+    }
+
+    /// Subscribes to requests to delete, and to restore markers.
+    pub(crate) fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        let controller = Arc::downgrade(self);
+        cache.orphan_reports.subscribe(move |change: &Change<OrphanReport>| {
             let has_request = change
                 .new
                 .as_ref()
@@ -105,17 +109,15 @@ impl OrphanScanner {
                     .for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        let controller = Arc::downgrade(&role);
-        role.context.cache.restore_markers.subscribe(move |_| {
+        let controller = Arc::downgrade(self);
+        cache.restore_markers.subscribe(move |_| {
             if let Some(controller) = controller.upgrade() {
                 controller.scan_states.keys().for_each(|name| controller.queue.add(name.clone()));
             }
         });
-        role
     }
 
-    /// Works until `stop`. Waits for the reports by itself: where they may not be watched, nothing else shall
-    /// wait.
+    /// Processes the queue until `stop`. Waits for the reports itself, since their watch is optional.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         tokio::select! {
             biased;
@@ -142,7 +144,7 @@ impl OrphanScanner {
             let config_map = match self.context.cache.orphan_reports.get(&self.report_key(name)) {
                 Lookup::Found(config_map) => Some(config_map),
                 Lookup::Missing => None,
-                // Somebody else's ConfigMap under our name: hands off.
+                // Another application's ConfigMap with the name of the report: leave it.
                 Lookup::Undecodable(_) => return Action::RequeueAfter(self.interval),
             };
             let config_map = config_map.as_deref();
@@ -190,19 +192,19 @@ impl OrphanScanner {
         OrphanReportKey::for_driver(&self.context.settings.namespace, driver)
     }
 
-    /// The wall clock, in the whole milliseconds that reports show.
+    /// The wall clock, truncated to milliseconds as in reports.
     pub(super) fn now(&self) -> Timestamp {
         let now = self.context.now();
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
-    /// Judges everything that the driver lists. No effect.
+    /// Classifies every volume that the driver lists. No effect.
     async fn scan(
         &self,
         driver: &ManagedDriver,
         config_map: Option<&OrphanReport>,
         scan_state: &mut DriverScanState,
-    ) -> Result<ScanReport, String> {
+    ) -> Result<ScanReport, ListingError> {
         let name = &driver.backend.description().name;
         if !driver.backend.abilities().contains(&Ability::Listing) {
             let message = format!("the driver has no `{}`", Ability::Listing);
@@ -212,7 +214,7 @@ impl OrphanScanner {
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
         let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
-        while let Some(page) = pages.next().await.map_err(|error| error.to_string())? {
+        while let Some(page) = pages.next().await? {
             let intent = |owner: &VolumeOwner| driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name);
             let now = self.now();
             for status in page {
@@ -225,7 +227,7 @@ impl OrphanScanner {
         Ok(summary.into_report(name.clone()))
     }
 
-    /// What verdicts rest on: the cache as it is now.
+    /// Input of the classification: the current cache.
     pub(super) fn classification_input<'a>(
         &'a self,
         driver: &'a DriverName,
@@ -243,13 +245,13 @@ impl OrphanScanner {
         }
     }
 
-    /// The report after a scan, and when the next one is due.
+    /// Builds the report of a scan and schedules the next scan.
     fn build_report(
         &self,
         driver: &DriverName,
         last_report: Option<ScanReport>,
         is_frozen: bool,
-        scan: Result<ScanReport, String>,
+        scan: Result<ScanReport, ListingError>,
         scan_state: &mut DriverScanState,
     ) -> ScanReport {
         let now = self.now();
@@ -260,12 +262,13 @@ impl OrphanScanner {
                 self.metrics.record_scan(driver, now);
                 ScanReport { time: Some(now), deletions_frozen: is_frozen, ..report }
             }
-            Err(message) => {
-                tracing::warn!(%driver, "the scan for orphans failed: {message}");
+            Err(error) => {
+                let message = error.to_string();
+                tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
                 self.metrics.record_scan_failure(driver);
                 scan_state.next_scan =
                     Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
-                let reason = "no scan has come to its end yet".to_owned();
+                let reason = "no scan has completed yet".to_owned();
                 let last_report = last_report.unwrap_or_else(|| {
                     ScanReport::new(driver.clone(), LeakDetection::None { message: reason })
                 });
@@ -278,7 +281,7 @@ impl OrphanScanner {
         }
     }
 
-    /// The effect after a scan: the report. What goes wrong leaves it on the desk.
+    /// Writes the report of a scan. A failed write leaves it pending.
     async fn publish_report(
         &self,
         driver: &ManagedDriver,
@@ -314,7 +317,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes members of the ConfigMap's data as a decision over the whole of it.
+    /// Writes data of the ConfigMap, at the version that was read.
     pub(super) async fn write(
         &self,
         driver: &DriverName,
@@ -342,7 +345,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Sends an event on the ConfigMap.
+    /// Publishes an event on the ConfigMap.
     pub(super) fn emit_event(
         &self,
         driver: &ManagedDriver,
@@ -365,14 +368,14 @@ impl OrphanScanner {
     }
 }
 
-/// What a volume is.
+/// Classifies a volume; a driver without change times needs the history.
 pub(super) fn classify_with_history(
     input: &ClassificationInput<'_>,
     status: &VolumeStatus,
     history: &mut ObservationHistory,
 ) -> Classification {
     let classification = rules::classify(input, status, None);
-    // Only what could be an orphan is worth remembering.
+    // The history is needed only for volumes that may be orphans.
     if status.changed_at_ms.is_none() && matches!(classification, Classification::WithinGracePeriod { .. }) {
         let last_change: LastChange = history.observe(status, input.now);
         return rules::classify(input, status, Some(last_change));
@@ -380,8 +383,8 @@ pub(super) fn classify_with_history(
     classification
 }
 
-/// The pause before the next scan: up to a tenth longer than the interval, so that processes that started
-/// together part.
+/// The delay of the next scan: up to a tenth longer than the interval, so that the scans of processes that
+/// started together spread.
 fn scan_delay(interval: Duration, driver: &DriverName, process: &str, now: Timestamp) -> Duration {
     let mut hasher = DefaultHasher::new();
     (driver, process, now).hash(&mut hasher);

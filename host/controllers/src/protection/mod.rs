@@ -1,5 +1,10 @@
-//! `protection`: releases the protection finalizers, and puts them on what was made before admission did.
-//! Takes the place of pv- and pvc-protection of kube-controller-manager.
+//! `protection`: removes the protection finalizers, and adds them to objects that were created before the
+//! admission plugin was enabled. Replaces the pv-, pvc- and vac-protection controllers of
+//! kube-controller-manager.
 
+mod declaration;
 pub mod reconcile;
 pub mod rules;
+
+pub use declaration::ROLE;
+pub(crate) use declaration::is_enabled;

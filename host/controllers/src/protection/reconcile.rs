@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides.
+//! Adds and removes protection finalizers as [`rules`] decides, one effect at a time.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::rules::{self, FinalizerVerdict};
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder},
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder, subscribe},
     live_reads::SingleFlightReads,
+    protection::ROLE,
     provisioner,
-    role::Role,
 };
 
-/// Objects of each kind that are worked on at once; each takes one small write.
+/// Maximum concurrent objects of each kind; each needs one small write.
 const WORKERS: usize = 64;
 
-/// The role.
+/// The protection controller.
 pub(crate) struct Protection {
     context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
@@ -36,50 +36,51 @@ pub(crate) struct Protection {
 }
 
 impl Protection {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
-        let role = Arc::new(Self {
+        Arc::new(Self {
             claims: Queue::new("pvcprotection", backoff, metrics),
             volumes: Queue::new("pvprotection", backoff, metrics),
             attributes_classes: Queue::new("vacprotection", backoff, metrics),
             pod_reads: SingleFlightReads::default(),
             context,
-        });
-        let (claims, controller) = (role.claims.clone(), Arc::downgrade(&role));
-        role.context.cache.claims.subscribe(move |change: &Change<Claim>| {
-            claims.add(change.key.clone());
+        })
+    }
+
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        subscribe(self, &cache.claims, |controller: &Self, change: &Change<Claim>| {
+            controller.claims.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| old.attributes_classes().next().is_some()) {
-                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
+                controller.enqueue_deleting_classes();
             }
         });
-        let (volumes, controller) = (role.volumes.clone(), Arc::downgrade(&role));
-        role.context.cache.volumes.subscribe(move |change: &Change<Volume>| {
-            volumes.add(change.key.clone());
+        subscribe(self, &cache.volumes, |controller: &Self, change: &Change<Volume>| {
+            controller.volumes.add(change.key.clone());
             if change.old.as_ref().is_none_or(|old| !old.attributes_class.is_empty()) {
-                controller.upgrade().iter().for_each(|controller| controller.enqueue_deleting_classes());
+                controller.enqueue_deleting_classes();
             }
         });
-        let classes = role.attributes_classes.clone();
-        role.context.cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
-        let claims = role.claims.clone();
-        role.context.cache.pods.subscribe(move |change: &Change<Pod>| {
+        let classes = self.attributes_classes.clone();
+        cache.attributes_classes.subscribe(move |change| classes.add(change.key.clone()));
+        let claims = self.claims.clone();
+        cache.pods.subscribe(move |change: &Change<Pod>| {
             for pod in [&change.old, &change.new].into_iter().flatten() {
                 PodIndex::claims_of(pod).for_each(|claim| claims.add(claim));
             }
         });
-        role
     }
 
-    /// What named one, or could not be read and may have, may have been what kept it.
+    /// Enqueues classes that are being deleted: the changed object may have been the last one in use of a
+    /// class.
     fn enqueue_deleting_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();
         let leaving = classes.iter().filter(|class| class.meta.deleting);
         leaving.for_each(|class| self.attributes_classes.add(class.name.clone()));
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (claims, volumes, classes) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
@@ -101,7 +102,7 @@ impl Protection {
         let mut pods_refreshed_for = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
-            let recorder = StepRecorder::of_claim(&self.context, Role::Protection, key);
+            let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
             let verdict = rules::decide_claim(
                 &self.context.cache,
                 &claim,
@@ -122,7 +123,7 @@ impl Protection {
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::Protection, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
             let has_local_provisioner = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
             let verdict = rules::decide_volume(&volume, has_local_provisioner);
@@ -139,7 +140,7 @@ impl Protection {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(class) = cache.attributes_classes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_role(&self.context, Role::Protection);
+            let recorder = StepRecorder::of_role(&self.context, ROLE);
             let verdict = rules::decide_attributes_class(cache, &class);
             match self.perform(&recorder, &*class, verdict, names::VAC_PROTECTION).await {
                 None => return Action::Done,
@@ -169,11 +170,11 @@ impl Protection {
                 Some(self.pod_reads.read_live(namespace.unwrap_or_default(), list).await)
             }
             FinalizerVerdict::Add => {
-                let text = format!("puts {finalizer} on");
+                let text = format!("adds finalizer {finalizer}");
                 Some(recorder.record_effect(&text, writer.add_finalizer(object, finalizer)).await.map(drop))
             }
             FinalizerVerdict::Remove(at) => {
-                let text = format!("takes {finalizer} off");
+                let text = format!("removes finalizer {finalizer}");
                 let key = object.key();
                 let write = writer.remove_finalizer::<K>(&key, &object.meta().uid, at, finalizer);
                 Some(recorder.record_effect(&text, write).await.map(drop))

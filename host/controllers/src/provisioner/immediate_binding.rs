@@ -1,5 +1,5 @@
-//! The race of nodes for a claim that nobody has chosen a node for: whose write to the claim the API takes
-//! makes the volume.
+//! Node-local provisioning of a claim without a selected node: the processes of several nodes write their
+//! node to the claim, and the one whose write succeeds provisions the volume.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, queue::Action, writer::PatchTarget};
@@ -10,14 +10,13 @@ use cofferdam_domain::{
 use serde_json::json;
 
 use super::reconcile::Provisioner;
-use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, role::Role};
+use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, provisioner::ROLE};
 
 impl Provisioner {
-    /// Writes this process' node on the claim, when its turn has come and there is room. Without an outcome
-    /// the claim is decided anew.
+    /// Selects the node of this process for the claim, after the process's delay and if the node has
+    /// capacity. The claim is decided again if no action is returned.
     ///
-    /// The claim is the one of the decision, and not read again here: on a newer one somebody else's choice
-    /// may stand already.
+    /// The claim is that of the decision: a newer one may have a selected node already.
     pub(super) async fn select_node(
         &self,
         claim: &Claim,
@@ -26,7 +25,7 @@ impl Provisioner {
     ) -> Option<Action> {
         let Some(deployment) = &self.context.settings.node else { return Some(Action::Done) };
         let uid = &claim.meta.uid;
-        let recorder = StepRecorder::of_claim(&self.context, Role::Provisioner, &claim.key);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
         if let Some(delay) = self.contests().next_attempt(deployment, uid) {
             return Some(Action::RequeueAfter(delay));
         }
@@ -47,15 +46,15 @@ impl Provisioner {
             claim.meta.resource_version,
             patch,
         );
-        let error = recorder.record_effect(&format!("takes the claim for node {node}"), write).await.err()?;
+        let error = recorder.record_effect(&format!("selects node {node}"), write).await.err()?;
         if matches!(error, ApiError::Conflict(_)) {
             self.contests().retry_now(uid);
         }
         Some(self.context.action_for_write_error::<Claim>(&claim.key, &error).await)
     }
 
-    /// Why the claim is left to other nodes. A driver that cannot tell, or does not, is given the claim: what
-    /// it answers then is told.
+    /// The reason why the node has too little capacity. A driver that does not report its capacity gets the
+    /// claim; a failure of CreateVolume is reported.
     async fn capacity_shortage(
         &self,
         claim: &Claim,
@@ -74,11 +73,12 @@ impl Provisioner {
         match driver.backend.get_capacity(Call::with_deadline(self.context.settings.timeout), query).await {
             Ok(capacity) => {
                 let maximum = capacity.maximum_volume_size.unwrap_or(u64::MAX).min(capacity.available);
-                let text = format!("node {node} has room for {maximum} bytes, and {required} are asked for");
+                let text =
+                    format!("node {node} has capacity for {maximum} bytes; the claim requests {required}");
                 (maximum < required).then_some(text)
             }
             Err(error) => {
-                tracing::info!(%node, claim = %claim.key, %error, "the driver does not tell its capacity");
+                tracing::info!(%node, claim = %claim.key, %error, "the driver does not report its capacity");
                 None
             }
         }

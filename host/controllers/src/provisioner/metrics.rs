@@ -1,4 +1,4 @@
-//! The provisioner's metrics, by external-provisioner's names.
+//! Metrics of the provisioner, with the names of external-provisioner.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub struct ProvisionerMetrics {
 }
 
 impl ProvisionerMetrics {
-    /// Metrics that a scrape of `registry` shows.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(BUCKETS);
         let metrics = Self {
@@ -53,7 +53,7 @@ impl ProvisionerMetrics {
         registry.register(format!("{claims}_provision_failed"), "Provisionings failed", m.provision_failures);
         registry.register_with_unit(
             format!("{claims}_provision_duration"),
-            "Time from the driver call to the volume's object",
+            "Time from the driver call to the PersistentVolume",
             Unit::Seconds,
             m.provision_seconds,
         );

@@ -1,12 +1,19 @@
-//! `provisioner`: claims to volumes, and released volumes to nothing. Takes the place of
-//! external-provisioner.
+//! `provisioner`: provisions volumes for claims and deletes released volumes. Replaces external-provisioner.
 
+mod create;
+mod declaration;
 mod immediate_binding;
+mod infeasible;
 pub mod metrics;
 pub mod object;
 pub mod parameters;
 pub mod placement;
 mod reclaim;
 pub mod reconcile;
+mod release_hints;
 pub mod rules;
+mod save;
 pub mod topology;
+mod undo;
+
+pub use declaration::ROLE;

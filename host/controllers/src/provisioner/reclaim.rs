@@ -1,5 +1,5 @@
-//! What becomes of volumes: protected while they are Bound, deleted when they are Released; one effect at a
-//! time.
+//! Reconciles PersistentVolumes: adds a finalizer while they are Bound, deletes their volumes when they are
+//! Released. One effect at a time.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, Lookup, Precondition, deletion_freeze, queue::Action};
@@ -17,16 +17,16 @@ use crate::{
     event_spec::EventSpec,
     observer::StepResult,
     protection::{self, rules::FinalizerVerdict},
-    role::Role,
+    provisioner::ROLE,
 };
 
 impl Provisioner {
-    /// Protects, releases or deletes a volume.
+    /// Reconciles one PersistentVolume. See [`rules::reclaim`].
     pub(super) async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::Provisioner, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, &self.context.cache);
             let local_node = self.context.local_node.as_ref().is_some_and(has_volume);
             let is_managed_driver = |driver: &DriverName| {
@@ -44,25 +44,32 @@ impl Provisioner {
             ) {
                 ReclaimVerdict::Ignore(_) => return Action::Done,
                 ReclaimVerdict::AddFinalizer => recorder
-                    .record_effect("protects the volume's object", writer.add_finalizer(&*volume, finalizer))
+                    .record_effect(
+                        "adds the finalizer of the PersistentVolume",
+                        writer.add_finalizer(&*volume, finalizer),
+                    )
                     .await
                     .map(drop),
                 ReclaimVerdict::RemoveFinalizer(at) => {
                     let mut finalizers = vec![(at, finalizer)];
-                    // The other role of this process that keeps the object would take its own off next.
-                    if self.context.settings.roles.contains(&Role::Protection)
+                    // One write removes the finalizer of the protection controller too, if it runs in this
+                    // process.
+                    if protection::is_enabled(&self.context.settings)
                         && let FinalizerVerdict::Remove(at) = protection::rules::decide_volume(&volume, false)
                     {
                         finalizers.push((at, names::PV_PROTECTION));
                     }
                     let write = writer.remove_finalizers::<Volume>(name, uid, &mut finalizers);
-                    recorder.record_effect("releases the volume's object", write).await.map(drop)
+                    recorder
+                        .record_effect("removes the finalizer of the PersistentVolume", write)
+                        .await
+                        .map(drop)
                 }
                 ReclaimVerdict::DeleteObject => {
                     let precondition = Precondition { uid: Some(uid.clone()), resource_version: None };
                     recorder
                         .record_effect(
-                            "deletes the volume's object",
+                            "deletes the PersistentVolume",
                             writer.delete::<Volume>(name, &precondition),
                         )
                         .await
@@ -83,9 +90,8 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// Why a volume cannot be deleted without a secret: its own annotation names one, or it has none and its
-    /// class does, as external-provisioner looks there then. An annotation that is empty says that there is
-    /// no secret.
+    /// The reason why a volume cannot be deleted without a Secret: its annotation names one, or, without the
+    /// annotation, its class does, as in external-provisioner. An empty annotation means no Secret.
     fn required_secret_message(&self, volume: &Volume) -> Option<String> {
         match volume.meta.annotation(names::DELETION_SECRET_NAME) {
             Some("") => None,
@@ -97,16 +103,19 @@ impl Provisioner {
                 let key = parameters::deletion_secret(&class)?;
                 let class = &class.name;
                 Some(format!(
-                    "deleting the volume may need the secret that StorageClass {class} names with {key:?}: this version passes no \
-                     secrets to drivers"
+                    "deleting the volume may need the secret that StorageClass {class} names with {key:?}: \
+                     this version passes no secrets to drivers"
                 ))
             }
         }
     }
 
-    /// The one effect that cannot be taken back: before it, object and claim are read past the cache, and
-    /// then the version of the cluster, unless the binder of this process has just done so.
+    /// Deletes the volume at the driver. Since this effect cannot be undone, volume and claim are read from
+    /// the API server first, and then the version of the cluster, unless the PersistentVolume controller of
+    /// this process has just done so. Returns an action if the volume was not deleted.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
+        // 1. Check what the cache knows: the Secret, other PersistentVolumes of the volume,
+        //    VolumeAttachments.
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Action::Done) };
         if let Some(text) = self.required_secret_message(volume) {
@@ -128,7 +137,7 @@ impl Provisioner {
             cache.other_volume_with_handle(&csi.driver, &csi.handle, &volume.name, may_share_storage)
         {
             let text = format!(
-                "PersistentVolume {other} stands for the same volume {}: it is not deleted",
+                "PersistentVolume {other} refers to the same volume {}: it is not deleted",
                 csi.handle
             );
             self.context.emit_event(
@@ -151,9 +160,12 @@ impl Provisioner {
             );
             return Some(Action::Backoff);
         }
+
+        // 2. Check with live reads that the volume is Released and its claim deleted. They may detect a
+        //    restore.
         match self.is_still_released(volume).await {
             Ok(true) => {}
-            // The binder has not said so yet, or is not there to say it: its word wakes this volume.
+            // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
             Ok(false) => return Some(Action::Backoff),
             Err(error) => {
                 return Some(self.context.action_for_write_error::<Volume>(&volume.name, &error).await);
@@ -162,6 +174,8 @@ impl Provisioner {
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Some(self.report_deletion_frozen(volume, recorder));
         }
+
+        // 3. Call the driver.
         let call = Call::with_deadline(self.context.settings.timeout);
         let started = Instant::now();
         let class = volume.class.as_ref().into();
@@ -186,8 +200,10 @@ impl Provisioner {
         }
     }
 
+    /// Confirms with live reads, or a current release hint, that the volume is Released and its claim
+    /// deleted.
     async fn is_still_released(&self, volume: &Volume) -> Result<bool, ApiError> {
-        if self.context.release_hints.take(volume) {
+        if self.release_hints.take(volume) {
             return Ok(true);
         }
         let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };
@@ -198,8 +214,7 @@ impl Provisioner {
         let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
         self.context.check_live().await?;
-        // A claim of that uid that names another volume is the winner of a double provisioning; this one is
-        // the loser's.
+        // A claim of this uid that is bound to another volume was provisioned twice; this volume is unused.
         Ok(claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
                 || claim.volume.is_some_and(|name| name != live.name)
@@ -208,7 +223,8 @@ impl Provisioner {
 
     fn report_deletion_frozen(&self, volume: &Volume, recorder: &StepRecorder) -> Action {
         let text = format!(
-            "The cluster was restored from a backup: the volume is not deleted until ConfigMap {}/{} is deleted",
+            "The cluster was restored from a backup: the volume is not deleted until ConfigMap {}/{} is \
+             deleted",
             self.context.settings.namespace,
             deletion_freeze::RESTORE_MARKER_NAME
         );

@@ -1,5 +1,10 @@
-//! `pv-controller`: binds claims and volumes, keeps their phases, releases what lost its claim. Takes the
-//! place of kube-controller-manager's PersistentVolumeController.
+//! `pv-controller`: binds claims and volumes, maintains their phases, and releases volumes of deleted claims.
+//! Replaces kube-controller-manager's PersistentVolumeController.
 
+mod declaration;
+pub(crate) mod messages;
 pub mod reconcile;
 pub mod rules;
+
+pub use declaration::ROLE;
+pub(crate) use declaration::is_enabled;

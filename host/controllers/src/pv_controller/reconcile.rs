@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides, one write at a time.
+//! Reconciles claims and volumes as [`rules`] decides, one write at a time.
 
 use std::{
     cell::Cell,
@@ -20,71 +20,60 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::rules::{
-    self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect, ClaimStatus,
-    VolumeBindingVerdict, VolumeEffect,
+use super::{
+    messages::{ProvisioningRequested, VolumeReleased},
+    rules::{
+        self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
+        ClaimStatus, VolumeBindingVerdict, VolumeEffect,
+    },
 };
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference},
+    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference, subscribe},
     observer::StepResult,
-    role::Role,
+    pv_controller::ROLE,
     volume_locks::{VolumeLocks, WakePolicy},
 };
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "persistentvolume-controller";
-/// A claim that has no volume after this time gets the event that tells what it waits for. Kubernetes sends
-/// it at once and then with every resync; most claims are bound before anybody could read it.
+/// Delay of the event of a claim that waits for its provisioner. Kubernetes emits it immediately and with
+/// every resync; most claims are bound within this time.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Claims, and as many volumes, that are worked on at once.
+/// Maximum concurrent claims; the same limit applies separately to volumes.
 const WORKERS: usize = 64;
 
-/// The role.
+/// The PersistentVolume controller.
 pub(crate) struct PvController {
     context: Arc<ControllerContext>,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
-    /// Since when claims wait for their provisioner.
+    /// Claims that wait for their provisioner, with the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
     volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
 impl PvController {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.api_backoff();
         let claims = Queue::new("claims", backoff, metrics);
-        let role = Arc::new(Self {
+        Arc::new(Self {
             volume_locks: VolumeLocks::new(WakePolicy::All),
             claims,
             volumes: Queue::new("volumes", backoff, metrics),
             waiting: Mutex::default(),
             context,
-        });
-        let cache = Arc::clone(&role.context.cache);
-        let controller = Arc::downgrade(&role);
-        cache.claims.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.claim_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(&role);
-        cache.volumes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.volume_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(&role);
-        cache.classes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.class_changed(change);
-            }
-        });
-        role
+        })
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.classes, Self::class_changed);
+    }
+
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
@@ -105,7 +94,8 @@ impl PvController {
                 self.volumes.add(volume.clone());
             }
         }
-        // Appeared, went, or another of the same name: whoever is reserved for it must look.
+        // Created, deleted, or replaced by another claim of the same name: reconcile the volumes that refer
+        // to it.
         let uid = |claim: &Option<Arc<Claim>>| claim.as_ref().map(|claim| claim.meta.uid.clone());
         if uid(&change.old) != uid(&change.new) || change.new.is_none() {
             for volume in self.context.cache.volumes_of_claim(&change.key) {
@@ -147,11 +137,15 @@ impl PvController {
         claims.into_iter().for_each(|claim| self.claims.add(claim));
     }
 
+    /// Reconciles one claim. See [`rules::decide_claim`].
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, Role::PvController, key);
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
         for _ in 0..MAX_EFFECTS {
+            // 1. Decide from the cache.
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
             let (verdict, locked_volume) = self.verdict(&claim);
+
+            // 2. Wait for a lock on the volume; its release enqueues the claim.
             if let Some(volume) = locked_volume {
                 if self.volume_locks.add_waiter(&volume, key) {
                     return Action::Done;
@@ -161,6 +155,8 @@ impl PvController {
             if !matches!(verdict, ClaimBindingVerdict::Provision(..)) {
                 self.waiting().remove(&claim.meta.uid);
             }
+
+            // 3. Write, then decide again; or wait, or report.
             match verdict {
                 ClaimBindingVerdict::Apply(effect, event) => {
                     if let Err(error) = self.perform(&recorder, &claim, effect).await {
@@ -194,7 +190,8 @@ impl PvController {
         Action::Requeue
     }
 
-    /// What is to be done for a claim; or the volume that would be its, were it not another's turn.
+    /// Decides on a claim. Also returns the volume that the claim would get if another claim had not locked
+    /// it.
     fn verdict(&self, claim: &Claim) -> (ClaimBindingVerdict, Option<VolumeName>) {
         let locked_volume = Cell::new(None);
         let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
@@ -216,14 +213,13 @@ impl PvController {
     }
 
     fn wait_for_provisioner(&self, recorder: &StepRecorder, claim: &Claim, driver: &DriverName) -> Action {
-        // It may have looked before this claim lost the race for a volume that exists.
-        if let Some(provisioner_queue) =
-            self.context.provisioner_queue.get().filter(|_| self.context.has_provisioner(driver))
-        {
-            provisioner_queue.add_if_absent(claim.meta.uid.clone());
-            // It tells by itself what keeps a claim. In a burst, an event for each one whose turn is to come
-            // would make all wait longer.
-            recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+        // The provisioner may have reconciled the claim before the claim lost an existing volume to another
+        // claim.
+        let request = ProvisioningRequested { claim: claim.meta.uid.clone() };
+        if self.context.has_provisioner(driver) && self.context.channels.send(&request) {
+            // The provisioner emits the events of the claim. In a burst, an event for each waiting claim
+            // would delay all of them.
+            recorder.record(StepResult::Waiting, format!("waits for {driver} to provision a volume"), None);
             return Action::Done;
         }
         let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
@@ -231,7 +227,11 @@ impl PvController {
             Some(left) if !left.is_zero() => Action::RequeueAfter(left),
             Some(_) | None => {
                 let event = rules::external_provisioning_event(driver);
-                recorder.record(StepResult::Waiting, format!("a volume of {driver} is to come"), None);
+                recorder.record(
+                    StepResult::Waiting,
+                    format!("waits for {driver} to provision a volume"),
+                    None,
+                );
                 self.context.emit_event(claim, COMPONENT, event);
                 Action::Done
             }
@@ -278,7 +278,7 @@ impl PvController {
             }
             ClaimEffect::MarkVolumeBound(volume) => {
                 let patch = json!({"status": {"phase": "Bound", "message": null}});
-                let text = format!("marks {} Bound", volume.name);
+                let text = format!("sets the phase of {} to Bound", volume.name);
                 let write = writer.merge_patch::<Volume>(
                     &volume.name,
                     PatchTarget::Status,
@@ -298,7 +298,7 @@ impl PvController {
                     .await?;
             }
             ClaimEffect::SetStatus(status) => {
-                let text = format!("becomes {}", status.phase.as_str());
+                let text = format!("sets the phase to {}", status.phase.as_str());
                 let patch = json!({"status": status_patch(&status)});
                 recorder
                     .record_effect(
@@ -312,7 +312,7 @@ impl PvController {
                     names::STORAGE_PROVISIONER: driver,
                     names::STORAGE_PROVISIONER_BETA: driver,
                 }}});
-                let text = format!("asks {driver} for a volume");
+                let text = format!("requests a volume from {driver}");
                 recorder
                     .record_effect(
                         &text,
@@ -324,8 +324,7 @@ impl PvController {
         Ok(())
     }
 
-    /// A write on a volume that fails within a claim's run: the volume must be read again, not only the
-    /// claim.
+    /// Refreshes a volume after a failed write in the reconcile of a claim, which refreshes only the claim.
     async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, ApiError>) -> Result<(), ApiError> {
         match result {
             Ok(_) => Ok(()),
@@ -338,17 +337,20 @@ impl PvController {
         }
     }
 
+    /// Reconciles one volume. See [`rules::decide_volume`].
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let mut refreshed_claim: Option<(ClaimRef, Instant)> = None;
         for _ in 0..MAX_EFFECTS {
+            // 1. Decide from the cache, and from the claim if it was refreshed for this volume.
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, Role::PvController, &volume);
+            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
             let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
             let input = BindingInput {
                 cache: &self.context.cache,
                 has_provisioner: &has_provisioner,
                 is_locked_by_other: &|_| false,
             };
+            // 2. Write or refresh, then decide again; or finish.
             match rules::decide_volume(input, &volume, refreshed_claim.as_ref().map(|(claim, _)| claim)) {
                 VolumeBindingVerdict::Apply(effect, event) => {
                     if let VolumeEffect::RefreshClaim(_) = effect {
@@ -399,11 +401,15 @@ impl PvController {
             VolumeEffect::SetPhase(phase, message) => {
                 let message = if message.is_empty() { Value::Null } else { json!(message) };
                 let patch = json!({"status": {"phase": phase.as_str(), "message": message}});
-                let text = format!("marks it {}", phase.as_str());
+                let text = format!("sets the phase to {}", phase.as_str());
                 let write = writer.merge_patch::<Volume>(&volume.name, PatchTarget::Status, version, patch);
                 let written = recorder.record_effect(&text, write).await?;
                 if let Some(refreshed_at) = claim_refreshed_at.filter(|_| phase == VolumePhase::Released) {
-                    self.context.release_hints.insert(&written, refreshed_at);
+                    self.context.channels.send(&VolumeReleased {
+                        volume: written.name,
+                        resource_version: written.meta.resource_version,
+                        claim_read_at: refreshed_at,
+                    });
                 }
             }
             VolumeEffect::Unbind { whole } => {
@@ -417,15 +423,14 @@ impl PvController {
                 };
                 recorder
                     .record_effect(
-                        "gives it up",
+                        "removes its claim",
                         writer.merge_patch::<Volume>(&volume.name, PatchTarget::Object, version, patch),
                     )
                     .await?;
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // The volume's deletion may rest on it: not if the cluster that says so is one that was
-                // restored.
+                // The deletion of the volume depends on this read, which may be of a restored cluster.
                 self.context.check_live().await?;
             }
         }

@@ -1,4 +1,4 @@
-//! Carries out what [`rules`] decides of growing, one effect at a time.
+//! Expands volumes as [`rules`] decides, one effect at a time.
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
@@ -30,7 +30,7 @@ use crate::{
 const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
 
 impl Resizer {
-    /// Grows a claim's volume as far as it can be done now.
+    /// Reconciles the expansion of one claim. See [`rules::decide_expansion`].
     pub(super) async fn reconcile_expansion(
         &self,
         name: &DriverName,
@@ -72,8 +72,8 @@ impl Resizer {
                     return Action::Backoff;
                 }
                 ExpansionVerdict::Expand(expand) => {
-                    let answer = self.call_expand(name, driver, &claim, *expand).await;
-                    answer.map(|answer| expansion_result = Some(answer))
+                    let result = self.call_expand(name, driver, &claim, *expand).await;
+                    result.map(|result| expansion_result = Some(result))
                 }
                 verdict @ (ExpansionVerdict::RemovePreResizeCapacity(_)
                 | ExpansionVerdict::MarkInProgress(_)
@@ -99,36 +99,41 @@ impl Resizer {
         let (key, version, status) = (&claim.key, claim.meta.resource_version, Endpoint::Status);
         let (text, patch, event) = match verdict {
             ExpansionVerdict::RemovePreResizeCapacity(volume) => {
-                let (text, patch) = ("forgets the size before", object::remove_pre_resize_capacity_patch());
+                let (text, patch) = (
+                    "removes the annotation of the previous size",
+                    object::remove_pre_resize_capacity_patch(),
+                );
                 return self.write_volume((name, claim, VOLUME_RESIZE_FAILED), &volume, text, patch).await;
             }
             ExpansionVerdict::UpdateVolumeCapacity(enlarge) => {
-                let (text, patch) = ("writes the volume's new size", object::capacity_patch(&enlarge));
+                let (text, patch) =
+                    ("sets the capacity of the PersistentVolume", object::capacity_patch(&enlarge));
                 return self
                     .write_volume((name, claim, VOLUME_RESIZE_FAILED), &enlarge.volume, text, patch)
                     .await;
             }
             ExpansionVerdict::MarkInProgress(begin) => {
                 self.state.update_expansion(&claim.meta.uid, |state| {
-                    // A mark of an earlier size means nothing for this one.
+                    // An earlier size that was infeasible says nothing about this one.
                     state.infeasible = state.infeasible.take().filter(|(target, _)| *target == begin.target);
                 });
-                ("begins to grow", object::in_progress_patch(claim, now, begin), None)
+                ("starts the expansion", object::in_progress_patch(claim, now, begin), None)
             }
             ExpansionVerdict::MarkNodePending => {
                 if claim.progress().resize == Some(ResizeState::NodeInfeasible) {
-                    // The node could not: it is handed back now, and the next time later.
+                    // The node could not expand it. It is requested again now, and the next time after a
+                    // delay.
                     self.mark_infeasible(claim);
                 }
                 let event = EventSpec::normal(
                     "FileSystemResizeRequired",
                     "Require file system resize of volume on node",
                 );
-                ("is handed over to the node", object::node_pending_patch(claim, now), Some(event))
+                ("requests the expansion on the node", object::node_pending_patch(claim, now), Some(event))
             }
             ExpansionVerdict::MarkFinished(size) => {
                 let event = EventSpec::normal("VolumeResizeSuccessful", "Resize volume succeeded");
-                ("has grown", object::finished_patch(claim, now, size), Some(event))
+                ("finishes the expansion", object::finished_patch(claim, now, size), Some(event))
             }
             ExpansionVerdict::NoAction(_)
             | ExpansionVerdict::WaitForRetry
@@ -156,8 +161,8 @@ impl Resizer {
         }
     }
 
-    /// How a run goes on after a write of the claim that failed. After a conflict it looks again, with what
-    /// the driver has answered.
+    /// Handles a failed write of the claim. After a conflict the reconcile continues with the driver's
+    /// response.
     pub(super) async fn handle_claim_write_error(
         &self,
         name: &DriverName,
@@ -185,7 +190,7 @@ impl Resizer {
         }
     }
 
-    /// Writes on the volume's object, in the same way.
+    /// Patches the PersistentVolume; errors are handled as for the claim.
     pub(super) async fn write_volume(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),
@@ -216,30 +221,30 @@ impl Resizer {
         self.emit_event(name, claim, EventSpec::normal("Resizing", text));
         self.state.update_expansion(uid, |state| state.last_finality = Some(Finality::Unknown));
         let started = Instant::now();
-        let answer = driver.backend.expand_volume(call, request).await;
-        let answer = match answer {
-            Ok(answer) => answer,
+        let response = driver.backend.expand_volume(call, request).await;
+        let expanded = match response {
+            Ok(expanded) => expanded,
             Err(error) => {
                 return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
             }
         };
-        if let Err(problem) = rules::check_capacity(target, answer) {
+        if let Err(problem) = rules::check_capacity(target, expanded) {
             let error = StorageError::final_outcome(ErrorKind::Internal, problem.to_string());
             return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
         }
-        let size = Quantity::from_bytes(answer.capacity);
-        let text = format!("{name} grows the volume to {size}");
+        let size = Quantity::from_bytes(expanded.capacity);
+        let text = format!("{name} expands the volume to {size}");
         self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));
-        Ok(ExpansionResult { claim: uid.clone(), target, volume: answer })
+        Ok(ExpansionResult { claim: uid.clone(), target, volume: expanded })
     }
 
-    /// Whether a claim is still there: of one that is gone nothing is remembered.
+    /// The claim still exists. State of a deleted claim is not retained.
     pub(super) fn is_claim_present(&self, claim: &Claim) -> bool {
         let now = self.context.cache.claims.get(&claim.key).into_object();
         now.is_some_and(|now| now.meta.uid == claim.meta.uid)
     }
 
-    /// Whether the world has gone on since a decision was made.
+    /// The claim or the volume has changed since the decision.
     pub(super) fn has_changed(&self, claim: &Claim, volume: &Volume) -> bool {
         let cache = &self.context.cache;
         let claim_now = cache.claims.get(&claim.key).into_object();
@@ -248,7 +253,7 @@ impl Resizer {
             || volume_now.is_none_or(|now| now.meta.resource_version != volume.meta.resource_version)
     }
 
-    /// Writes the failure into the status, tells of it, and chooses when to try again.
+    /// Writes the failure to the status, emits it, and returns the time of the next attempt.
     async fn handle_expansion_failure(
         &self,
         name: &DriverName,
@@ -271,24 +276,23 @@ impl Resizer {
         self.emit_failure(name, claim, VOLUME_RESIZE_FAILED, text);
         let infeasible = failure == ResizeFailure::Infeasible;
         if failure != ResizeFailure::InDoubt {
-            self.write_failure(claim, "could not grow", |current| {
+            self.write_failure(claim, "reports the failed expansion", |current| {
                 let same = current.progress().allocated_resources == Some(target);
                 same.then(|| object::failed_patch(current, self.context.now(), &error, infeasible))?
             })
             .await;
         }
         if infeasible {
-            let pause = self.context.settings.retry_interval_max;
+            let delay = self.context.settings.retry_interval_max;
             self.state.update_expansion(&claim.meta.uid, |state| {
-                state.infeasible = Some((target, Instant::now() + pause));
+                state.infeasible = Some((target, Instant::now() + delay));
             });
-            return Action::BackoffFor(pause);
+            return Action::BackoffFor(delay);
         }
         self.requeue_after(name, ResizeOperation::Expansion, &claim.key, error.retry_after_ms)
     }
 
-    /// Writes into a claim's status how a call has failed, as the claim is by now; once more where it has
-    /// changed in this moment.
+    /// Writes a failure to the status of the current claim; once more after a conflict.
     pub(super) async fn write_failure(
         &self,
         claim: &Claim,
@@ -303,25 +307,25 @@ impl Resizer {
             let write =
                 self.context.writer.strategic_merge_patch::<Claim>(key, Endpoint::Status, version, patch);
             let Err(error) = self.recorder(claim).record_effect(text, write).await else { return };
-            // Told or not, the call is tried again in time; but who comes after this process has to know what
-            // was impossible.
+            // The call is retried even if this write fails; a later process reads from the status what is
+            // infeasible.
             if self.context.action_for_write_error::<Claim>(key, &error).await != Action::Requeue {
                 return;
             }
         }
     }
 
-    /// The claim's present size is not tried again for a while.
+    /// Delays the next attempt of the claim's current size.
     fn mark_infeasible(&self, claim: &Claim) {
-        let pause = self.context.settings.retry_interval_max;
+        let delay = self.context.settings.retry_interval_max;
         if let Some(target) = claim.progress().allocated_resources {
             self.state.update_expansion(&claim.meta.uid, |state| {
-                state.infeasible = Some((target, Instant::now() + pause));
+                state.infeasible = Some((target, Instant::now() + delay));
             });
         }
     }
 
-    /// Whether this process can tell when a volume of the driver is in use.
+    /// This process watches Pods to find volumes of the driver that are in use.
     fn has_pod_watch(&self, driver: &DriverName) -> bool {
         let driver = self.context.drivers.get(driver);
         self.context.settings.handle_volume_inuse_error
@@ -329,8 +333,8 @@ impl Resizer {
     }
 }
 
-/// Whether a driver may refuse to grow what is in use.
-pub(crate) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
+/// The driver can expand volumes only while they are not published.
+pub(super) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
     driver.abilities().contains(&Ability::Expansion)
         && !driver.description().has_feature(Feature::OnlineExpansion)
 }

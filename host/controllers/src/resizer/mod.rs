@@ -1,10 +1,13 @@
-//! `resizer`: makes volumes larger and changes their parameters, as claims ask. Takes the place of
+//! `resizer`: expands volumes and changes their VolumeAttributesClass, as claims request. Replaces
 //! external-resizer.
 
-pub(crate) mod expand;
+mod declaration;
+mod expand;
 pub mod modification;
 mod modify;
 mod object;
 pub mod reconcile;
 pub mod rules;
 mod state;
+
+pub use declaration::ROLE;

@@ -1,4 +1,4 @@
-//! Carries out what [`modification`] decides, one effect at a time.
+//! Modifies volumes as [`modification`] decides, one effect at a time.
 
 use cofferdam_cluster::{Lookup, queue::Action, writer::PatchTarget as Endpoint};
 use cofferdam_domain::{
@@ -25,7 +25,7 @@ use crate::{
 const VOLUME_MODIFY_FAILED: &str = "VolumeModifyFailed";
 
 impl Resizer {
-    /// Gives a claim's volume the class that it asks for, as far as it can be done now.
+    /// Reconciles the modification of one claim. See [`modification::decide_modification`].
     pub(super) async fn reconcile_modification(
         &self,
         name: &DriverName,
@@ -103,16 +103,16 @@ impl Resizer {
         let claim_name = &claim.key.name;
         let (text, patch, event) = match verdict {
             ModificationVerdict::UpdateVolumeClass(volume, target) => {
-                let text = "writes the volume's class";
+                let text = "sets the class of the PersistentVolume";
                 let patch = object::attributes_class_patch(&target);
                 return self.write_volume((name, claim, VOLUME_MODIFY_FAILED), &volume, text, patch).await;
             }
             ModificationVerdict::Cancel => {
                 let event = EventSpec::normal(
                     "VolumeModifyCanceled",
-                    format!("no class is asked for {claim_name} any more"),
+                    format!("claim {claim_name} no longer requests a VolumeAttributesClass"),
                 );
-                ("is modified no more", object::modification_cancelled_patch(claim, now), event)
+                ("cancels the modification", object::modification_cancelled_patch(claim, now), event)
             }
             ModificationVerdict::MarkPending(target, problem) => {
                 self.state.update_modification(&claim.meta.uid, |state| {
@@ -123,19 +123,19 @@ impl Resizer {
                     self.emit_event(name, claim, event);
                     return Ok(());
                 }
-                ("waits for its class", object::modification_pending_patch(), event)
+                ("waits for its VolumeAttributesClass", object::modification_pending_patch(), event)
             }
             ModificationVerdict::MarkInProgress(target) => {
-                // external-resizer's words.
+                // The text of external-resizer.
                 let text = format!("external resizer is modifying volume {claim_name} with vac {target}");
                 let patch = object::modification_in_progress_patch(claim, now, &target);
-                ("begins to be modified", patch, EventSpec::normal("VolumeModify", text))
+                ("starts the modification", patch, EventSpec::normal("VolumeModify", text))
             }
             ModificationVerdict::MarkFinished(target) => {
                 let text =
                     format!("external resizer modified volume {claim_name} with vac {target} successfully");
                 let patch = object::modification_finished_patch(claim, now, &target);
-                ("is modified", patch, EventSpec::normal("VolumeModifySuccessful", text))
+                ("finishes the modification", patch, EventSpec::normal("VolumeModifySuccessful", text))
             }
             ModificationVerdict::NoAction(_)
             | ModificationVerdict::WaitForRetry
@@ -174,7 +174,7 @@ impl Resizer {
         let started = Instant::now();
         match driver.backend.modify_volume(call, handle, parameters).await {
             Ok(()) => {
-                let text = format!("{name} gives the volume the class {target}");
+                let text = format!("{name} modifies the volume to class {target}");
                 self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));
                 Ok(())
             }
@@ -182,7 +182,7 @@ impl Resizer {
         }
     }
 
-    /// Writes the failure into the status, tells of it, and chooses when to try again.
+    /// Writes the failure to the status, emits it, and returns the time of the next attempt.
     async fn handle_modification_failure(
         &self,
         name: &DriverName,
@@ -195,15 +195,15 @@ impl Resizer {
         }
         let failure = modification::classify_failure(&error);
         let infeasible = failure == ResizeFailure::Infeasible;
-        let pause = self.context.settings.retry_interval_max;
+        let delay = self.context.settings.retry_interval_max;
         self.state.update_modification(&claim.meta.uid, |modification_state| {
             modification_state.is_last_call_final = failure != ResizeFailure::InDoubt;
-            modification_state.infeasible = infeasible.then(|| (target.into(), Instant::now() + pause));
+            modification_state.infeasible = infeasible.then(|| (target.into(), Instant::now() + delay));
         });
         self.emit_failure(name, claim, VOLUME_MODIFY_FAILED, error.to_string());
         let state = if infeasible { ModifyState::Infeasible } else { ModifyState::InProgress };
         let error_text = (error.kind.as_str(), error.message.as_str());
-        self.write_failure(claim, "could not be modified", |current| {
+        self.write_failure(claim, "reports the failed modification", |current| {
             let status = current.progress().modification.as_ref();
             status.filter(|status| &*status.target_class == target)?;
             let failed = (target, state, failure == ResizeFailure::InDoubt);
@@ -211,13 +211,13 @@ impl Resizer {
         })
         .await;
         if infeasible {
-            return Action::BackoffFor(pause);
+            return Action::BackoffFor(delay);
         }
         self.requeue_after(name, ResizeOperation::Modification, &claim.key, error.retry_after_ms)
     }
 }
 
-/// The Secret that a volume is modified with.
+/// The Secret of a modification.
 fn secret_of(volume: &Volume) -> Option<SecretRef> {
     let annotation = |key| volume.meta.annotation(key).filter(|text| !text.is_empty());
     match (annotation(names::MODIFY_SECRET_NAME), annotation(names::MODIFY_SECRET_NAMESPACE)) {
@@ -226,7 +226,7 @@ fn secret_of(volume: &Volume) -> Option<SecretRef> {
     }
 }
 
-/// `--extra-modify-metadata`
+/// Adds the parameters of `--extra-modify-metadata`.
 fn add_metadata(parameters: &mut Parameters, claim: &Claim, volume: &Volume) {
     let pairs = [
         ("csi.storage.k8s.io/pvc/name", &*claim.key.name),

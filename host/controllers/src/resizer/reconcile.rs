@@ -1,4 +1,5 @@
-//! The role: who is woken by what. `expand` and `modify` carry out what the rules decide.
+//! Queues and event handlers of the resizer. [`super::expand`] and [`super::modify`] perform what the rules
+//! decide.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -22,15 +23,15 @@ use super::{
     state::{ResizeOperation, ResizerState},
 };
 use crate::{
-    context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically},
+    context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically, subscribe},
     event_spec::EventSpec,
     observer::StepResult,
     provisioner::placement::LocalNode,
-    role::Role,
+    resizer::ROLE,
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
-/// The role.
+/// The resizer.
 pub(crate) struct Resizer {
     pub(super) context: Arc<ControllerContext>,
     queues: HashMap<DriverName, Queues>,
@@ -38,7 +39,7 @@ pub(crate) struct Resizer {
     pub(super) volume_locks: VolumeLocks<ClaimKey, ResizeOperation>,
 }
 
-/// The queues of one driver: no driver holds up another.
+/// The queues of one driver: a slow driver does not delay others.
 struct Queues {
     expansion: Queue<ClaimKey>,
     modification: Queue<ClaimKey>,
@@ -54,8 +55,7 @@ impl Queues {
 }
 
 impl Resizer {
-    /// The role, woken by every change from now on.
-    pub(crate) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
+    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
         let backoff = context.settings.backoff();
         let queues = |name: &DriverName| {
             let expansion = Queue::new("resizer_expansion", backoff, metrics);
@@ -64,46 +64,24 @@ impl Resizer {
                 Queues { expansion, modification: Queue::new("resizer_modification", backoff, metrics) },
             )
         };
-        let role = Arc::new(Self {
+        Arc::new(Self {
             queues: context.drivers.keys().map(queues).collect(),
             state: ResizerState::default(),
             volume_locks: VolumeLocks::new(WakePolicy::All),
             context,
-        });
-        role.subscribe();
-        role
+        })
     }
 
-    fn subscribe(self: &Arc<Self>) {
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        let controller = Arc::downgrade(self);
-        cache.claims.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.claim_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.volumes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.volume_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.attributes_classes.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.class_changed(change);
-            }
-        });
-        let controller = Arc::downgrade(self);
-        cache.pods.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                controller.pod_changed(change);
-            }
-        });
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.attributes_classes, Self::class_changed);
+        subscribe(self, &cache.pods, Self::pod_changed);
     }
 
-    /// Works until `stop`.
-    pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues until `stop`.
+    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         let workers = self.context.settings.resizer_workers;
         let queues = self.queues.iter().flat_map(|(driver, queues)| {
             [ResizeOperation::Expansion, ResizeOperation::Modification].map(|operation| {
@@ -129,7 +107,7 @@ impl Resizer {
         tokio::join!(futures::future::join_all(queues), self.resync(stop.clone()));
     }
 
-    /// Looks at everything now and then (`--resync-period`).
+    /// Enqueues every claim once per resync period (`--resync-period`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync_period, stop, || {
             for claim in self.context.cache.claims.list() {
@@ -176,7 +154,7 @@ impl Resizer {
         }
     }
 
-    /// A class comes seldom, and any claim may wait for it.
+    /// Enqueues the claims that wait for a created or changed class.
     fn class_changed(&self, change: &Change<VolumeAttributesClass>) {
         let Some(class) = &change.new else { return };
         let name = class.name.as_str();
@@ -191,7 +169,7 @@ impl Resizer {
         });
     }
 
-    /// A driver that does not grow what is in use waits for the last pod.
+    /// Enqueues the claims of a terminated pod whose volume could not be expanded while in use.
     fn pod_changed(&self, change: &Change<Pod>) {
         let is_in_use = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !pod.terminated);
         let Some(old) = change.old.as_ref().filter(|_| is_in_use(&change.old) && !is_in_use(&change.new))
@@ -213,14 +191,14 @@ impl Resizer {
         }
     }
 
-    /// The queues of the claim's driver, where it is ours.
+    /// The queues of the claim's driver, if this process has the driver.
     fn queues_of(&self, claim: &Claim) -> Option<&Queues> {
         let (_, csi) = rules::volume_of(&self.context.cache, claim).ok()?;
         self.queues.get(&csi.driver)
     }
 
-    /// Whether a claim's volume is this process' to change: of this driver, and where its storage is in
-    /// nodes, on this one.
+    /// Checks that the claim's volume belongs to the driver and, for a node-local driver, to the node of this
+    /// process.
     pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
         let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
@@ -230,7 +208,7 @@ impl Resizer {
                 || self.context.local_node.as_ref().is_some_and(has_volume))
     }
 
-    /// Wakes the part of a claim that waited for the other one's call.
+    /// Enqueues the operation of a claim that waited for the other operation's call.
     pub(super) fn enqueue(&self, driver: &DriverName, claim: &ClaimKey, operation: ResizeOperation) {
         if let Some(queues) = self.queues.get(driver) {
             queues.get(operation).add(claim.clone());
@@ -249,7 +227,7 @@ impl Resizer {
         }
     }
 
-    /// Reads the Secret that a volume names for a call.
+    /// Creates a call with the Secret of the volume.
     async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, ApiError> {
         let secrets = match secret {
             Some(secret) => secrets::read(&self.context.writer, secret).await?,
@@ -258,8 +236,8 @@ impl Resizer {
         Ok(Call { deadline: self.context.settings.timeout, secrets })
     }
 
-    /// What a call needs: its Secret, a world that has not gone on while that was read, and the volume for
-    /// itself.
+    /// Prepares a call: reads its Secret, checks that claim and volume have not changed since, and locks the
+    /// claim.
     pub(super) async fn prepare_call(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),
@@ -288,7 +266,7 @@ impl Resizer {
         self.context.emit_event(claim, &format!("external-resizer {driver}"), event);
     }
 
-    /// Tells of something that hinders a claim.
+    /// Records a failure and emits it on the claim.
     pub(super) fn emit_failure(
         &self,
         driver: &DriverName,
@@ -301,10 +279,10 @@ impl Resizer {
     }
 
     pub(super) fn recorder(&self, claim: &Claim) -> StepRecorder {
-        StepRecorder::of_claim(&self.context, Role::Resizer, &claim.key)
+        StepRecorder::of_claim(&self.context, ROLE, &claim.key)
     }
 
-    /// A back-off that is no shorter than what the driver wishes.
+    /// The delay suggested by the driver's error, if it is longer than the back-off.
     pub(super) fn requeue_after(
         &self,
         driver: &DriverName,

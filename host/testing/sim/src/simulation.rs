@@ -12,8 +12,9 @@ use std::{
 use cofferdam_backend::Backend;
 use cofferdam_controllers::{
     ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Role,
-    Settings,
-    rbac::{DriverPlacement, NodeTopologySource, rules},
+    Settings, protection, provisioner, pv_controller,
+    rbac::{self, DriverPlacement, NodeTopologySource},
+    resizer,
 };
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
@@ -106,14 +107,14 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(rbac::rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
     /// The provisioner and the resizer of one node.
     fn on_node(node: &'static str, topology_source: NodeTopologySource) -> Self {
         let drivers = DriverPlacement::NodeLocal(topology_source);
-        Self { node: Some(node), ..Self::new([Role::Provisioner, Role::Resizer].into(), drivers) }
+        Self { node: Some(node), ..Self::new([provisioner::ROLE, resizer::ROLE].into(), drivers) }
     }
 
     /// Splits the specification into one process per role.
@@ -266,7 +267,7 @@ impl Simulation {
             return self;
         }
         let without_driver =
-            ProcessSpec::new([Role::PvController, Role::Protection].into(), DriverPlacement::ClusterWide);
+            ProcessSpec::new([pv_controller::ROLE, protection::ROLE].into(), DriverPlacement::ClusterWide);
         let node_processes =
             nodes.iter().map(|node| ProcessSpec::on_node(node, self.driver.topology_source()));
         Self {

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use cofferdam_backend::Backend;
-use cofferdam_controllers::Role;
+use cofferdam_controllers::{Role, protection, provisioner, pv_controller};
 use cofferdam_dev_cluster::NodesView;
 use cofferdam_domain::storage::Ability;
 use k8s_openapi::api::{
@@ -53,7 +53,7 @@ pub(crate) enum DemoError {
 pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(), ConfigError> {
     // Without a pod nothing is attached, and nothing grows.
     let required_roles: &[Role] = match nodes {
-        0 => &[Role::Provisioner, Role::PvController, Role::Protection],
+        0 => &[provisioner::ROLE, pv_controller::ROLE, protection::ROLE],
         1.. => &Role::ALL,
     };
     let configured_roles = &resolved.configuration.role.cluster;

@@ -1,4 +1,4 @@
-use cofferdam_controllers::Role;
+use cofferdam_controllers::provisioner;
 use cofferdam_domain::ClaimKey;
 
 use super::*;
@@ -27,7 +27,7 @@ impl SharedOutput {
 fn step(kind: StepResult, text: &str, took: Option<Duration>) -> ReconcileStep {
     let claim = Some(ClaimKey::new("default", "demo"));
     ReconcileStep {
-        role: Role::Provisioner,
+        role: provisioner::ROLE,
         claim,
         volume: None,
         result: kind,

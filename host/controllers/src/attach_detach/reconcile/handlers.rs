@@ -1,24 +1,25 @@
-//! What has to be looked at after a change: each thing that a decision depends on wakes what it is decided
-//! for, by the state before and by the state after.
+//! Event handlers: a change of an object enqueues the keys whose reconcile depends on it, both by its old and
+//! by its new state.
 
 use std::{cmp::Ordering, sync::Arc};
 
-use cofferdam_cluster::{Change, Kind, ObjectStore, cache::PodIndex};
+use cofferdam_cluster::{Change, cache::PodIndex};
 use cofferdam_domain::{
     Claim, ClaimKey, CsiDriver, Node, NodeName, NodeVolumeStatus, Pod, Uid, UniqueVolumeName, Volume,
     VolumeAttachment, VolumeAttachmentName, names,
 };
 
 use super::{AttachDetach, Key, VolumeOperation, desired_state};
+use crate::context::subscribe;
 
-/// What of a pod matters.
+/// Fields of a pod that the controller reads.
 type RelevantPodFields<'a> = (&'a Uid, Option<&'a NodeName>, bool, &'a [Arc<str>], &'a [Arc<str>]);
 
 fn relevant_pod_fields(pod: &Pod) -> RelevantPodFields<'_> {
     (&pod.meta.uid, pod.node.as_ref(), pod.terminated, &pod.claims, &pod.ephemeral_claims)
 }
 
-/// The volumes of which two lists, both by name, say something else.
+/// Volumes whose status differs between two lists, which are sorted by name.
 fn changed_volumes<'a>(
     old: &'a [NodeVolumeStatus],
     new: &'a [NodeVolumeStatus],
@@ -42,23 +43,14 @@ fn changed_volumes<'a>(
 }
 
 impl AttachDetach {
-    pub(super) fn subscribe(self: &Arc<Self>) {
+    pub(in crate::attach_detach) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
-        self.subscribe_to(&cache.pods, Self::pod_changed);
-        self.subscribe_to(&cache.claims, Self::claim_changed);
-        self.subscribe_to(&cache.volumes, Self::volume_changed);
-        self.subscribe_to(&cache.attachments, Self::attachment_changed);
-        self.subscribe_to(&cache.nodes, Self::node_changed);
-        self.subscribe_to(&cache.csi_drivers, Self::driver_changed);
-    }
-
-    fn subscribe_to<K: Kind>(self: &Arc<Self>, store: &ObjectStore<K>, handler: fn(&Self, &Change<K>)) {
-        let controller = Arc::downgrade(self);
-        store.subscribe(move |change| {
-            if let Some(controller) = controller.upgrade() {
-                handler(&controller, change);
-            }
-        });
+        subscribe(self, &cache.pods, Self::pod_changed);
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.attachments, Self::attachment_changed);
+        subscribe(self, &cache.nodes, Self::node_changed);
+        subscribe(self, &cache.csi_drivers, Self::driver_changed);
     }
 
     fn pod_changed(&self, change: &Change<Pod>) {
@@ -66,14 +58,14 @@ impl AttachDetach {
         if old.map(relevant_pod_fields) == new.map(relevant_pod_fields) {
             return;
         }
-        // A pod without a node, or that was never more, holds nothing.
+        // A pod without a node uses no volume.
         let placed = || [old, new].into_iter().flatten().filter(|pod| pod.node.is_some());
         placed().flat_map(PodIndex::claims_of).for_each(|claim| self.enqueue_claim(&claim));
         let orphans = placed()
             .filter_map(|pod| pod.node.as_ref())
             .flat_map(|node| self.state.without_volume_on_node(node));
         orphans.for_each(|orphan| self.volumes.add(Key::WithoutVolume(orphan)));
-        // Of a generic ephemeral volume the claim may be somebody else's.
+        // The claim of a generic ephemeral volume may belong to another owner.
         for pod in new.into_iter().filter(|pod| pod.node.is_some()) {
             let claims = pod.ephemeral_claims.iter();
             claims.for_each(|name| {
@@ -142,7 +134,8 @@ impl AttachDetach {
         {
             self.metrics.observe_operation(VolumeOperation::Detach, &new.attacher, took, false);
         }
-        // What it is for never changes: of the same one, the state after leads where the state before did.
+        // The volume and node of an attachment are immutable: the new state leads to the same keys as the old
+        // one.
         let is_same = |old: &&Arc<VolumeAttachment>| {
             change.new.as_ref().is_some_and(|new| new.meta.uid == old.meta.uid)
         };
@@ -153,7 +146,7 @@ impl AttachDetach {
     }
 
     fn node_changed(&self, change: &Change<Node>) {
-        // Before anybody decides on it. Whatever it has attached waits for what it used last.
+        // First: the decisions below need the volumes that a deleted Node was using.
         let waits = || !self.context.cache.attachments_of_node(&change.key).is_empty();
         let last = change.old.clone().filter(|_| change.new.is_none() && waits());
         self.state.set_deleted_node(&change.key, last);
@@ -163,7 +156,7 @@ impl AttachDetach {
         let (old, new) = (change.old.as_deref(), change.new.as_deref());
         if old.map(state) == new.map(state) {
             if self.state.has_pending_update(&change.key) {
-                // A write without an answer ends with the version that it depends on.
+                // An update without a response cannot take effect on a newer version.
                 self.nodes.add(change.key.clone());
             }
             let [old, new] = [old, new].map(|node| node.map(|node| &*node.volumes).unwrap_or_default());
@@ -182,14 +175,14 @@ impl AttachDetach {
         }
     }
 
-    /// Wakes what a write of a node's list had promised and that is not in it.
+    /// Enqueues attachments.
     pub(super) fn enqueue_attachments(&self, names: impl IntoIterator<Item = VolumeAttachmentName>) {
         let there =
             names.into_iter().filter_map(|name| self.context.cache.attachments.get(&name).into_object());
         there.for_each(|attachment| self.enqueue_attachment(&attachment));
     }
 
-    /// Wakes the volumes of which a node says something else now.
+    /// Enqueues the volumes whose status on a Node has changed.
     fn enqueue_changed_volumes(&self, node: &NodeName, old: &[NodeVolumeStatus], new: &[NodeVolumeStatus]) {
         for name in changed_volumes(old, new) {
             let Some((driver, handle)) = name.parse_csi() else { continue };
@@ -205,7 +198,7 @@ impl AttachDetach {
             |driver: &Option<Arc<CsiDriver>>| driver.as_ref().is_none_or(|driver| driver.attach_required);
         let is_gone = change.new.is_none() && !required(&change.old);
         self.state.set_csi_driver_deleted(&change.key, is_gone);
-        // Back after a moment, as it was: whoever looked meanwhile has seen no difference, and looks again.
+        // A CSIDriver that is recreated unchanged within the grace period has no effect.
         if required(&change.old) == required(&change.new) {
             return;
         }
@@ -216,7 +209,7 @@ impl AttachDetach {
 
     fn enqueue_claim(&self, claim: &ClaimKey) {
         let key = Key::Claim(claim.clone());
-        // A pod keeps the volume also where its claim leads to none.
+        // A pod uses the volume even if its claim is not bound to it.
         let volumes = self.context.cache.volumes_of_claim(claim);
         volumes.iter().for_each(|volume| self.enqueue_volume(volume));
         match desired_state::bound_claim_and_volume(&self.context.cache, claim) {
@@ -235,7 +228,7 @@ impl AttachDetach {
         }
     }
 
-    /// Wakes whatever is decided on an attachment: its volume, itself where that is unknown, its node.
+    /// Enqueues the volume of an attachment, or the attachment if its volume is unknown, and its node.
     fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
         let cache = &self.context.cache;
         let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());

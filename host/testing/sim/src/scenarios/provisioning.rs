@@ -393,7 +393,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             volumes: &["of-gone Released a"],
             // A volume that is not in the backup must not be deleted.
             array_owners: &["gone", "gone"],
-            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionFrozen"],
             calls: &["create gone", "create gone"],
             violations: LEAKED_BY_RESTORE,
             skipped_on: RESTORE_DETECTED_LATE,
@@ -403,7 +403,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             name: "restore marker deleted: frozen deletions continue",
             actions: restore_then_delete_claim([Settle, Delete(RESTORE_MARKER)]),
             array_owners: &["gone"],
-            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionHeld"],
+            events: &["a Normal ProvisioningSucceeded", "volume Warning DeletionFrozen"],
             calls: &["create gone", "create gone", "delete gone"],
             violations: LEAKED_BY_RESTORE,
             skipped_on: RESTORE_DETECTED_LATE,

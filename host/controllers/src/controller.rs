@@ -1,0 +1,139 @@
+//! The declaration of a controller: everything that the manager, RBAC and the command line need to know about
+//! it.
+
+use std::sync::Arc;
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::metrics::Metrics;
+use futures::future::BoxFuture;
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    context::ControllerContext,
+    manager::ControllerManagerError,
+    rbac::{DriverPlacement, RuleSet},
+    role::Role,
+    settings::Settings,
+    watches::WatchSpec,
+};
+
+/// Validation by a controller; see [`Controller::check`].
+type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>;
+/// Watches of a controller; see [`Controller::watches`].
+type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
+
+/// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
+/// restore.
+pub(crate) trait Controller: Send + Sync + Sized + 'static {
+    /// The role that runs the controller.
+    const ROLE: Role;
+    /// One line for help texts: the objects that the controller acts on, and the result.
+    const HELP: &'static str;
+    /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
+    const REPLACES: &'static str;
+    /// Rejects a process that has the role and no driver.
+    const NEEDS_DRIVER: bool = false;
+    /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before
+    /// it starts the work of such a controller.
+    const PROVISIONS: bool = false;
+    /// Handles to the controller's metrics. They are registered once per process and shared by all lifetimes
+    /// of the cache.
+    type Metrics: Clone + Send + Sync + 'static;
+
+    /// Rejects settings and drivers that the controller cannot work with.
+    ///
+    /// # Errors
+    /// [`ControllerManagerError`] with the driver or the setting.
+    fn check(_: &Settings, _: &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError> {
+        Ok(())
+    }
+
+    /// Kinds that the controller reads from the cache, beside those of [`crate::watches::common`].
+    fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
+
+    /// RBAC rules of the controller, beside those of every process: an upper bound for all settings and
+    /// abilities of drivers with this placement.
+    fn rules(placement: DriverPlacement) -> RuleSet;
+
+    /// Registers the controller's metrics.
+    fn register_metrics(registry: &mut Registry) -> Self::Metrics;
+
+    /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
+    fn new(context: Arc<ControllerContext>, queues: &Metrics, metrics: Self::Metrics) -> Arc<Self>;
+
+    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
+    /// that the first list enqueues every object.
+    fn subscribe(self: &Arc<Self>);
+
+    /// Processes the queues until `stop`. The manager calls it after the required kinds are synced.
+    fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
+}
+
+/// A controller as a row of [`CONTROLLERS`](crate::table::CONTROLLERS).
+#[derive(Clone, Copy, Debug)]
+pub struct Declaration {
+    /// The role that runs the controller.
+    pub role: Role,
+    /// One line for help texts.
+    pub help: &'static str,
+    /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
+    pub replaces: &'static str,
+    /// Rejects a process that has the role and no driver.
+    pub needs_driver: bool,
+    /// Creates and deletes volumes of the process's drivers.
+    pub provisions: bool,
+    pub(crate) check: Check,
+    pub(crate) watches: Watches,
+    pub(crate) rules: fn(DriverPlacement) -> RuleSet,
+    pub(crate) register: fn(&mut Registry) -> Box<dyn ControllerFactory>,
+}
+
+impl Declaration {
+    /// The row of a controller.
+    pub(crate) const fn of<C: Controller>() -> Self {
+        Self {
+            role: C::ROLE,
+            help: C::HELP,
+            replaces: C::REPLACES,
+            needs_driver: C::NEEDS_DRIVER,
+            provisions: C::PROVISIONS,
+            check: C::check,
+            watches: C::watches,
+            rules: C::rules,
+            register: register::<C>,
+        }
+    }
+}
+
+fn register<C: Controller>(registry: &mut Registry) -> Box<dyn ControllerFactory> {
+    Box::new(RegisteredController::<C>(C::register_metrics(registry)))
+}
+
+/// Creates a controller in each lifetime of the cache.
+pub(crate) trait ControllerFactory: Send + Sync {
+    /// Creates the controller and subscribes it.
+    fn create(&self, context: &Arc<ControllerContext>, queues: &Metrics) -> Arc<dyn RunController>;
+}
+
+struct RegisteredController<C: Controller>(C::Metrics);
+
+impl<C: Controller> ControllerFactory for RegisteredController<C> {
+    fn create(&self, context: &Arc<ControllerContext>, queues: &Metrics) -> Arc<dyn RunController> {
+        let controller = C::new(Arc::clone(context), queues, self.0.clone());
+        controller.subscribe();
+        controller
+    }
+}
+
+/// [`Controller::run`] without the controller's type.
+pub(crate) trait RunController: Send + Sync {
+    /// Processes the queues until `stop`.
+    fn run(self: Arc<Self>, stop: CancellationToken) -> BoxFuture<'static, ()>;
+}
+
+impl<C: Controller> RunController for C {
+    fn run(self: Arc<Self>, stop: CancellationToken) -> BoxFuture<'static, ()> {
+        Box::pin(Controller::run(self, stop))
+    }
+}

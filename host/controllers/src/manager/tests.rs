@@ -1,0 +1,269 @@
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+use cofferdam_apiserver::{ApiServer, Options};
+use cofferdam_backend::{BackendFuture, Call};
+use cofferdam_cluster::{
+    ApiResource, Change,
+    queue::{Action, Queue},
+};
+use cofferdam_domain::{
+    Claim, ClaimKey, Pod, VolumeHandle, names,
+    storage::{
+        Ability, CreateVolume, CreatedVolume, Description, Feature, Placement, Readiness, ValidateVolume,
+        Validation,
+    },
+};
+use http::{Request, StatusCode};
+use kube::client::Body;
+use prometheus_client::metrics::counter::Counter;
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use super::*;
+use crate::{
+    NoopStepObserver, attacher,
+    controller::Controller,
+    rbac::{
+        self, CORE, DriverPlacement, NodeTopologySource, ResourceAttributes, Rule, RuleSet, WATCH, rules_of,
+    },
+    watches::WatchSpec,
+};
+
+const NAMESPACE: &str = "storage";
+
+/// A driver with description and abilities. Its calls never return.
+struct DescribedDriver {
+    description: Description,
+    abilities: BTreeSet<Ability>,
+    has_topology: bool,
+}
+
+impl Backend for DescribedDriver {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn abilities(&self) -> &BTreeSet<Ability> {
+        &self.abilities
+    }
+
+    fn has_topology(&self) -> bool {
+        self.has_topology
+    }
+
+    fn probe(&self, _: Call) -> BackendFuture<'_, Readiness> {
+        Box::pin(futures::future::pending())
+    }
+
+    fn create_volume(&self, _: Call, _: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
+        Box::pin(futures::future::pending())
+    }
+
+    fn delete_volume(&self, _: Call, _: VolumeHandle) -> BackendFuture<'_, ()> {
+        Box::pin(futures::future::pending())
+    }
+
+    fn validate_volume(&self, _: Call, _: ValidateVolume) -> BackendFuture<'_, Validation> {
+        Box::pin(futures::future::pending())
+    }
+}
+
+/// Drivers of a placement: with and without topology, with every combination of the abilities and features
+/// that watches depend on.
+fn drivers(placement: DriverPlacement) -> Vec<Arc<dyn Backend>> {
+    let topologies: &[(&[&str], bool)] = match placement {
+        DriverPlacement::ClusterWide => &[(&[], false), (&["zone"], true), (&[], true)],
+        DriverPlacement::NodeLocal(NodeTopologySource::Name) => &[(&[names::NODE_TOPOLOGY_KEY], true)],
+        DriverPlacement::NodeLocal(NodeTopologySource::Labels) => &[(&["zone"], true)],
+        DriverPlacement::NodeLocal(NodeTopologySource::CsiNode) => &[(&[], true)],
+    };
+    let mut drivers: Vec<Arc<dyn Backend>> = Vec::new();
+    for (topology_keys, has_topology) in topologies {
+        for bits in 0..16_u8 {
+            let has = |bit: u8| bits & (1 << bit) != 0;
+            let abilities = [Ability::Publishing, Ability::Modification, Ability::Expansion];
+            let enabled = abilities.into_iter().zip(0..).filter(|(_, bit)| has(*bit));
+            drivers.push(Arc::new(DescribedDriver {
+                description: Description {
+                    name: "driver.example.com".into(),
+                    version: String::new(),
+                    topology_keys: topology_keys.iter().map(|key| (*key).to_owned()).collect(),
+                    placement: Placement::default(),
+                    volumes_per_node: None,
+                    features: has(3)
+                        .then(|| Feature::OnlineExpansion.as_str().to_owned())
+                        .into_iter()
+                        .collect(),
+                },
+                abilities: enabled.map(|(ability, _)| ability).collect(),
+                has_topology: *has_topology,
+            }));
+        }
+    }
+    drivers
+}
+
+/// Settings of a process with these roles: with every combination of the settings that watches depend on.
+fn settings(roles: &BTreeSet<Role>, placement: DriverPlacement) -> impl Iterator<Item = Settings> {
+    let node = (placement != DriverPlacement::ClusterWide)
+        .then(|| NodeDeployment { every_driver: true, ..NodeDeployment::new("node-1".into()) });
+    [(false, false), (false, true), (true, false), (true, true)].into_iter().map(move |(pods, orphans)| {
+        let defaults = Settings::default();
+        Settings {
+            roles: roles.clone(),
+            namespace: NAMESPACE.to_owned(),
+            handle_volume_inuse_error: pods,
+            orphan_scan_interval: defaults.orphan_scan_interval.filter(|_| orphans),
+            node: node.clone(),
+            ..defaults
+        }
+    })
+}
+
+fn watch_set(table: &[Declaration], settings: &Settings, backends: &[Arc<dyn Backend>]) -> WatchSet {
+    let enabled = table.iter().filter(|controller| settings.roles.contains(&controller.role));
+    let declared = enabled.flat_map(|controller| (controller.watches)(settings, backends));
+    WatchSet::union(watches::common().into_iter().chain(declared))
+}
+
+#[test]
+fn every_watch_is_within_the_declared_rules() {
+    let single = Role::ALL.map(|role| BTreeSet::from([role]));
+    let all: BTreeSet<Role> = Role::ALL.into();
+    let node_local: BTreeSet<Role> = Role::ALL.into_iter().filter(|role| *role != attacher::ROLE).collect();
+    let mut watched = 0;
+    for placement in DriverPlacement::ALL {
+        for roles in single.iter().chain([&all, &node_local]) {
+            let rules = rbac::rules(roles, placement);
+            let processes = settings(roles, placement).flat_map(|settings| {
+                drivers(placement).into_iter().map(move |driver| (settings.clone(), driver))
+            });
+            for (settings, driver) in processes {
+                let backends = [driver];
+                if validate(CONTROLLERS, &settings, &backends).is_err() {
+                    continue;
+                }
+                for spec in watch_set(CONTROLLERS, &settings, &backends).specs() {
+                    let ApiResource { group, plural: resource, .. } = spec.resource();
+                    let namespace = spec.scope.namespace.as_deref().unwrap_or_default();
+                    for verb in ["list", "watch"] {
+                        let request = ResourceAttributes { verb, group, resource, namespace, name: "" };
+                        let is_allowed = rules.iter().any(|rule| rule.allows(&request, NAMESPACE));
+                        assert!(is_allowed, "{roles:?}, drivers {placement:?}: {request:?}");
+                        watched += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(watched > 10_000, "only {watched} requests");
+}
+
+#[test]
+fn only_orphan_reports_do_not_hold_readiness_back() {
+    let roles: BTreeSet<Role> = Role::ALL.into();
+    for settings in settings(&roles, DriverPlacement::ClusterWide) {
+        for driver in drivers(DriverPlacement::ClusterWide) {
+            let set = watch_set(CONTROLLERS, &settings, &[driver]);
+            let optional: Vec<_> = set.specs().iter().filter(|spec| !spec.required).collect();
+            assert_eq!(optional.len(), usize::from(settings.orphan_scan_interval.is_some()));
+            assert!(optional.iter().all(|spec| spec.scope.label_selector.is_some()), "{optional:?}");
+        }
+    }
+}
+
+/// A controller that records the claims of the cluster. It is declared in this test only.
+struct ClaimRecorder {
+    context: Arc<ControllerContext>,
+    queue: Queue<ClaimKey>,
+    reconciled: Counter,
+    claims: Mutex<BTreeSet<ClaimKey>>,
+}
+
+const CLAIM_RECORDER: Role = Role::new("claim-recorder");
+
+impl Controller for ClaimRecorder {
+    const ROLE: Role = CLAIM_RECORDER;
+    const HELP: &'static str = "Records claims";
+    const REPLACES: &'static str = "nothing";
+    type Metrics = Counter;
+
+    fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
+        vec![WatchSpec::all::<Pod>()]
+    }
+
+    fn rules(_: DriverPlacement) -> RuleSet {
+        const RULES: &[Rule] = &[Rule::cluster(CORE, "pods", WATCH)];
+        &[RULES]
+    }
+
+    fn register_metrics(registry: &mut Registry) -> Counter {
+        let reconciled = Counter::default();
+        registry.register("recorded_claims", "Recorded claims", reconciled.clone());
+        reconciled
+    }
+
+    fn new(context: Arc<ControllerContext>, queues: &Metrics, reconciled: Counter) -> Arc<Self> {
+        let queue = Queue::new("claim_recorder", context.settings.api_backoff(), queues);
+        Arc::new(Self { context, queue, reconciled, claims: Mutex::default() })
+    }
+
+    fn subscribe(self: &Arc<Self>) {
+        let queue = self.queue.clone();
+        self.context.cache.claims.subscribe(move |change: &Change<Claim>| queue.add(change.key.clone()));
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let controller = Arc::clone(&self);
+        let reconcile = move |claim: ClaimKey| {
+            let is_new = controller.claims.lock().unwrap().insert(claim);
+            controller.reconciled.inc_by(u64::from(is_new));
+            async { Action::Done }
+        };
+        self.queue.run(1, stop, reconcile).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_role_is_one_controller_and_one_line_of_the_table() {
+    let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
+    let roles = BTreeSet::from([CLAIM_RECORDER]);
+    let rules = rules_of(&table, &roles, DriverPlacement::ClusterWide);
+    let pods = rules.iter().find(|rule| rule.resource == "pods").unwrap();
+    assert_eq!(pods.verbs, BTreeSet::from(["list", "watch"]));
+
+    let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    });
+    let path = "/api/v1/namespaces/default/persistentvolumeclaims";
+    let request = Request::post(path).header("content-type", "application/json");
+    let request = request.body(Body::from(claim.to_string().into_bytes())).unwrap();
+    assert_eq!(api.service().oneshot(request).await.unwrap().status(), StatusCode::CREATED);
+
+    let dependencies = Dependencies {
+        client: kube::Client::new(api.service(), "default"),
+        backends: Vec::new(),
+        clock: Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap()),
+        observer: Arc::new(NoopStepObserver),
+    };
+    let mut registry = Registry::default();
+    let settings = Settings { roles, ..Settings::default() };
+    let manager = ControllerManager::with_table(&table, settings, dependencies, &mut registry).unwrap();
+    let (manager, stop) = (Arc::new(manager), CancellationToken::new());
+    let running = tokio::spawn({
+        let (manager, stop) = (Arc::clone(&manager), stop.clone());
+        async move { manager.run(stop).await }
+    });
+    manager.ready().wait_for(|ready| *ready).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut metrics = String::new();
+    prometheus_client::encoding::text::encode(&mut metrics, &registry).unwrap();
+    assert!(metrics.contains("recorded_claims_total 1"), "{metrics}");
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}

@@ -1,0 +1,130 @@
+//! Steps 3 and 4 of a claim's reconcile: the journal entry, and the driver call.
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_backend::Call;
+use cofferdam_cluster::{Intent, queue::Action};
+use cofferdam_domain::storage::{CreatedVolume, StorageError};
+use tokio::time::Instant;
+
+use super::{
+    reconcile::Provisioner,
+    rules::{self, CreateVerdict},
+};
+use crate::{
+    context::{ManagedDriver, StepRecorder},
+    event_spec::EventSpec,
+    observer::StepResult,
+    provisioner::ROLE,
+};
+
+/// A claim whose driver call takes longer gets the event `Provisioning`.
+const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
+
+impl Provisioner {
+    /// Records the request in the driver's journal. Returns an action if that failed.
+    pub(super) async fn record(&self, intent: Intent) -> Option<Action> {
+        let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let started = Instant::now();
+        let uid = intent.claim_uid.clone();
+        match driver.journal.record(intent).await {
+            Ok(_) => {
+                recorder.record(
+                    StepResult::Applied,
+                    "records the request in the journal",
+                    Some(started.elapsed()),
+                );
+                None
+            }
+            Err(error) => {
+                recorder.record(StepResult::Failed, error.to_string(), Some(started.elapsed()));
+                Some(self.fail(&uid, error.to_string(), false))
+            }
+        }
+    }
+
+    /// Sends the recorded request to the driver, and continues with its result.
+    pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
+        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let uid = &intent.claim_uid;
+        let started = Instant::now();
+        let response = self.call_create(driver, intent, &recorder).await;
+        let elapsed = started.elapsed();
+        let retry_after =
+            response.as_ref().err().and_then(|error| error.retry_after_ms).map(Duration::from_millis);
+        let local_node = self.context.local_node.as_ref();
+        match rules::decide_after_create(&self.context.cache, local_node, intent, response) {
+            CreateVerdict::Save(created, capacity) => {
+                self.save(driver, intent, created, capacity, &recorder, started).await
+            }
+            CreateVerdict::DeleteUnclaimed(created, message) => {
+                self.delete_unclaimed(driver, intent, &created, message, &recorder).await
+            }
+            CreateVerdict::Failed { message, permanent } => {
+                recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                self.metrics.record_provision_failure(&intent.class.name);
+                driver.journal.remove(uid);
+                if permanent {
+                    let duration = self.context.settings.retry_interval_max;
+                    self.infeasible.insert(uid, &intent.class.uid, duration);
+                }
+                self.requeue_after(self.fail(uid, message, permanent), uid, retry_after)
+            }
+            CreateVerdict::Reschedule { node, message } => {
+                self.metrics.record_provision_failure(&intent.class.name);
+                driver.journal.remove(uid);
+                self.reschedule(uid, &node, message).await
+            }
+            CreateVerdict::Retry(message) => {
+                recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
+                self.metrics.record_provision_failure(&intent.class.name);
+                self.requeue_after(self.fail(uid, message, false), uid, retry_after)
+            }
+        }
+    }
+
+    async fn call_create(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Intent,
+        recorder: &StepRecorder,
+    ) -> Result<CreatedVolume, StorageError> {
+        let call = Call::with_deadline(self.context.settings.timeout);
+        let started = Instant::now();
+        let mut response = driver.backend.create_volume(call, intent.request.clone());
+        let response = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut response).await {
+            Ok(response) => response,
+            Err(_) => {
+                recorder.record(StepResult::Waiting, "waits for the driver to create the volume", None);
+                if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
+                    let text =
+                        format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
+                    let event = EventSpec::normal("Provisioning", text);
+                    self.context.emit_event(&*claim, &driver.component, event);
+                }
+                response.await
+            }
+        };
+        if response.is_ok() {
+            let text = format!("{} creates the volume", intent.driver);
+            recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+        }
+        response
+    }
+
+    /// The delay suggested by the driver's error, if it is longer than the back-off.
+    fn requeue_after(
+        &self,
+        action: Action,
+        uid: &cofferdam_domain::Uid,
+        retry_after: Option<Duration>,
+    ) -> Action {
+        match (action, retry_after) {
+            (Action::Backoff, Some(retry_after)) => {
+                self.context.settings.retry_after_hint(retry_after, self.claims.failures(uid))
+            }
+            (action, _) => action,
+        }
+    }
+}

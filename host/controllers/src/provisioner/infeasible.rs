@@ -1,0 +1,53 @@
+//! Claims whose request the driver has rejected as invalid.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use cofferdam_domain::Uid;
+use tokio::time::Instant;
+
+/// Maximum number of remembered claims. A new one replaces the one that expires first, which is then retried
+/// early.
+const MAX_CLAIMS: usize = 10_000;
+
+/// Claims by uid, with the uid of the rejected StorageClass. A claim is retried with another class, or after
+/// a time.
+#[derive(Debug, Default)]
+pub(super) struct InfeasibleClaims(Mutex<HashMap<Uid, (Uid, Instant)>>);
+
+impl InfeasibleClaims {
+    /// The rejected class of a claim, and the time of the next attempt.
+    pub(super) fn get(&self, claim: &Uid) -> Option<(Uid, Instant)> {
+        let mut claims = self.lock();
+        match claims.get(claim) {
+            Some((class, until)) if Instant::now() < *until => Some((class.clone(), *until)),
+            Some(_) => {
+                claims.remove(claim);
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// Rejects the class of a claim for a time.
+    pub(super) fn insert(&self, claim: &Uid, class: &Uid, duration: Duration) {
+        let mut claims = self.lock();
+        if claims.len() >= MAX_CLAIMS {
+            let first = claims.iter().min_by_key(|(_, (_, until))| *until).map(|(claim, _)| claim.clone());
+            first.and_then(|claim| claims.remove(&claim));
+        }
+        claims.insert(claim.clone(), (class.clone(), Instant::now() + duration));
+    }
+
+    /// Forgets a deleted claim.
+    pub(super) fn remove(&self, claim: &Uid) {
+        self.lock().remove(claim);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uid, (Uid, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,112 @@
+//! Step 5 of a claim's reconcile: the PersistentVolume of a created volume.
+
+use std::sync::Arc;
+
+use cofferdam_cluster::{ApiError, Intent, queue::Action};
+use cofferdam_domain::{Volume, VolumeName, storage::CreatedVolume};
+use tokio::time::Instant;
+
+use super::{
+    object::{self, ClaimFields},
+    reconcile::Provisioner,
+    rules,
+    undo::recorded_volume_message,
+};
+use crate::{
+    context::{ManagedDriver, StepRecorder},
+    event_spec::EventSpec,
+    observer::StepResult,
+};
+
+impl Provisioner {
+    /// Creates the PersistentVolume, then removes the journal entry. `started`: the start of the driver call.
+    pub(super) async fn save(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        created: CreatedVolume,
+        capacity: u64,
+        recorder: &StepRecorder,
+        started: Instant,
+    ) -> Action {
+        // 1. Two PersistentVolumes must not refer to one volume: to delete one would delete the other's data.
+        if let Some(other) = self.other_volume_with_handle(intent, &created) {
+            let message = recorded_volume_message(intent, &created, &other);
+            recorder.record(StepResult::Failed, message.clone(), None);
+            return self.fail(&intent.claim_uid, message, true);
+        }
+
+        // 2. Create the PersistentVolume.
+        let claim = self.context.cache.claims.get(&intent.claim).into_object();
+        let claim = claim.filter(|claim| claim.meta.uid == intent.claim_uid);
+        let claim_fields = ClaimFields {
+            access_modes: claim.as_ref().map_or_else(|| rules::modes_of(&intent.request), |c| c.access_modes),
+            version: claim.as_ref().map(|c| c.meta.resource_version.to_string()),
+        };
+        let body = object::persistent_volume(intent, &created, capacity, &driver.identity, &claim_fields);
+        let write = self.context.writer.create::<Volume>(None, &body);
+        let text = format!("creates PersistentVolume {}", intent.request.name);
+        match recorder.record_effect(&text, write).await {
+            // 3. Remove the journal entry.
+            Ok(_) => {
+                driver.journal.remove(&intent.claim_uid);
+                self.metrics.record_provision(&intent.class.name, started.elapsed());
+                self.emit_provisioning_succeeded(driver, intent);
+                Action::Done
+            }
+            Err(ApiError::AlreadyExists(_)) => {
+                self.resolve_name_conflict(driver, intent, &created, recorder).await
+            }
+            // The volume is not deleted because its PersistentVolume cannot be created: the journal retains
+            // it.
+            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
+        }
+    }
+
+    /// Emits the event of a provisioned claim.
+    pub(super) fn emit_provisioning_succeeded(&self, driver: &ManagedDriver, intent: &Intent) {
+        if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
+            let text = format!("Successfully provisioned volume {}", intent.request.name);
+            let event = EventSpec::normal("ProvisioningSucceeded", text);
+            self.context.emit_event(&*claim, &driver.component, event);
+        }
+    }
+
+    /// A PersistentVolume of the name exists: this claim's, created before a crash, or another one.
+    async fn resolve_name_conflict(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        created: &CreatedVolume,
+        recorder: &StepRecorder,
+    ) -> Action {
+        let name = VolumeName::from(intent.request.name.as_str());
+        match self.context.writer.get::<Volume>(&name).await {
+            // The claim has a volume on another node. No PersistentVolume refers to this one, whatever its
+            // handle is.
+            Ok(Some(volume)) if self.is_on_other_node(intent, &volume) => {
+                self.delete_unclaimed(driver, intent, created, None, recorder).await
+            }
+            Ok(Some(volume))
+                if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) =>
+            {
+                self.emit_provisioning_succeeded(driver, intent);
+                driver.journal.remove(&intent.claim_uid);
+                Action::Done
+            }
+            Ok(Some(volume)) if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) => {
+                let message = format!(
+                    "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
+                    created.handle
+                );
+                self.fail(&intent.claim_uid, message, true)
+            }
+            Ok(Some(_)) => {
+                let message = format!("a PersistentVolume {name} exists already and is not of this claim");
+                self.delete_unclaimed(driver, intent, created, Some(message), recorder).await
+            }
+            Ok(None) => Action::Backoff,
+            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Step 5 of a claim's reconcile, for a volume that its claim does not need: deletion after live reads.
+
+use std::sync::Arc;
+
+use cofferdam_backend::Call;
+use cofferdam_cluster::{ApiError, Intent, Lookup, deletion_freeze, queue::Action, reflector::Scope};
+use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
+use tokio::time::Instant;
+
+use super::{placement, reconcile::Provisioner, rules};
+use crate::{
+    context::{ManagedDriver, StepRecorder},
+    observer::StepResult,
+};
+
+/// Result of live reads about a created volume that its claim seems not to need.
+enum CreatedVolumeCheck {
+    /// No claim and no PersistentVolume refers to the volume.
+    Unclaimed,
+    /// The claim needs the volume, or has it.
+    Claimed,
+    /// A PersistentVolume refers to the volume; the message names it.
+    Recorded(String),
+    /// A PersistentVolume that cannot be decoded may refer to the volume; the message names it.
+    Undecided(String),
+}
+
+/// The reason why a volume is neither saved nor deleted.
+pub(super) fn recorded_volume_message(
+    intent: &Intent,
+    created: &CreatedVolume,
+    other: &VolumeName,
+) -> String {
+    let (driver, handle) = (&intent.driver, &created.handle);
+    format!("driver {driver} returned volume {handle}, which PersistentVolume {other} refers to already")
+}
+
+impl Provisioner {
+    /// Deletes a volume that no claim needs, by its handle, then removes the journal entry. `message`: the
+    /// reason, if the claim has to be retried.
+    pub(super) async fn delete_unclaimed(
+        &self,
+        driver: &ManagedDriver,
+        intent: &Arc<Intent>,
+        created: &CreatedVolume,
+        message: Option<String>,
+        recorder: &StepRecorder,
+    ) -> Action {
+        // 1. Delete nothing while deletions are frozen.
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return self.requeue_while_frozen(recorder);
+        }
+
+        // 2. Check with live reads that the volume is unclaimed.
+        match self.check_created_volume(intent, created).await {
+            Ok(CreatedVolumeCheck::Unclaimed) => {}
+            Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
+            Ok(CreatedVolumeCheck::Undecided(message)) => {
+                // The journal entry stays: it is the only record of the volume.
+                recorder.record(StepResult::Failed, message.clone(), None);
+                let _ = self.fail(&intent.claim_uid, message, false);
+                return Action::BackoffFor(self.context.settings.retry_interval_max);
+            }
+            Ok(CreatedVolumeCheck::Recorded(message)) => {
+                recorder.record(StepResult::Failed, message.clone(), None);
+                if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
+                    return self.fail(&intent.claim_uid, message, true);
+                }
+                // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
+                driver.journal.remove(&intent.claim_uid);
+                return Action::Done;
+            }
+            Err(error) => return self.fail(&intent.claim_uid, error.to_string(), false),
+        }
+
+        // 3. The reads may have detected a restore.
+        if deletion_freeze::is_frozen(&self.context.cache) {
+            return self.requeue_while_frozen(recorder);
+        }
+
+        // 4. Delete the volume, then the journal entry.
+        let call = Call::with_deadline(self.context.settings.timeout);
+        let started = Instant::now();
+        match driver.backend.delete_volume(call, created.handle.clone()).await {
+            Ok(()) => {
+                let text = format!("{} deletes the volume, which no claim needs", intent.driver);
+                recorder.record(StepResult::Applied, text, Some(started.elapsed()));
+                driver.journal.remove(&intent.claim_uid);
+                match message {
+                    Some(message) => self.fail(&intent.claim_uid, message, false),
+                    // The claim may need another volume.
+                    None => Action::Requeue,
+                }
+            }
+            Err(error) => {
+                let text = format!(
+                    "{} cannot delete the unclaimed volume {}: {error}",
+                    intent.driver, created.handle
+                );
+                recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
+                self.fail(&intent.claim_uid, message.unwrap_or(text), false)
+            }
+        }
+    }
+
+    /// The journal entry stays until an operator deletes the restore marker. An entry that is missing from
+    /// the backup is lost when the process ends: its volume is an orphan then, like every volume created
+    /// since the backup.
+    fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
+        recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
+        Action::BackoffFor(self.context.settings.retry_interval_max)
+    }
+
+    /// Checks with live reads that no PersistentVolume refers to the volume and that no claim needs it. A
+    /// PersistentVolume may have been created by another process, by a user, or by a request without a
+    /// response; a claim may be missing from the cache.
+    async fn check_created_volume(
+        &self,
+        intent: &Intent,
+        created: &CreatedVolume,
+    ) -> Result<CreatedVolumeCheck, ApiError> {
+        // 1. The PersistentVolume of the request's name.
+        let name = VolumeName::from(intent.request.name.as_str());
+        if let Some(volume) = self.context.writer.get::<Volume>(&name).await?
+            && !self.is_on_other_node(intent, &volume)
+        {
+            if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) {
+                return Ok(CreatedVolumeCheck::Claimed);
+            }
+            if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
+                return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &name)));
+            }
+        }
+
+        // 2. Every other PersistentVolume.
+        let volumes = self.context.writer.list_scope::<Volume>(&Scope::default()).await?;
+        if let Some(undecodable) = volumes.into_iter().find_map(Result::err) {
+            let (handle, key) = (&created.handle, undecodable.key);
+            return Ok(CreatedVolumeCheck::Undecided(format!(
+                "PersistentVolume {key} cannot be decoded and may refer to volume {handle}: \
+                 the volume is not deleted"
+            )));
+        }
+        if let Some(other) = self.other_volume_with_handle(intent, created) {
+            return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &other)));
+        }
+
+        // 3. The claim, and then the version of the cluster: the reads above may be of a restored one.
+        self.context.writer.refresh::<Claim>(&intent.claim).await?;
+        self.context.check_live().await?;
+
+        // 4. The claim does not need a volume that is too small, or whose name is taken.
+        let too_small =
+            created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
+        let is_name_taken = matches!(self.context.cache.volumes.get(&name), Lookup::Found(_));
+        let local_node = self.context.local_node.as_ref();
+        let is_claimed =
+            !too_small && !is_name_taken && rules::is_claimed(&self.context.cache, local_node, intent);
+        Ok(if is_claimed { CreatedVolumeCheck::Claimed } else { CreatedVolumeCheck::Unclaimed })
+    }
+
+    /// Another PersistentVolume that refers to the volume. A node-local driver may use the same handle on
+    /// another node.
+    pub(super) fn other_volume_with_handle(
+        &self,
+        intent: &Intent,
+        created: &CreatedVolume,
+    ) -> Option<VolumeName> {
+        let name = VolumeName::from(intent.request.name.as_str());
+        let may_share_storage = |other: &Volume| !self.is_on_other_node(intent, other);
+        self.context.cache.other_volume_with_handle(&intent.driver, &created.handle, &name, may_share_storage)
+    }
+
+    pub(super) fn is_on_other_node(&self, intent: &Intent, volume: &Volume) -> bool {
+        placement::is_on_other_node(self.context.local_node.as_ref(), intent, volume)
+    }
+}

@@ -1,0 +1,83 @@
+//! Declaration of the resizer.
+
+use std::sync::Arc;
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::metrics::Metrics;
+use cofferdam_domain::{CsiNode, Node, Pod, VolumeAttributesClass, storage::Ability};
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+
+use super::{expand::is_offline_expansion_only, reconcile::Resizer};
+use crate::{
+    context::ControllerContext,
+    controller::Controller,
+    rbac::{
+        CORE, DriverPlacement, NodeTopologySource, Rule, RuleSet, STORAGE, WATCH, WATCH_CSI_NODES,
+        WATCH_NODES,
+    },
+    role::Role,
+    settings::Settings,
+    watches::WatchSpec,
+};
+
+/// The role of the resizer.
+pub const ROLE: Role = Role::new("resizer");
+
+/// external-resizer's rules. The Secrets are those of `controllerExpandSecretRef` and of annotations.
+const RULES: &[Rule] = &[
+    Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),
+    Rule::cluster(CORE, "persistentvolumes", &["patch"]),
+    // Volumes in use, for drivers that expand offline only.
+    Rule::cluster(CORE, "pods", WATCH),
+    Rule::cluster(CORE, "secrets", &["get"]),
+    Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
+];
+
+impl Controller for Resizer {
+    const ROLE: Role = ROLE;
+    const HELP: &'static str = "Expands volumes and changes their VolumeAttributesClass, as claims request";
+    const REPLACES: &'static str = "external-resizer";
+    const NEEDS_DRIVER: bool = true;
+    type Metrics = ();
+
+    fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
+        let mut watches = Vec::new();
+        let is_offline_only = |backend: &Arc<dyn Backend>| is_offline_expansion_only(&**backend);
+        if settings.handle_volume_inuse_error && backends.iter().any(is_offline_only) {
+            watches.push(WatchSpec::all::<Pod>());
+        }
+        if backends.iter().any(|backend| backend.abilities().contains(&Ability::Modification)) {
+            watches.push(WatchSpec::all::<VolumeAttributesClass>());
+        }
+        // A node-local volume is recognized by its topology segment.
+        if let Some(local_node) = settings.local_node(backends) {
+            let node = local_node.node.as_str();
+            watches.extend(local_node.needs_keys().then(|| WatchSpec::named::<CsiNode>(node)));
+            watches.extend(local_node.needs_labels().then(|| WatchSpec::named::<Node>(node)));
+        }
+        watches
+    }
+
+    fn rules(placement: DriverPlacement) -> RuleSet {
+        match placement {
+            DriverPlacement::ClusterWide | DriverPlacement::NodeLocal(NodeTopologySource::Name) => &[RULES],
+            DriverPlacement::NodeLocal(NodeTopologySource::Labels) => &[RULES, WATCH_NODES],
+            DriverPlacement::NodeLocal(NodeTopologySource::CsiNode) => &[RULES, WATCH_NODES, WATCH_CSI_NODES],
+        }
+    }
+
+    fn register_metrics(_: &mut Registry) -> Self::Metrics {}
+
+    fn new(context: Arc<ControllerContext>, queues: &Metrics, (): Self::Metrics) -> Arc<Self> {
+        Self::new(context, queues)
+    }
+
+    fn subscribe(self: &Arc<Self>) {
+        self.subscribe_to_cache();
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        self.run_queues(stop).await;
+    }
+}

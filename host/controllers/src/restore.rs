@@ -1,0 +1,84 @@
+//! Handling of a detected restore: stop the work, then write the restore marker that freezes deletions.
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_cluster::{
+    Cache, Writer,
+    deletion_freeze::{self, RESTORE_MARKER_NAME, RestoreDetected},
+    metrics::Metrics,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Delay between attempts to write the restore marker. No work runs before it is written.
+const MARKER_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Attempts to write the restore marker after the process was asked to stop: its supervisor may wait for less
+/// time than the API server needs.
+const MARKER_ATTEMPTS_AFTER_STOP: usize = 20;
+
+/// Handles a restore in one lifetime of the cache.
+pub(crate) struct RestoreHandler<'a> {
+    pub(crate) cache: &'a Arc<Cache>,
+    pub(crate) writer: &'a Writer,
+    pub(crate) metrics: &'a Metrics,
+    /// Namespace of the restore marker.
+    pub(crate) namespace: &'a str,
+    /// Asks the process to stop.
+    pub(crate) stop: &'a CancellationToken,
+}
+
+impl RestoreHandler<'_> {
+    /// Keeps the metric equal to the restore markers in the cache.
+    pub(crate) fn subscribe(&self) {
+        let (cache, gauge) = (Arc::downgrade(self.cache), self.metrics.deletions_frozen.clone());
+        self.cache.restore_markers.subscribe(move |_| {
+            if let Some(cache) = cache.upgrade() {
+                gauge.set(i64::from(deletion_freeze::is_frozen(&cache)));
+            }
+        });
+    }
+
+    /// Sets the metric from the cache. The marker may have been deleted between two lifetimes of the cache,
+    /// and only a process with the provisioner watches it.
+    pub(crate) fn update_metric(&self) {
+        self.metrics.deletions_frozen.set(i64::from(deletion_freeze::is_frozen(self.cache)));
+    }
+
+    /// Waits for a restore until `flushing`; cancels `working` and writes the marker. This runs in parallel
+    /// with the shutdown of the controllers, since other processes delete volumes too, and since a restore
+    /// may be detected during the shutdown. Returns whether a restore was handled.
+    pub(crate) async fn run(&self, working: &CancellationToken, flushing: &CancellationToken) -> bool {
+        let restored = tokio::select! {
+            biased;
+            restored = self.cache.restore_detector.wait_reported() => restored,
+            () = flushing.cancelled() => return false,
+        };
+        self.metrics.deletions_frozen.set(1);
+        working.cancel();
+        self.write_marker(&restored).await;
+        true
+    }
+
+    /// Creates the restore marker: until the API server accepts it, or, after `stop`, with a limited number
+    /// of attempts.
+    pub(crate) async fn write_marker(&self, restored: &RestoreDetected) {
+        tracing::error!("{restored}; deletions are frozen until ConfigMap {RESTORE_MARKER_NAME} is deleted");
+        let mut attempts_left = MARKER_ATTEMPTS_AFTER_STOP;
+        while let Err(error) = deletion_freeze::create_marker(self.writer, self.namespace, restored).await {
+            tracing::error!(
+                %error,
+                "cannot create ConfigMap {RESTORE_MARKER_NAME}; no controller runs before it exists"
+            );
+            if self.stop.is_cancelled() {
+                attempts_left -= 1;
+                if attempts_left == 0 {
+                    tracing::error!(
+                        "ConfigMap {RESTORE_MARKER_NAME} was not created; create it before the next process \
+                         starts, which cannot detect this restore"
+                    );
+                    return;
+                }
+            }
+            tokio::time::sleep(MARKER_RETRY_DELAY).await;
+        }
+    }
+}
