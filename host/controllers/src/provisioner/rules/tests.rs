@@ -219,7 +219,7 @@ fn the_request_is_built_from_claim_and_class() {
 }
 
 #[test]
-fn which_claims_are_provisioned() {
+fn claims_are_provisioned_according_to_annotations_and_class() {
     let storage_provisioner = |driver: &str| {
         let annotations = json!({"volume.kubernetes.io/storage-provisioner": driver});
         json!({"metadata": {"annotations": annotations}})
