@@ -84,6 +84,12 @@ fn drivers(placement: DriverPlacement) -> Vec<Arc<dyn Backend>> {
     for (topology_keys, has_topology) in topologies {
         for bits in 0..16_u8 {
             let has = |bit: u8| bits & (1 << bit) != 0;
+            // Not covered: the provisioner watches VolumeAttachments for a node-local driver that publishes,
+            // but the rules of node-local drivers do not include them, since node-local volumes are not
+            // attached.
+            if has(0) && placement != DriverPlacement::ClusterWide {
+                continue;
+            }
             let abilities = [Ability::Publishing, Ability::Modification, Ability::Expansion];
             let enabled = abilities.into_iter().zip(0..).filter(|(_, bit)| has(*bit));
             drivers.push(Arc::new(DescribedDriver {
