@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay between two attempts.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Whether a request may succeed when it is repeated: 429, a server error, or no response.
+/// Returns true if a request may succeed when it is repeated: 429, a server error, or no response.
 fn is_transient(error: &kube::Error) -> bool {
     if let kube::Error::Api(status) = error {
         return status.code == 429 || status.code >= 500;

@@ -27,7 +27,7 @@ struct CrashPoint {
     /// The system call, and how many of its kind come before it in the same call of kubelet's.
     syscall: &'static str,
     nth: u32,
-    /// What its line in the trace has, or one before it.
+    /// Expected text in its line of the trace, or in an earlier one.
     trace: &'static str,
 }
 
