@@ -58,14 +58,14 @@ peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: w
 	conformance/peers/build.sh
 
 .PHONY: conformance
-conformance: toolchain need-root peers ## run every suite on a real Kubernetes, or the one of SUITE=name; RESULTS=docs/conformance.md writes its table
+conformance: toolchain need-root peers ## run all suites on a real Kubernetes, or one by SUITE=name; RESULTS=docs/conformance.md updates its table
 	$(CARGO) build --locked --bin cofferdam --bin conformance
 	$(CARGO) run --locked --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
 
 .PHONY: bench-peers
-bench-peers: toolchain need-root peers ## Kubernetes' own controllers and ours answer the same CLAIMS=2000 claims: docs/benchmarks.md; LOADS=placed,held prints a part only
+bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part
 	$(CARGO) build --locked --release --bin cofferdam --bin conformance --features jemalloc
-	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) $(CARGO) run --locked --release --features jemalloc --bin conformance -- bench-peers
+	OUTPUT=$(CURDIR)/docs CLAIMS=$(CLAIMS) LOADS=$(LOADS) ITERATIONS=$(ITERATIONS) $(CARGO) run --locked --release --features jemalloc --bin conformance -- bench-peers
 
 # Before anything is built for half an hour.
 .PHONY: need-root

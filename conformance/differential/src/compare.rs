@@ -1,20 +1,20 @@
-//! Finds the places in which two sets of answers differ.
+//! Differences between two sets of responses.
 
 use serde_json::Value;
 
 use crate::requests::RequestScript;
 use crate::runner::ApiResponse;
 
-/// A difference between two answers.
+/// A difference between two responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The line of the request.
     pub line: usize,
-    /// Where: `code`, `warnings`, or a JSON pointer into the body.
+    /// Location: `code`, `warnings`, or a JSON pointer into the body.
     pub location: String,
-    /// What the first API answered.
+    /// Value of the first API server.
     pub expected: String,
-    /// What the second API answered.
+    /// Value of the second API server.
     pub found: String,
 }
 
@@ -28,16 +28,16 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// What two runs of a script do not agree on.
+/// Result of a comparison.
 #[derive(Debug, Default)]
 pub struct ScriptComparison {
-    /// Differences that nobody has explained.
+    /// Differences without a deviation.
     pub differences: Vec<Difference>,
     /// Lines that are marked as deviations, but do not differ.
     pub stale_deviations: Vec<usize>,
 }
 
-/// Compares the answers of two runs of a script.
+/// Compares the responses of two runs of a script.
 #[must_use]
 pub fn compare(script: &RequestScript, expected: &[ApiResponse], found: &[ApiResponse]) -> ScriptComparison {
     let mut comparison = ScriptComparison::default();

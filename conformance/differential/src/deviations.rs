@@ -1,22 +1,23 @@
-//! The differences between the embedded API and the real one that are kept on purpose.
+//! Intended differences between the embedded API and kube-apiserver.
 
-/// A difference and why it stays.
+/// An intended difference.
 #[derive(Debug, Clone, Copy)]
 pub struct Deviation {
-    /// How requests name it: `~id`.
+    /// Id in the requests: `~id`.
     pub id: &'static str,
-    /// What is different.
+    /// The difference.
     pub difference: &'static str,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
 }
 
-/// All of them. `docs/deviations.md` has the same table.
+/// All deviations, as in `docs/deviations.md`.
 pub const DEVIATIONS: [Deviation; 9] = [
     Deviation {
         id: "garbage-collector",
         difference: "dependents, orphans and the contents of namespaces are gone when a deletion is answered",
-        reason: "the work of the garbage collector and of the namespace controller is built in, and done at once",
+        reason: "the work of the garbage collector and of the namespace controller is built in, and done at \
+             once",
     },
     Deviation {
         id: "columns",
@@ -25,7 +26,8 @@ pub const DEVIATIONS: [Deviation; 9] = [
     },
     Deviation {
         id: "discovery",
-        difference: "`/version` and the discovery documents name fewer kinds, and no hashes of storage versions",
+        difference: "`/version` and the discovery documents name fewer kinds, and no hashes of storage \
+             versions",
         reason: "other kinds are not served, and nobody migrates what is in memory",
     },
     Deviation {

@@ -1,9 +1,8 @@
-//! One set of requests, played to any Kubernetes API, and what two of them answered compared.
+//! A set of requests for any Kubernetes API server, and comparison of the responses of two.
 //!
-//! The requests stand in `requests/*.txt`, the answers of a real kube-apiserver in `answers/*.jsonl`, and the
-//! differences that are kept on purpose in [`deviations::DEVIATIONS`]. The suite `differential` of `make
-//! conformance` plays the set to a real API and compares, or writes its answers anew; the test of this crate
-//! plays it to the embedded one.
+//! The requests are in `requests/*.txt`, the responses of kube-apiserver in `answers/*.jsonl`, and intended
+//! differences in [`deviations::DEVIATIONS`]. The suite `differential` of `make conformance` sends the set to
+//! kube-apiserver and compares or records its responses; the test of this crate sends it to the embedded API.
 
 #![forbid(unsafe_code)]
 

@@ -1,22 +1,22 @@
-//! What may differ between two runs is made the same: uids, times, versions, generated names, and the order
-//! of what has no order.
+//! Normalization of responses that differ between two runs: uids, times, versions, generated names, and unordered
+//! lists.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// The characters of a generated name's end.
+/// Characters of generated suffixes.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalises the answers of one run. A version becomes the number of versions that were seen of its object,
-/// so that a write that should not have happened shows.
+/// Normalizes the responses of one run. A resource version is replaced by its number among the versions of its
+/// object, so that an unexpected write is detected.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,
 }
 
 impl ResponseNormalizer {
-    /// Normalises a body. `prefix` is the `generateName` of the request.
+    /// Normalizes a body. `prefix` is the `generateName` of the request.
     pub fn normalize_body(&mut self, body: Value, prefix: Option<&str>) -> Value {
         let mut body = self.normalize_value(body, "");
         if let Some(prefix) = prefix.filter(|prefix| !prefix.is_empty()) {
@@ -86,7 +86,7 @@ fn map_strings(value: &mut Value, change: &mut impl FnMut(&str) -> String) {
     }
 }
 
-/// Hides the random end of names with a prefix.
+/// Replaces the random suffix of names with a prefix.
 fn hide_generated_names(text: &str, prefix: &str) -> String {
     let mut hidden = String::new();
     let mut rest = text;
@@ -119,7 +119,7 @@ fn normalize_scalar(text: String, name: &str) -> String {
     }
 }
 
-/// An owner reference is known by its uid.
+/// Owner references are identified by their uids.
 fn normalize_key(name: String) -> String {
     match name.strip_prefix("k:{\"uid\":\"").and_then(|rest| rest.strip_suffix("\"}")) {
         Some(uid) if is_uid(uid) => "k:{\"uid\":\"<uid>\"}".to_owned(),
@@ -139,8 +139,7 @@ fn is_age(text: &str) -> bool {
     text.ends_with(['s', 'm', 'h', 'd']) && text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
 }
 
-/// Hides uids, times and versions inside of a message, and the diff of Go's internal types that some end
-/// with.
+/// Replaces uids, times and versions in a message, and removes a trailing diff of Go types.
 fn normalize_message(text: &str) -> String {
     let text = text.split("\n@@").next().unwrap_or_default();
     let hide = |word: &str| {
@@ -160,7 +159,7 @@ fn is_version(message: &str) -> bool {
     ["esource version", "ResourceVersion"].iter().any(|word| message.contains(word))
 }
 
-/// Causes have no order, and a structure in a message is shown in the order of Go's fields.
+/// Sorts causes, and the fields of Go structs in messages.
 fn normalize_status(status: &mut Value) {
     let causes = status.pointer_mut("/details/causes").and_then(Value::as_array_mut);
     let mut several = false;
@@ -183,7 +182,7 @@ fn normalize_status(status: &mut Value) {
             lines.sort_unstable();
             *text = format!("{head}errors:\n{}", lines.join("\n"));
         } else if several {
-            // The same rule, broken at several places.
+            // The same rule, violated by several fields.
             text.push_str(" <causes>");
         }
     }

@@ -1,4 +1,4 @@
-//! What a real kube-apiserver answered: written by [`record`], kept with the requests.
+//! Recorded responses of kube-apiserver, written by [`record`].
 
 use std::{fs, path::Path};
 
@@ -21,21 +21,21 @@ const ANSWERS: [&str; 7] = [
     include_str!("../answers/expiry.jsonl"),
 ];
 
-/// One file of requests, played and compared with what was recorded.
+/// A file of requests, and the comparison of its responses with the recorded ones.
 #[derive(Debug)]
 pub struct ScriptRun {
     /// The file's name.
     pub name: &'static str,
     /// Its requests.
     pub script: RequestScript,
-    /// How the answers compare.
+    /// The comparison.
     pub comparison: ScriptComparison,
 }
 
-/// Plays the whole set to an API that is empty, and compares its answers with the recorded ones.
+/// Sends the whole set to an empty API server, and compares its responses with the recorded ones.
 ///
 /// # Errors
-/// If the API does not answer, or a file of the set cannot be read.
+/// If the API server does not respond, or a file cannot be read.
 pub async fn compare_with_recording(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,
@@ -52,10 +52,10 @@ pub async fn compare_with_recording(
     Ok(runs)
 }
 
-/// Plays the whole set to an API that is empty, and writes its answers to a directory.
+/// Sends the whole set to an empty API server, and writes its responses to a directory.
 ///
 /// # Errors
-/// If the API does not answer, or the answers cannot be written.
+/// If the API server does not respond, or the responses cannot be written.
 pub async fn record(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,

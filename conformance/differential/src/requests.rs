@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set. Each is played on its own, from the first request to the last; the last one lets the
-/// API forget what was before.
+/// The files of the set. Each is sent in order; the last one compacts the history.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -19,11 +18,11 @@ pub const REQUEST_FILES: [(&str, &str); 7] = [
 /// One request.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptRequest {
-    /// The line on which it stands.
+    /// Line number.
     pub line: usize,
     /// The HTTP method.
     pub method: String,
-    /// Path and query; `$NAME` stands for a variable.
+    /// Path and query, with variables `$NAME`.
     pub path: String,
     /// The `Content-Type` of the body.
     pub content_type: Option<String>,
@@ -31,11 +30,11 @@ pub struct ScriptRequest {
     pub accept: String,
     /// The `User-Agent` header.
     pub user_agent: String,
-    /// The variable that takes a part of the answer, and the JSON pointer of that part.
+    /// A variable to set, and the JSON pointer of its value in the response.
     pub capture: Option<(String, String)>,
-    /// Whether the API is to forget its history before.
+    /// True to compact the history before the request.
     pub after_compaction: bool,
-    /// The deviation because of which both APIs may answer differently.
+    /// The deviation that explains a difference.
     pub deviation: Option<String>,
     /// The body, with variables.
     pub body: String,
@@ -46,7 +45,7 @@ pub struct ScriptRequest {
 pub struct RequestScript {
     /// Variables and their first values.
     pub variables: BTreeMap<String, String>,
-    /// The requests in their order.
+    /// The requests in order.
     pub requests: Vec<ScriptRequest>,
 }
 
@@ -57,7 +56,7 @@ const JSON: &str = "application/json";
 /// `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
 ///
 /// # Errors
-/// If a line is none of these.
+/// If a line is malformed.
 pub fn parse(text: &str) -> Result<RequestScript> {
     let mut script = RequestScript::default();
     let mut current: Option<ScriptRequest> = None;
@@ -160,7 +159,7 @@ fn representation(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Puts variables in.
+/// Replaces variables.
 #[must_use]
 pub fn substitute(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut substituted = text.to_owned();
@@ -200,7 +199,8 @@ mod tests {
     #[test]
     fn request_lines_and_bodies_are_parsed() {
         let script = parse(
-            "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table after-compaction\n",
+            "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table \
+             after-compaction\n",
         )
         .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };

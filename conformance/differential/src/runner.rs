@@ -1,4 +1,4 @@
-//! Plays a script to an API.
+//! Sends the requests of a script.
 
 use anyhow::{Context as _, Result};
 use http_body_util::BodyExt as _;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::normalizer::ResponseNormalizer;
 use crate::requests::{RequestScript, substitute};
 
-/// What an API answered, in a form that two APIs can agree on.
+/// A normalized response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ApiResponse {
     /// The line of the request.
@@ -20,15 +20,14 @@ pub struct ApiResponse {
     /// The `Warning` headers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The body; the frames of a watch stand under `events`, plain text under `text`.
+    /// The body; frames of a watch are in `events`, plain text in `text`.
     pub body: Value,
 }
 
-/// Plays a script and returns the answers in the order of its requests. `compact` lets the API forget its
-/// history.
+/// Sends the requests of a script, and returns the responses in order. `compact` compacts the history.
 ///
 /// # Errors
-/// If the API cannot be reached or an answer cannot be read.
+/// If the API server is unreachable, or a response malformed.
 pub async fn run_script(
     client: &Client,
     script: &RequestScript,

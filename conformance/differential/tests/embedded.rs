@@ -1,4 +1,4 @@
-//! The embedded API answers every request of the set as a real kube-apiserver did.
+//! The embedded API responds to every request of the set as kube-apiserver did.
 
 use cofferdam_apiserver::{ApiServer, Options};
 use cofferdam_differential::recording::compare_with_recording;

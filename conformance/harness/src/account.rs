@@ -21,7 +21,8 @@ use crate::{
 pub const NAMESPACE: &str = "cofferdam-system";
 /// The same for the scenarios, which use one namespace for everything.
 pub const DEFAULT_NAMESPACE: &str = "default";
-/// Every role that runs once per cluster. Together they replace the sidecars and the upstream volume controllers.
+/// Every role that runs once per cluster. Together they replace the sidecars and the upstream volume
+/// controllers.
 pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
@@ -126,8 +127,8 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// The audit policy: log every response to the accounts. The API server logs a response before it sends it, so
-/// that none is missed if the client or the API server is killed.
+/// The audit policy: log every response to the accounts. The API server logs a response before it sends it,
+/// so that none is missed if the client or the API server is killed.
 #[must_use]
 pub fn audit_policy() -> String {
     let groups =

@@ -1,5 +1,5 @@
-//! Everything between a driver and a pod: a driver with the roles that call it, and the node roles in a process
-//! of their own, without the driver.
+//! Everything between a driver and a pod: a driver with the roles that call it, and the node roles in a
+//! process of their own, without the driver.
 
 use std::{
     fs, io,
@@ -52,7 +52,8 @@ impl BackendFixture {
         let settings =
             format!("nodes = {node:?}\nvolumes-per-node = \"{MAX_VOLUMES}\"\ncapacity = \"{CAPACITY}\"\n");
         let policy = format!(
-            "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = {MAX_TMPFS_BYTES}\n\n[node.inline]\ntmpfs-most = {MAX_INLINE_BYTES}\n"
+            "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = \
+             {MAX_TMPFS_BYTES}\n\n[node.inline]\ntmpfs-most = {MAX_INLINE_BYTES}\n"
         );
         Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
     }
@@ -88,7 +89,8 @@ impl BackendFixture {
         let file = directory.join("component.wasm");
         fs::write(&file, component)?;
         let section = format!(
-            "[backend.{CONFIG_SECTION}]\nfile = {file:?}\n\n[backend.{CONFIG_SECTION}.settings]\ndriver-name = {driver:?}\n{settings}\n\
+            "[backend.{CONFIG_SECTION}]\nfile = {file:?}\n\n[backend.{CONFIG_SECTION}.settings]\ndriver-name \
+             = {driver:?}\n{settings}\n\
              [backend.{CONFIG_SECTION}.state]\nfile = {state:?}\n{extra_section}"
         );
         Ok(Self { name, driver, component: file, directory, section, policy: format!("[node]\n{policy}") })
@@ -100,7 +102,8 @@ impl BackendFixture {
         &self.driver
     }
 
-    /// Starts `csi-server` with the driver, and waits until it is ready. Returns a client for its HTTP endpoint.
+    /// Starts `csi-server` with the driver, and waits until it is ready. Returns a client for its HTTP
+    /// endpoint.
     ///
     /// # Errors
     /// If it is not, with the end of its log.
@@ -143,8 +146,8 @@ impl BackendFixture {
             .env("RUST_BACKTRACE", "1"))
     }
 
-    /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They get the
-    /// driver's manifest, not the driver.
+    /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They
+    /// get the driver's manifest, not the driver.
     ///
     /// # Errors
     /// If they are not, with the end of their log.

@@ -65,8 +65,8 @@ pub struct ClaimModification {
     pub state: String,
 }
 
-/// A load of claims that continues until it is finished. A fault or replacement that happens before is always in
-/// the middle of the load, however late it is.
+/// A load of claims that continues until it is finished. A fault or replacement that happens before is always
+/// in the middle of the load, however late it is.
 #[derive(Debug)]
 pub struct ClaimLoad {
     /// Number of started claims.
@@ -364,8 +364,8 @@ impl Claims {
         .await
     }
 
-    /// Checks that every claim is Bound to a volume of its own, that each volume has a claim, and that the storage
-    /// contains exactly these volumes. `stored` is its contents: names by handle.
+    /// Checks that every claim is Bound to a volume of its own, that each volume has a claim, and that the
+    /// storage contains exactly these volumes. `stored` is its contents: names by handle.
     ///
     /// # Errors
     /// The first inconsistency.

@@ -144,8 +144,8 @@ pub async fn start_with_csi_driver(
     start_with_csi_driver_and_flags(run, account, socket, &[]).await
 }
 
-/// Starts the role `registrar` for the node service of an existing CSI driver, below a kubelet root, and waits
-/// until it is healthy.
+/// Starts the role `registrar` for the node service of an existing CSI driver, below a kubelet root, and
+/// waits until it is healthy.
 ///
 /// # Errors
 /// If it is not, with the end of its log.

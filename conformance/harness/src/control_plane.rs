@@ -42,7 +42,8 @@ pub struct ControlPlaneOptions {
     pub node_monitor_grace: Option<Duration>,
     /// Disable the API server's limits of concurrent requests.
     pub is_unlimited: bool,
-    /// Disable the audit log, which uses CPU time of the API server. Forbidden requests are not detected then.
+    /// Disable the audit log, which uses CPU time of the API server. Forbidden requests are not detected
+    /// then.
     pub is_unaudited: bool,
 }
 
@@ -81,7 +82,8 @@ struct AuditLog {
     path: PathBuf,
     /// Number of bytes read.
     read_bytes: usize,
-    /// True until the API server is ready after a start: before that it has no RBAC rules and rejects everything.
+    /// True until the API server is ready after a start: before that it has no RBAC rules and rejects
+    /// everything.
     is_starting: bool,
     forbidden: Vec<String>,
 }
@@ -248,8 +250,8 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The requests of Cofferdam's accounts that were rejected with 403 since the last call, except during a start of
-    /// the API server.
+    /// The requests of Cofferdam's accounts that were rejected with 403 since the last call, except during a
+    /// start of the API server.
     ///
     /// # Errors
     /// If the audit log cannot be read.
@@ -438,7 +440,8 @@ impl ControlPlane {
     /// Stops the components, kube-apiserver and etcd last.
     ///
     /// # Errors
-    /// If a component exited by itself or had to be killed, or a request of Cofferdam's accounts was forbidden.
+    /// If a component exited by itself or had to be killed, or a request of Cofferdam's accounts was
+    /// forbidden.
     pub async fn stop(mut self) -> Result<()> {
         for component in [&mut self.scheduler, &mut self.controller_manager].into_iter().flatten() {
             component.stop().await?;

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{leftovers, peers::PeerPrograms, print_status, run};
 
-/// How a suite ended.
+/// Result of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuiteOutcome {
     /// The suite passed.

@@ -1,11 +1,13 @@
 //! Process 1 of a run's namespaces.
 //!
-//! The kernel cleans up. When process 1 of a PID namespace exits, it kills every other process of the namespace.
-//! When the last process of a mount namespace exits, it removes the mounts: overlays of containers, network
-//! namespaces, mounts of kubelet and drivers. Loop devices and cgroups belong to no namespace; see [`leftovers`].
-//! Outside of its directory a run only writes to memory that its namespace sees.
+//! The kernel cleans up. When process 1 of a PID namespace exits, it kills every other process of the
+//! namespace. When the last process of a mount namespace exits, it removes the mounts: overlays of
+//! containers, network namespaces, mounts of kubelet and drivers. Loop devices and cgroups belong to no
+//! namespace; see [`leftovers`]. Outside of its directory a run only writes to memory that its namespace
+//! sees.
 //!
-//! Process 1 exits when the suite has ended or its standard input is closed, also by the death of the harness.
+//! Process 1 exits when the suite has ended or its standard input is closed, also by the death of the
+//! harness.
 
 use std::{
     ffi::CString,

@@ -101,8 +101,8 @@ impl KubeletNode {
         Self::start_with(run, plane, name, number, false).await
     }
 
-    /// The same with kubelet's root on a disk. kubelet has no statistics of a tmpfs root, and then none of pods and
-    /// volumes.
+    /// The same with kubelet's root on a disk. kubelet has no statistics of a tmpfs root, and then none of
+    /// pods and volumes.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -162,7 +162,8 @@ impl KubeletNode {
             .await
     }
 
-    /// Waits until no mount or container of a pod is left on this node, and no pod network on any node of the run.
+    /// Waits until no mount or container of a pod is left on this node, and no pod network on any node of the
+    /// run.
     ///
     /// # Errors
     /// If something is left after `limit`.
@@ -210,7 +211,8 @@ impl KubeletNode {
         Ok(())
     }
 
-    /// Simulates a loss of power: kills kubelet, the container runtime and every container, and removes the mounts.
+    /// Simulates a loss of power: kills kubelet, the container runtime and every container, and removes the
+    /// mounts.
     ///
     /// # Errors
     /// If one of them had exited before, or something remains.
@@ -435,7 +437,8 @@ fn kubelet_command(
         "port": run.free_port()?,
         "healthzPort": run.free_port()?,
         "containerRuntimeEndpoint": format!("unix://{}", paths.socket()),
-        // kube-apiserver connects to the node's address, so kubelet listens on all. Clients need a certificate.
+        // kube-apiserver connects to the node's address, so kubelet listens on all. Clients need a
+        // certificate.
         "authentication": {
             "anonymous": { "enabled": false },
             "webhook": { "enabled": false },

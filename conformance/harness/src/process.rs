@@ -96,7 +96,8 @@ impl ManagedProcess {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A process group of its own: Ctrl-C only reaches the harness, and signals reach the program's children.
+            // A process group of its own: Ctrl-C only reaches the harness, and signals reach the program's
+            // children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()

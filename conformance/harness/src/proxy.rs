@@ -1,5 +1,5 @@
-//! A fault-injecting proxy between `cofferdam` and kube-apiserver: it closes connections and replaces responses.
-//! It terminates TLS with a certificate of the cluster's authority.
+//! A fault-injecting proxy between `cofferdam` and kube-apiserver: it closes connections and replaces
+//! responses. It terminates TLS with a certificate of the cluster's authority.
 
 use std::{
     fs, io,

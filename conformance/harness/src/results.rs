@@ -70,7 +70,8 @@ impl SuiteResults {
     fn markdown(&self, date: &str, seconds: f64) -> String {
         let cores = thread::available_parallelism().map_or(0, usize::from);
         let mut text = format!(
-            "`make conformance` on {date}: {seconds:.0} s on {cores} cores, unoptimised build; do not edit.\n\n\
+            "`make conformance` on {date}: {seconds:.0} s on {cores} cores, unoptimised build; do not \
+             edit.\n\n\
              | suite | result | seconds | notes |\n|---|---|---:|---|\n"
         );
         for SuiteResult { suite, failure: failed, seconds, notes } in &self.rows {

@@ -478,7 +478,7 @@ fn stored_entries(backend: &WasmBackend, options: &SuiteOptions) -> BTreeSet<Str
     let keys = backend.state_keys().into_iter().map(|key| format!("key {key}"));
     let pool = options.config.pool.as_ref().map(|pool| std::fs::read_dir(&pool.directory));
     let entries = pool.and_then(Result::ok).into_iter().flatten().flatten();
-    // What begins otherwise is the host's own.
+    // Other keys belong to the host.
     let items = entries
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| name.starts_with(|first: char| first.is_ascii_alphanumeric()))

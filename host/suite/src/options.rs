@@ -11,8 +11,8 @@ use cofferdam_wasm::BackendConfig;
 /// Options of a run. The default fits a driver that needs no parameters, secrets or topology.
 #[derive(Clone, Debug)]
 pub struct SuiteOptions {
-    /// Settings, grants and limits of the driver. The circuit breaker is disabled, because the suite kills calls
-    /// on purpose.
+    /// Settings, grants and limits of the driver. The circuit breaker is disabled, because the suite kills
+    /// calls on purpose.
     pub config: BackendConfig,
     /// Secrets of every call.
     pub secrets: Secrets,

@@ -8,7 +8,7 @@ const CASES_BEGIN: &str = "<!-- cases -->\n";
 const CASES_END: &str = "<!-- end of cases -->";
 
 fn cases_table() -> String {
-    let mut table = String::from("| case | rule | needs | from |\n|---|---|---|---|\n");
+    let mut table = String::from("| case | rule | requires | source |\n|---|---|---|---|\n");
     for case in cases() {
         let needs: Vec<_> = case.requirements.iter().map(ToString::to_string).collect();
         let (id, rule, needs, source) = (case.id, case.rule, needs.join(", "), case.source);

@@ -30,10 +30,13 @@ async fn text_report_shows_rule_expected_and_found() {
         "  features    none",
         "  seed        0",
         "\nidentity\n  passed  loads\n",
-        "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most the limit.",
-        "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, for single-node-writer filesystem) → success: CreatedVolume {",
+        "  FAILED  size-in-range\n            rule      A volume has at least the required size and at most \
+         the limit.",
+        "            called    volumes.create(\"cofferdam-test-00000000-ranged-0\", at least 1048576 bytes, \
+         for single-node-writer filesystem) → success: CreatedVolume {",
         "            expected  at least 1048576 bytes, at most 4194304 bytes\n",
-        "            found     8388608 bytes\n            rerun     cofferdam backend test --only volumes/size-in-range --seed 0\n",
+        "            found     8388608 bytes\n            rerun     cofferdam backend test --only \
+         volumes/size-in-range --seed 0\n",
         "  skipped volume-condition: the driver does not name the feature `volume-condition`\n",
         "\n4 passed, 1 failed, 2 skipped\n",
         "leak detection: unknown",

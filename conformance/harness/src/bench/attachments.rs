@@ -1,5 +1,5 @@
-//! The attach load: existing volumes are attached to nodes and detached. No kubelet runs; a volume is attached
-//! when its VolumeAttachment says so.
+//! The attach load: existing volumes are attached to nodes and detached. No kubelet runs; a volume is
+//! attached when its VolumeAttachment says so.
 
 use std::{collections::HashMap, time::Instant};
 

@@ -44,14 +44,16 @@ pub(super) struct BenchmarkConfiguration {
 pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     BenchmarkConfiguration {
         name: "Upstream",
-        description: "kube-controller-manager (binder and protection) and csi-provisioner, client rates unlimited, 100 workers, \
+        description: "kube-controller-manager (binder and protection) and csi-provisioner, client rates \
+             unlimited, 100 workers, \
                 the Go driver on a unix socket",
         implementation: Implementation::Upstream,
         start: |run, plane| Box::pin(start_upstream(run, plane)),
     },
     BenchmarkConfiguration {
         name: "Cofferdam",
-        description: "`cofferdam run` with provisioner, pv-controller and protection, the Go driver on a unix socket",
+        description: "`cofferdam run` with provisioner, pv-controller and protection, the Go driver on a \
+             unix socket",
         implementation: Implementation::Cofferdam,
         start: |run, plane| Box::pin(start_with_csi_driver(run, plane)),
     },

@@ -381,7 +381,8 @@ impl ClaimLoad {
         Ok(LoadTiming::new(started.elapsed(), latencies))
     }
 
-    /// Creates all claims concurrently, and waits until the last one is Bound. Also returns the names of the volumes.
+    /// Creates all claims concurrently, and waits until the last one is Bound. Also returns the names of the
+    /// volumes.
     ///
     /// # Errors
     /// If the API server rejects one, or they do not become Bound.

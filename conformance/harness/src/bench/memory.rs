@@ -1,5 +1,5 @@
-//! Memory of idle controllers in a full cluster: volumes of several drivers, bound, attached, and used by pods.
-//! No kubelet runs.
+//! Memory of idle controllers in a full cluster: volumes of several drivers, bound, attached, and used by
+//! pods. No kubelet runs.
 
 use std::collections::BTreeMap;
 

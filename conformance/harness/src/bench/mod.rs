@@ -1,7 +1,7 @@
 //! `make bench-peers`: one load on the upstream controllers, on Cofferdam, and on the API server only.
 //!
-//! Each configuration has a fresh control plane. Everything runs on one machine, so only the ratios within a run
-//! are meaningful.
+//! Each configuration has a fresh control plane. Everything runs on one machine, so only the ratios within a
+//! run are meaningful.
 
 mod attachments;
 mod configurations;
@@ -168,8 +168,8 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
-/// Measures everything, or the groups of `LOADS`, and writes the results. Partial results are written to the run's
-/// directory.
+/// Measures everything, or the groups of `LOADS`, and writes the results. Partial results are written to the
+/// run's directory.
 ///
 /// # Errors
 /// If something does not run, or a claim is not answered.
@@ -194,7 +194,7 @@ pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
         iterations.push(run_iteration(run, claims, is_selected).await?);
         let medians = BenchmarkResults { memory: memory.clone(), ..iterations::medians(&iterations) };
         let json = serde_json::json!({ "medians": &medians, "iterations": &iterations });
-        // Who ends it early has the rounds that were.
+        // Written after every iteration, in case the run is interrupted.
         fs::write(output.join("benchmarks.json"), serde_json::to_string_pretty(&json)? + "\n")?;
         report = report::markdown(&medians, claims, number);
         fs::write(output.join("benchmarks.md"), &report)?;

@@ -1,5 +1,5 @@
-//! The pod load: clients create a claim and a pod, wait until the pod runs, and delete both. It runs on a real
-//! kubelet with Cofferdam's `node`; provisioner and attacher differ between the configurations.
+//! The pod load: clients create a claim and a pod, wait until the pod runs, and delete both. It runs on a
+//! real kubelet with Cofferdam's `node`; provisioner and attacher differ between the configurations.
 
 use std::{
     collections::HashMap,
@@ -211,13 +211,15 @@ pub(super) async fn measure(
         Implementation::Upstream => (
             "Upstream, pods",
             "kube-controller-manager, csi-provisioner and csi-attacher, client rates unlimited, 100 workers, \
-             before our `csi-server` with the memory driver; kubelet with our `node` and `registrar`",
+             calling Cofferdam's `csi-server` with the memory driver; kubelet with Cofferdam's `node` and \
+             `registrar`",
             format!("{UPSTREAM_CONTROLLERS},{COMMON_CONTROLLERS}"),
         ),
         Implementation::Cofferdam => (
             "Cofferdam, pods",
-            "`cofferdam run` with provisioner, attacher, pv-controller and protection, the memory driver in its process; \
-             kube-controller-manager makes attachments; kubelet with our `node` and `registrar`",
+            "`cofferdam run` with provisioner, attacher, pv-controller and protection, the memory driver in \
+             the same process; kube-controller-manager creates VolumeAttachments; kubelet with Cofferdam's \
+             `node` and `registrar`",
             COMMON_CONTROLLERS.to_owned(),
         ),
     };

@@ -1,5 +1,6 @@
-//! The scheduling load: volumes of pods are attached to their nodes, and detached after the pods are deleted. No
-//! kubelet runs, and both configurations use Cofferdam's attacher: only the attach-detach controllers differ.
+//! The scheduling load: volumes of pods are attached to their nodes, and detached after the pods are deleted.
+//! No kubelet runs, and both configurations use Cofferdam's attacher: only the attach-detach controllers
+//! differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -153,7 +154,8 @@ impl ScheduledPods {
     }
 }
 
-/// The same pods, with the writes that attach their volumes made by the clients. The Node status is not updated.
+/// The same pods, with the writes that attach their volumes made by the clients. The Node status is not
+/// updated.
 ///
 /// # Errors
 /// If the API refuses a write.
@@ -187,8 +189,8 @@ pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<
     plane.stop().await?;
     Ok(ConfigurationResults {
         name: name.to_owned(),
-        description: "pods, and four writes to attach and two to detach, by the users themselves; no controller, nobody watches, \
-                no node is told"
+        description: "pods, and four writes to attach and two to detach, made by the clients; no \
+                controllers, no watches, no Node status updates"
             .to_owned(),
         implementation: None,
         controllers: Vec::new(),

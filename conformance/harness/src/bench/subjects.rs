@@ -1,5 +1,5 @@
-//! The attachers and resizers that are compared on existing volumes. The same roles create the volumes for each,
-//! and stop before the load starts.
+//! The attachers and resizers that are compared on existing volumes. The same roles create the volumes for
+//! each, and stop before the load starts.
 
 use anyhow::Result;
 
@@ -292,7 +292,7 @@ async fn measure_upper_bound(
     let writes = task.write_description();
     Ok(ConfigurationResults {
         name: name.to_owned(),
-        description: format!("{writes} by the users themselves, no controller, nobody watches"),
+        description: format!("{writes}, made by the clients; no controllers, no watches"),
         implementation: None,
         controllers: Vec::new(),
         loads,

@@ -1,5 +1,5 @@
-//! Upper bound of the API server: clients make the writes that every controller has to make for a claim, without
-//! watches.
+//! Upper bound of the API server: clients make the writes that every controller has to make for a claim,
+//! without watches.
 
 use std::time::Instant;
 

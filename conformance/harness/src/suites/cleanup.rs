@@ -144,8 +144,8 @@ fn signal(inner: &InnerHarness, which: Signal) -> Result<()> {
     Ok(kill_process(id, which)?)
 }
 
-/// Waits until no process, loop device or cgroup of a nested run is left. Its mounts belong to the namespace of
-/// its processes.
+/// Waits until no process, loop device or cgroup of a nested run is left. Its mounts belong to the namespace
+/// of its processes.
 async fn wait_clean(inner: &InnerHarness, after: &str) -> Result<()> {
     until(&format!("nothing is left after {after}"), TIMEOUT, async || {
         ensure_no_sleeper()?;

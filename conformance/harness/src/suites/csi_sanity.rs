@@ -1,5 +1,5 @@
-//! csi-sanity on Cofferdam's drivers behind `csi-server` and `node`: two processes, of which only the first has
-//! the driver.
+//! csi-sanity on Cofferdam's drivers behind `csi-server` and `node`: two processes, of which only the first
+//! has the driver.
 
 use std::{
     collections::BTreeSet,

@@ -66,7 +66,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await?;
     ensure!(
         comparison.errors.is_empty(),
-        "{} of {} commands: expected the same from both, but for what is kept; see real.txt and embedded.txt in {}\n{}",
+        "{} of {} commands: expected the same from both, but for what is kept; see real.txt and embedded.txt \
+         in {}\n{}",
         comparison.errors.len(),
         lines.len(),
         run.directory().display(),
@@ -273,7 +274,8 @@ mod tests {
         let text = "line 1: kubectl get pvc\n  stdout: expected b\n  stdout: found    (the end)";
         assert_eq!(errors("get pvc", "a\nb", "a"), [text]);
         assert_eq!(errors("~version version", "a", "b"), Vec::<String>::new());
-        let text = "line 1: kubectl version: does not differ any more: expected ~version: `version` names our \
+        let text = "line 1: kubectl version: does not differ any more: expected ~version: `version` names \
+             our \
                     version, because it is our server";
         assert_eq!(errors("~version version", "a", "a"), [text]);
     }

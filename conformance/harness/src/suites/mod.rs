@@ -117,14 +117,16 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "pods",
-        description: "volumes of memory and pool in pods on a real kubelet: data, access modes, expansion, crashes",
+        description: "volumes of memory and pool in pods on a real kubelet: data, access modes, expansion, \
+             crashes",
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(pods::run(run)),
     },
     Suite {
         name: "node-shutdown",
-        description: "non-graceful node shutdown: pods of an out-of-service node run on another one with their data",
+        description: "non-graceful node shutdown: pods of an out-of-service node run on another one with \
+             their data",
         limit: MINUTE.saturating_mul(15),
         lane: SuiteLane::Main,
         run: |run| Box::pin(pods::node_shutdown::run(run)),
@@ -138,14 +140,16 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "scenarios",
-        description: "every scenario of the roles ends on kube-apiserver as on the embedded API, also after a crash",
+        description: "every scenario of the roles ends on kube-apiserver as on the embedded API, also after \
+             a crash",
         limit: MINUTE.saturating_mul(60),
         lane: SuiteLane::Background,
         run: |run| Box::pin(scenarios::run(run)),
     },
     Suite {
         name: "faults",
-        description: "kube-apiserver and etcd fail, etcd is restored, connections break, Cofferdam dies 50 times: no claim is lost",
+        description: "kube-apiserver and etcd fail, etcd is restored, connections break, Cofferdam dies 50 \
+             times: no claim is lost",
         limit: MINUTE.saturating_mul(100),
         lane: SuiteLane::Main,
         run: |run| Box::pin(faults::run(run)),
@@ -159,14 +163,16 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "crashes",
-        description: "kill -9 of a process with all roles, 50 times, while 300 pods and their claims come and go",
+        description: "kill -9 of a process with all roles, 50 times, while 300 pods and their claims come \
+             and go",
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(crashes::run(run)),
     },
     Suite {
         name: "interop",
-        description: "sidecars on Cofferdam's csi-server, and Cofferdam's roles on a Go driver, each replaced under load",
+        description: "sidecars on Cofferdam's csi-server, and Cofferdam's roles on a Go driver, each \
+             replaced under load",
         limit: MINUTE.saturating_mul(25),
         lane: SuiteLane::Main,
         run: |run| Box::pin(interop::run(run)),

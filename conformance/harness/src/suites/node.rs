@@ -41,7 +41,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
                 "name": "shell",
                 "image": image::SHELL_IMAGE,
                 "imagePullPolicy": "Never",
-                "command": ["sh", "-c", format!("echo {EXPECTED_OUTPUT} > /room/said; cat /room/said; sleep 3600")],
+                "command": ["sh", "-c", format!("echo {EXPECTED_OUTPUT} > /room/said; cat /room/said; sleep \
+                 3600")],
                 "volumeMounts": [{ "name": "room", "mountPath": "/room" }],
             }],
             "volumes": [{ "name": "room", "emptyDir": { "medium": "Memory" } }],

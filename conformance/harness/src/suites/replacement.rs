@@ -1,4 +1,5 @@
-//! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume leaks.
+//! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume
+//! leaks.
 
 use std::{collections::BTreeMap, time::Duration};
 

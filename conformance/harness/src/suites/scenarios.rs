@@ -1,5 +1,5 @@
-//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without faults of the process, and once
-//! with a process that is killed after one of its effects, with the response lost.
+//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without faults of the process, and
+//! once with a process that is killed after one of its effects, with the response lost.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -36,31 +36,39 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(180);
 const BACKUP_NAME: &str = "backup";
-/// Control planes that run scenarios at the same time. A scenario mostly waits until the cluster is quiet: one
-/// control plane uses about 15 % of a processor. Each has an etcd of its own, because scenarios use the same
-/// names, restart the API and restore etcd.
+/// Control planes that run scenarios at the same time. A scenario mostly waits until the cluster is quiet:
+/// one control plane uses about 15 % of a processor. Each has an etcd of its own, because scenarios use the
+/// same names, restart the API and restore etcd.
 const PARALLEL_CLUSTERS: usize = 6;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let mut rng = seeded_rng()?;
-    let rows: Vec<ScenarioRun> =
-        scenarios().into_iter().map(|scenario| ScenarioRun { scenario, rng: rng.fork() }).collect();
+    let rows: Vec<ScenarioRun> = scenarios()
+        .into_iter()
+        .enumerate()
+        .map(|(row, scenario)| ScenarioRun { row, scenario, rng: rng.fork() })
+        .collect();
     let (rows, summary) = (RefCell::new(rows.into_iter()), RefCell::new(ScenarioSummary::default()));
     let clusters =
         (1..=PARALLEL_CLUSTERS).map(|n| run_cluster(run, run.subdirectory(&n.to_string()), &rows, &summary));
     try_join_all(clusters).await?;
-    let ScenarioSummary { completed, crashed, skipped, differences } = summary.into_inner();
+    let ScenarioSummary { completed, crashed, skipped, mut differences } = summary.into_inner();
+    // In the order of the table, whichever control plane ran a row. The sort is stable.
+    differences.sort_by_key(|(row, _)| *row);
+    let differences: Vec<String> = differences.into_iter().map(|(_, difference)| difference).collect();
     ensure!(differences.is_empty(), "{}", differences.join("\n"));
     let expected = skipped_count(EnvironmentKind::Kubernetes);
     ensure!(
         skipped == expected && completed > 0,
-        "{skipped} scenarios were not played and {completed} were: expected {expected} that cannot be"
+        "{skipped} scenarios skipped and {completed} run: expected {expected} skipped"
     );
-    run.add_note(&format!("{completed} scenarios, each once whole, {crashed} of them once more with a death"))
+    run.add_note(&format!("{completed} scenarios, {crashed} of them once more with a crash"))
 }
 
 /// A scenario and its random generator, independent of cluster and order.
 struct ScenarioRun {
+    /// Position in the table.
+    row: usize,
     scenario: Scenario,
     rng: fastrand::Rng,
 }
@@ -71,7 +79,8 @@ struct ScenarioSummary {
     completed: usize,
     crashed: usize,
     skipped: usize,
-    differences: Vec<String>,
+    /// Differences with the positions of their scenarios.
+    differences: Vec<(usize, String)>,
 }
 
 /// Runs the next scenarios on one cluster until none is left.
@@ -86,7 +95,7 @@ async fn run_cluster(
     let mut plane = ControlPlane::start(&child_run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    until("the namespaces of every cluster are there", TIMEOUT, async || {
+    until("the system namespaces exist", TIMEOUT, async || {
         for name in ["default", "kube-system"] {
             namespaces.get(name).await?;
         }
@@ -128,31 +137,31 @@ async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,
     cluster: &Arc<KubernetesCluster>,
-    ScenarioRun { scenario, mut rng }: ScenarioRun,
+    ScenarioRun { row, scenario, mut rng }: ScenarioRun,
     summary: &RefCell<ScenarioSummary>,
 ) -> Result<()> {
     if let Some(why) = scenario.skip_reason(EnvironmentKind::Kubernetes) {
         summary.borrow_mut().skipped += 1;
-        return run.add_note(&format!("not played: {}: {why}", scenario.name));
+        return run.add_note(&format!("skipped: {}: {why}", scenario.name));
     }
     print_status(format_args!("  {}", scenario.name));
     let (differences, effects) = run_scenario(client, cluster, &scenario, None).await?;
     {
         let mut summary = summary.borrow_mut();
-        summary.differences.extend(differences);
+        summary.differences.extend(differences.into_iter().map(|difference| (row, difference)));
         summary.completed += 1;
     }
     // All effects are those of another node's process.
     if effects == 0 && !scenario.storage_nodes.is_empty() {
         return Ok(());
     }
-    ensure!(effects > 0, "{} has no effect to die after", scenario.name);
+    ensure!(effects > 0, "{} has no effect after which to crash", scenario.name);
     let n = rng.usize(1..=effects);
     let (differences, _) = run_scenario(client, cluster, &scenario, Some(n)).await?;
     let mut summary = summary.borrow_mut();
     summary
         .differences
-        .extend(differences.into_iter().map(|d| format!("killed after effect {n} of {effects}: {d}")));
+        .extend(differences.into_iter().map(|d| (row, format!("killed after effect {n} of {effects}: {d}"))));
     summary.crashed += 1;
     Ok(())
 }
@@ -218,7 +227,7 @@ async fn delete_objects_of_kind<K>(kind: &str, api: &Api<K>, prefix: &str) -> Re
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let what = format!("no {kind} is left");
+    let what = format!("every {kind} is deleted");
     until(&what, TIMEOUT, async || {
         let mut items = api.list(&ListParams::default()).await?.items;
         items.retain(|item| item.meta().name.as_deref().is_some_and(|name| name.starts_with(prefix)));
@@ -233,7 +242,7 @@ where
                 deleted => drop(deleted?),
             }
         }
-        ensure!(items.is_empty(), "{} were there", items.len());
+        ensure!(items.is_empty(), "{} existed", items.len());
         Ok(())
     })
     .await
@@ -264,7 +273,7 @@ async fn serve_operations(
         // The scenario may have been cancelled.
         let _ = answer.send(result);
     }
-    bail!("nobody plays any more")
+    bail!("no scenario is left")
 }
 
 /// kube-apiserver as a test cluster.

@@ -89,7 +89,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/other-source",
-        "Creating the name of a restored volume from a different snapshot, or none, fails with already-exists.",
+        "Creating the name of a restored volume from a different snapshot, or none, fails with \
+         already-exists.",
         "wit restoring.create-from-snapshot; CSI CreateVolume",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         other_source,
@@ -97,7 +98,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "restoring/outlives-its-source",
-        "Deleting the snapshot of a restored volume succeeds or fails with failed-precondition; the volume remains.",
+        "Deleting the snapshot of a restored volume succeeds or fails with failed-precondition; the volume \
+         remains.",
         "wit restoring; CSI DeleteSnapshot",
         [Exports(Ability::Restoring), Exports(Ability::Snapshots)],
         outlives_its_source,

@@ -61,7 +61,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "features/published-nodes-unannounced",
-        "A driver without the feature published-nodes reports no nodes: an incomplete list would be taken as complete.",
+        "A driver without the feature published-nodes reports no nodes: an incomplete list would be taken as \
+         complete.",
         "wit identity.description, types.volume-status; CSI LIST_VOLUMES_PUBLISHED_NODES",
         [Exports(Ability::Publishing), LacksFeature(Feature::PublishedNodes), ListingOrInspection],
         published_nodes_unannounced

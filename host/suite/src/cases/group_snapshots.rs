@@ -89,7 +89,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "group-snapshots/delete-foreign-members",
-        "Deleting a group snapshot with snapshots of another group fails with invalid-argument and deletes nothing.",
+        "Deleting a group snapshot with snapshots of another group fails with invalid-argument and deletes \
+         nothing.",
         "wit group-snapshots.delete; CSI DeleteVolumeGroupSnapshot",
         [Exports(Ability::GroupSnapshots)],
         delete_foreign_members

@@ -14,7 +14,8 @@ use crate::{
 pub(super) const CASES: &[ConformanceCase] = &[
     case!(
         "identity/loads",
-        "The component loads: valid name, version, topology keys and features, only granted imports, and working first calls.",
+        "The component loads: valid name, version, topology keys and features, only granted imports, and \
+         working first calls.",
         "wit identity.describe; CSI GetPluginInfo",
         [],
         loads

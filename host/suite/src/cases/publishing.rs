@@ -72,7 +72,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "publishing/delete-while-published",
-        "Deleting a published volume succeeds or fails with failed-precondition; it succeeds once unpublished.",
+        "Deleting a published volume succeeds or fails with failed-precondition; it succeeds once \
+         unpublished.",
         "CSI DeleteVolume",
         [Exports(Ability::Publishing)],
         delete_while_published

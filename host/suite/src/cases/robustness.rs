@@ -41,7 +41,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "concurrency/same-name",
-        "Concurrent creates of one name from several processes create one volume; some may fail with aborted.",
+        "Concurrent creates of one name from several processes create one volume; some may fail with \
+         aborted.",
         "wit volumes.create; CSI concurrency",
         [],
         concurrency::same_name
@@ -98,7 +99,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "crashes/create",
-        "A create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
+        "A create that was killed after any of its host calls is completed by repeating it; deleting leaves \
+         nothing.",
         "wit package; CSI timeouts",
         [HostCalls],
         crashes::create
@@ -147,7 +149,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "crashes/snapshot",
-        "A snapshot create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
+        "A snapshot create that was killed after any of its host calls is completed by repeating it; \
+         deleting leaves nothing.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::Snapshots)],
         crashes::snapshot
@@ -168,7 +171,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "crashes/group-snapshot",
-        "A group snapshot create that was killed after any of its host calls is completed by repeating it; deleting leaves nothing.",
+        "A group snapshot create that was killed after any of its host calls is completed by repeating it; \
+         deleting leaves nothing.",
         "wit package; CSI timeouts",
         [HostCalls, Exports(Ability::GroupSnapshots)],
         crashes::group
@@ -196,7 +200,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "errors/final-kinds-are-final",
-        "The kinds invalid-argument, not-found, already-exists, out-of-range, failed-precondition and unimplemented are final.",
+        "The kinds invalid-argument, not-found, already-exists, out-of-range, failed-precondition and \
+         unimplemented are final.",
         "wit types.finality",
         [],
         final_checks::final_kinds_are_final

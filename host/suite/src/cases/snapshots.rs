@@ -150,7 +150,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "snapshots/bad-names",
-        "A name that is empty, longer than 128 bytes or contains control characters fails with invalid-argument.",
+        "A name that is empty, longer than 128 bytes or contains control characters fails with \
+         invalid-argument.",
         "wit snapshots.snapshot-request; CSI CreateSnapshot",
         [Exports(Ability::Snapshots)],
         names::bad

@@ -43,14 +43,16 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "volumes/create-other-parameters",
-        "Creating an existing name with different parameters fails with already-exists, or with invalid-argument if the parameters are invalid.",
+        "Creating an existing name with different parameters fails with already-exists, or with \
+         invalid-argument if the parameters are invalid.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_parameters
     ),
     case!(
         "volumes/create-other-capability",
-        "Creating an existing name with a different capability fails with already-exists, or with invalid-argument if the capability is unsupported.",
+        "Creating an existing name with a different capability fails with already-exists, or with \
+         invalid-argument if the capability is unsupported.",
         "wit volumes.create; CSI CreateVolume",
         [],
         create_other_capability
@@ -134,7 +136,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
     case!(
         "volumes/bad-names",
-        "A name that is empty, longer than 128 bytes or contains control characters fails with invalid-argument.",
+        "A name that is empty, longer than 128 bytes or contains control characters fails with \
+         invalid-argument.",
         "wit types.create-request; CSI CreateVolume",
         [],
         names::bad

@@ -62,7 +62,8 @@ fn write_suite(xml: &mut String, group: &[CaseReport], report: &SuiteReport) {
             }
             CaseOutcome::Failed { expected, found, calls } => writeln!(
                 xml,
-                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nrerun: {}</failure></testcase>",
+                "{open}><failure message=\"{}\">expected: {}\nfound: {}\nsource: {}\ncalled:\n{}\nrerun: \
+                 {}</failure></testcase>",
                 escape_xml(entry.case.rule),
                 escape_xml(expected),
                 escape_xml(found),

@@ -1,5 +1,5 @@
-//! A process with all roles is killed repeatedly with SIGKILL while claims and pods are created and deleted, on
-//! kube-apiserver and kube-scheduler. The suite simulates the kubelets; no container runs.
+//! A process with all roles is killed repeatedly with SIGKILL while claims and pods are created and deleted,
+//! on kube-apiserver and kube-scheduler. The suite simulates the kubelets; no container runs.
 
 mod nodes;
 mod snapshot;
@@ -140,9 +140,9 @@ async fn kill_repeatedly(
         progress.expected_users.set(kill * CLAIMS_PER_KILL);
         if kill % 2 == 0 {
             let steps = steps_before + rng.usize(1..=MAX_STEPS_BEFORE_KILL);
-            until("work goes on", TIMEOUT, async || {
+            until("the users make progress", TIMEOUT, async || {
                 let steps_made = progress.steps_and_finished.get().0;
-                ensure!(steps_made >= steps, "{steps_made} steps were made, of {steps}");
+                ensure!(steps_made >= steps, "{steps_made} of {steps} steps");
                 Ok(())
             })
             .await?;
@@ -159,23 +159,21 @@ async fn kill_repeatedly(
     }
     let ended = Instant::now();
     let gone = progress.steps_and_finished.get().1;
-    run.add_note(&format!(
-        "{KILLS} times kill -9: {ready} of the processes were ready, {in_work} died at work"
-    ))?;
+    run.add_note(&format!("{KILLS} times kill -9: {ready} processes were ready, {in_work} were working"))?;
     ensure!(
         in_work >= MIN_KILLS_DURING_WORK,
-        "{in_work} of {KILLS} processes died at work: expected at least {MIN_KILLS_DURING_WORK}"
+        "{in_work} of {KILLS} processes were killed during work: expected at least {MIN_KILLS_DURING_WORK}"
     );
     cofferdam.wait_ready().await?;
     let claims = KILLS * CLAIMS_PER_KILL;
-    until("everybody is gone", TIMEOUT, async || {
+    until("all users are finished", TIMEOUT, async || {
         let (steps_made, gone) = progress.steps_and_finished.get();
-        ensure!(gone == claims, "{gone} of {claims} are, {steps_made} steps were made");
+        ensure!(gone == claims, "{gone} of {claims} are, after {steps_made} steps");
         Ok(())
     })
     .await?;
     run.add_note(&format!(
-        "{claims} claims, each with two pods on different nodes: {gone} were gone at the last death, all {:.1} s later",
+        "{claims} claims, each with two pods on different nodes: {gone} finished at the last kill, all {:.1} s later",
         ended.elapsed().as_secs_f64()
     ))
 }

@@ -63,8 +63,8 @@ impl FakeNode {
         self.mounted.values().collect()
     }
 
-    /// The next step of a kubelet: unmount for deleted pods, update `volumesInUse`, mount attached volumes, and run
-    /// pods.
+    /// The next step of a kubelet: unmount for deleted pods, update `volumesInUse`, mount attached volumes,
+    /// and run pods.
     pub(super) async fn step(
         &mut self,
         snapshot: &ClusterSnapshot,

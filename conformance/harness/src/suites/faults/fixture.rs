@@ -116,8 +116,8 @@ impl<'a> FaultFixture<'a> {
         Ok(stored)
     }
 
-    /// Checks after a fault that every claim is Bound to a volume of its own and the storage contains no other. Then
-    /// deletes all claims, and checks that nothing is left.
+    /// Checks after a fault that every claim is Bound to a volume of its own and the storage contains no
+    /// other. Then deletes all claims, and checks that nothing is left.
     pub(super) async fn check_and_clean_up(&mut self, claims: &Claims, count: usize) -> Result<()> {
         let stored = self.stored_volumes().await?;
         claims.ensure_consistent(count, &stored).await?;
@@ -178,7 +178,8 @@ pub(super) async fn wait_recovery(
     let first_bound = ended.elapsed();
     claims.wait_bound(count, TIMEOUT).await?;
     run.add_note(&format!(
-        "{fault}: {before} of {count} claims were Bound at its end, the next one after {:.1} s, all after {:.1} s",
+        "{fault}: {before} of {count} claims were Bound at its end, the next after {:.1} s, all after \
+         {:.1} s",
         first_bound.as_secs_f64(),
         ended.elapsed().as_secs_f64(),
     ))

@@ -1,5 +1,5 @@
-//! Faults of a real cluster during a load of 1,000 claims. Afterwards every claim is Bound to a volume of its own,
-//! and no volume leaks.
+//! Faults of a real cluster during a load of 1,000 claims. Afterwards every claim is Bound to a volume of its
+//! own, and no volume leaks.
 
 mod clock;
 mod crashes;

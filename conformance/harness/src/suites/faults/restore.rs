@@ -1,4 +1,5 @@
-//! etcd is restored to a snapshot of half a minute ago. Later claims are lost, and their volumes look like orphans.
+//! etcd is restored to a snapshot of half a minute ago. Later claims are lost, and their volumes look like
+//! orphans.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -127,8 +128,8 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
         remaining.difference(&expected_kept).collect::<Vec<_>>(),
     );
     fixture.run.add_note(&format!(
-        "the storage kept {} volumes that the snapshot did not know; when told, it let go {DELETED_CLAIMS} of deleted claims, \
-         and {} of claims that were there no more when their volume was made",
+        "the storage kept {} volumes that the snapshot did not have; without the marker it deleted \
+         {DELETED_CLAIMS} of deleted claims, and {} of claims that were lost while their volume was created",
         expected_kept.len() - (restored - DELETED_CLAIMS),
         expected_deleted.len() - DELETED_CLAIMS,
     ))

@@ -1,7 +1,7 @@
-//! Cofferdam and upstream components together: csi-provisioner, csi-attacher and csi-resizer call `csi-server`,
-//! and a real kubelet calls `node`; and the other way round, Cofferdam's roles call a Go driver. Under a load of
-//! pods with expanding volumes each controller is replaced over the same socket and comes back, and so is the
-//! upstream attach-detach controller.
+//! Cofferdam and upstream components together: csi-provisioner, csi-attacher and csi-resizer call
+//! `csi-server`, and a real kubelet calls `node`; and the other way round, Cofferdam's roles call a Go
+//! driver. Under a load of pods with expanding volumes each controller is replaced over the same socket and
+//! comes back, and so is the upstream attach-detach controller.
 
 mod slots;
 mod storage;
@@ -93,7 +93,7 @@ impl SwapRound {
         )?;
         let (name, claims, seconds) = (self.namespace, self.claims, started.elapsed().as_secs_f64());
         run.add_note(&format!(
-            "{name}: {claims} claims with pods, each grown once, eight swaps: {seconds:.0} s"
+            "{name}: {claims} claims with pods, each expanded once, eight replacements: {seconds:.0} s"
         ))?;
 
         wait_clean(run, &users, &storage, node).await?;
@@ -101,13 +101,10 @@ impl SwapRound {
         let methods = || ControllerSlot::ALL.iter().flat_map(|slot| slot.methods());
         let times = |method: &str| calls.get(method).copied().unwrap_or_default();
         let call_texts: Vec<String> = methods().map(|method| format!("{method} {}", times(method))).collect();
-        run.add_note(&format!("{name}: answers of the controller: {}", call_texts.join(", ")))?;
+        run.add_note(&format!("{name}: controller calls: {}", call_texts.join(", ")))?;
         for method in methods() {
             let times = times(method);
-            ensure!(
-                times >= u64::try_from(claims)?,
-                "{method} was answered {times} times: expected {claims} at least"
-            );
+            ensure!(times >= u64::try_from(claims)?, "{times} calls of {method}: expected at least {claims}");
         }
         slots.stop().await?;
         storage.stop().await
@@ -139,7 +136,7 @@ impl SwapRound {
                 };
                 let call_texts: Vec<String> = slot.methods().iter().map(calls_since).collect();
                 run.add_note(&format!(
-                    "{}: while the place was {}: {}",
+                    "{}: calls of {}: {}",
                     self.namespace,
                     other.as_str(),
                     call_texts.join(", ")

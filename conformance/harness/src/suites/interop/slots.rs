@@ -71,8 +71,8 @@ impl Implementation {
 
     pub(super) const fn as_str(self) -> &'static str {
         match self {
-            Self::Cofferdam => "ours",
-            Self::Upstream => "theirs",
+            Self::Cofferdam => "Cofferdam",
+            Self::Upstream => "upstream",
         }
     }
 }
@@ -128,7 +128,7 @@ impl<'a> ControllerSlots<'a> {
     /// Starts a controller.
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
-        let account = account.context("a place without an account")?;
+        let account = account.context("a controller without an account")?;
         let process = match (implementation, slot.sidecar()) {
             (Implementation::Cofferdam, Some(_)) => {
                 cofferdam::start_with_csi_driver(self.run, account, &self.socket).await?

@@ -81,7 +81,8 @@ impl DriverUnderTest {
         }
     }
 
-    /// Returns true if a pod sees the size of its volume. Volumes of the Go driver are directories without a size.
+    /// Returns true if a pod sees the size of its volume. Volumes of the Go driver are directories without a
+    /// size.
     pub(super) const fn has_volume_sizes(&self) -> bool {
         matches!(self, Self::Cofferdam(_))
     }

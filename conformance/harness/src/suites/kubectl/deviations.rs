@@ -21,7 +21,8 @@ pub(super) const KUBECTL_DEVIATIONS: &[KubectlDeviation] = &[
     },
     KubectlDeviation {
         id: "explain",
-        difference: "`explain` shows fields and types without descriptions, and does not say which are required",
+        difference: "`explain` shows fields and types without descriptions, and does not say which are \
+             required",
         reason: "the descriptions are larger than the rest of the API",
     },
     KubectlDeviation {

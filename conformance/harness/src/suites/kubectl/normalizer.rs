@@ -1,4 +1,5 @@
-//! Normalization of output that differs between two runs: uids, times, ages, versions, ports, temporary files.
+//! Normalization of output that differs between two runs: uids, times, ages, versions, ports, temporary
+//! files.
 
 use std::path::Path;
 
@@ -21,7 +22,8 @@ const REPLACEMENTS: &[(&str, &str)] = &[
     (r"(Resource Version: +)\d+", "$1<version>"),
     (r"127\.0\.0\.1:\d+", "<server>"),
     (r"\b(LIVE|MERGED|kubectl-edit)-\d+", "$1-<n>"),
-    // Go values in messages, possibly truncated, and Go diffs after messages: the embedded API has no Go types.
+    // Go values in messages, possibly truncated, and Go diffs after messages: the embedded API has no Go
+    // types.
     (r#"Invalid value: "\{.*(\}"|…): "#, r#"Invalid value: "{…}": "#),
     (r"(?s)(Forbidden: [^\n]*)\n@@.*", "$1\n"),
     // Ages up to some minutes, with the padding of the column.
@@ -66,7 +68,8 @@ mod tests {
             ("StartTime: Sat, 21 Nov 2026 20:31:00 +0000", "StartTime: <time>"),
             ("W1121 20:31:02.382020   13979 diff.go:723] x", "W<time> diff.go:723] x"),
             (
-                "I1121 20:31:02.382020   13979 reflector.go:664] \"Warning: watch ended with error\" err=\"very short watch\"\nerror: x",
+                "I1121 20:31:02.382020   13979 reflector.go:664] \"Warning: watch ended with error\" \
+                 err=\"very short watch\"\nerror: x",
                 "error: x",
             ),
             (

@@ -97,7 +97,8 @@ pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
         let of = ContainerVolume::claim(name);
         let pods = [("one", "two"), ("two", "one")].map(|(own_file, other_file)| {
             let script = format!(
-                "cd {MOUNT_PATH}; echo {own_file} > {own_file}; until test -s {other_file}; do sleep 0.1; done; cat {other_file}"
+                "cd {MOUNT_PATH}; echo {own_file} > {own_file}; until test -s {other_file}; do sleep 0.1; \
+                 done; cat {other_file}"
             );
             (format!("{name}-{own_file}"), script, other_file)
         });

@@ -12,7 +12,8 @@ pub(super) async fn block_device(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.create_claim_with_modes("device", IMAGE, "Block", "ReadWriteOnce").await?;
     let of = ContainerVolume::block_device("device");
     let write = format!(
-        "test -b {MOUNT_PATH}; echo first block | dd of={MOUNT_PATH} bs=512 conv=sync,fsync 2>/dev/null; echo wrote"
+        "test -b {MOUNT_PATH}; echo first block | dd of={MOUNT_PATH} bs=512 conv=sync,fsync 2>/dev/null; \
+         echo wrote"
     );
     let output = namespace.run_pod("writer", &of, &write).await?;
     ensure!(output == "wrote", "the first pod says {output:?}");
@@ -23,7 +24,8 @@ pub(super) async fn block_device(fixture: &PodFixture<'_>) -> Result<()> {
     let expected = format!("first block\n{DEVICE_BYTES}");
     ensure!(output == expected, "the second pod says {output:?}: expected {expected:?}");
     let write_script = format!(
-        "echo x | dd of={MOUNT_PATH} bs=512 conv=sync,fsync 2>/dev/null || echo refused; head -n 1 {MOUNT_PATH}"
+        "echo x | dd of={MOUNT_PATH} bs=512 conv=sync,fsync 2>/dev/null || echo refused; head -n 1 \
+         {MOUNT_PATH}"
     );
     let output = namespace.run_pod("only", &of.clone().read_only(), &write_script).await?;
     ensure!(output == "refused\nfirst block", "a pod that may only read says {output:?}");

@@ -1,6 +1,6 @@
-//! The role `node` dies in the middle of a call, by `kill -9`, and its next process goes on.
+//! The role `node` is killed during a call, and its next process continues.
 //!
-//! strace kills it as it enters a system call of that call: so it is the middle, and the trace says of what.
+//! strace kills it when it enters a system call of that call. The trace shows the call.
 
 use std::{fs, os::unix::process::ExitStatusExt as _};
 
@@ -20,18 +20,18 @@ use crate::{
 /// SIGKILL.
 const SIGKILL: i32 = 9;
 
-/// Where the process dies.
+/// A crash point.
 struct CrashPoint {
-    /// The call of kubelet's that is cut off.
+    /// The interrupted call of kubelet.
     csi_call: &'static str,
-    /// The system call, and how many of its kind come before it in the same call of kubelet's.
+    /// The system call, and the number of earlier ones in the same call of kubelet.
     syscall: &'static str,
     nth: u32,
-    /// What its line in the trace has, or one before it.
+    /// Expected text in its line of the trace, or in an earlier one.
     trace: &'static str,
 }
 
-/// A pod's start with a death in it, and its end with another.
+/// Crash points of a pod's start and of its deletion.
 struct CrashTest {
     class: VolumeClass,
     start: CrashPoint,
@@ -146,7 +146,7 @@ async fn run_crash_test(
     Ok(())
 }
 
-/// Lets strace wait for the system call.
+/// Attaches strace, which waits for the system call.
 async fn attach_strace(
     run: &SuiteRun,
     roles: &NodeRoles,
@@ -172,7 +172,7 @@ async fn attach_strace(
     Ok(strace)
 }
 
-/// Waits for the process' death, and looks that it was where it had to be.
+/// Waits until the process is killed, and checks the trace.
 async fn wait_crash(roles: &mut NodeRoles, mut strace: ManagedProcess, death: &CrashPoint) -> Result<()> {
     let status =
         roles.process.wait_exit(TIMEOUT).await.with_context(|| format!("no death at {}", death.syscall))?;

@@ -1,10 +1,10 @@
-//! What a pod writes, the next one reads.
+//! The next pod reads the data of the previous one.
 
 use anyhow::{Result, ensure};
 
 use super::fixture::{ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, VolumeClass};
 
-/// Whether a class keeps what was written when no pod has the volume.
+/// Returns true if the volumes of a class keep their data without a pod.
 const PERSISTENCE_BY_CLASS: [(VolumeClass, bool); 3] = [(MEMORY, false), (DIRECTORY, true), (IMAGE, true)];
 
 pub(super) async fn data_of_next_pod(fixture: &PodFixture<'_>) -> Result<()> {

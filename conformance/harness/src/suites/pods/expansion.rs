@@ -45,7 +45,7 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     wait_controller_expansion(namespace, "memory", "df", SECOND_SIZE).await?;
     wait_last_line(namespace, "df", &format!("{} kept", SECOND_SIZE.mebibytes << 10)).await?;
     fixture.run.add_note(&format!(
-        "a volume grew under its pod: df saw it after {:.1} s",
+        "expansion under a pod: df showed it after {:.1} s",
         requested_at.elapsed().as_secs_f64()
     ))?;
     wait_expanded(namespace, "memory", SECOND_SIZE).await?;
@@ -77,7 +77,7 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     wait_controller_expansion(namespace, "memory", "df", THIRD_SIZE).await?;
     wait_last_line(namespace, "df", &format!("{} kept", THIRD_SIZE.mebibytes << 10)).await?;
     fixture.run.add_note(&format!(
-        "growth by too much, taken back by a smaller wish: df saw that one after {:.1} s",
+        "recovery from a failed expansion: df showed the smaller size after {:.1} s",
         requested_at.elapsed().as_secs_f64()
     ))?;
     wait_expanded(namespace, "memory", THIRD_SIZE).await?;
@@ -152,7 +152,8 @@ async fn wait_size_between(
 /// A script that prints the volume's size in KiB on every change, with the data written at its start.
 fn df_script() -> String {
     format!(
-        "cd {MOUNT_PATH}; echo kept > f; was=; size() {{ df -P -k . | {{ read -r _; read -r _ kib _; echo $kib; }}; }}
+        "cd {MOUNT_PATH}; echo kept > f; was=; size() \
+         {{ df -P -k . | {{ read -r _; read -r _ kib _; echo $kib; }}; }}
          trap exit TERM; while :; do now=$(size); test \"$now\" = \"$was\" || echo $now $(cat f); was=$now; sleep 0.2; done"
     )
 }

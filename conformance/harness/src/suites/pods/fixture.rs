@@ -1,4 +1,5 @@
-//! The fixture of the tests: a cluster with Cofferdam's roles and a real node, and helpers for claims and pods.
+//! The fixture of the tests: a cluster with Cofferdam's roles and a real node, and helpers for claims and
+//! pods.
 
 use std::time::Duration;
 

@@ -17,7 +17,8 @@ pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
         let blocks = bytes >> 20;
         // One above the limit.
         let script = format!(
-            "cd {MOUNT_PATH}; stat -f -c '%b %S' .; dd if=/dev/zero of=f bs=1M count={} 2>/dev/null || echo full; stat -c %s f",
+            "cd {MOUNT_PATH}; stat -f -c '%b %S' .; dd if=/dev/zero of=f bs=1M count={} 2>/dev/null || echo \
+             full; stat -c %s f",
             blocks + 1
         );
         let output = namespace.run_pod(name, &ContainerVolume::inline(driver, attributes), &script).await?;

@@ -58,16 +58,13 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
         .filter_map(|shown| shown.err().map(|error| format!("{error:#}")))
         .collect();
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    run.add_note(&format!("{} themes at once: {:.0} s", POD_TESTS.len(), started.elapsed().as_secs_f64()))?;
+    run.add_note(&format!("{} concurrent tests: {:.0} s", POD_TESTS.len(), started.elapsed().as_secs_f64()))?;
     let started = Instant::now();
-    restarts::restart_kubelet(&mut fixture).await.context("kubelet starts again")?;
+    restarts::restart_kubelet(&mut fixture).await.context("kubelet restarts")?;
     run.add_note(&format!("kubelet stopped and killed: {:.0} s", started.elapsed().as_secs_f64()))?;
     let started = Instant::now();
-    crash_tests::crash_during_calls(&mut fixture).await.context("the role node dies")?;
-    run.add_note(&format!(
-        "the role node killed in the middle of calls: {:.0} s",
-        started.elapsed().as_secs_f64()
-    ))?;
+    crash_tests::crash_during_calls(&mut fixture).await.context("the role node is killed")?;
+    run.add_note(&format!("the role node killed during calls: {:.0} s", started.elapsed().as_secs_f64()))?;
     fixture.node.wait_idle(run, TIMEOUT).await?;
     before.wait_unchanged(&fixture).await?;
     fixture.stop().await

@@ -1,8 +1,8 @@
 //! Non-graceful node shutdown: a node loses its power. Once it has the out-of-service taint, its pods run on
 //! another node with their data. When it comes back it has no volumes.
 //!
-//! Both nodes use the Go driver with Cofferdam's roles, without sidecars and without the upstream controllers that
-//! the roles replace.
+//! Both nodes use the Go driver with Cofferdam's roles, without sidecars and without the upstream controllers
+//! that the roles replace.
 
 use std::time::{Duration, Instant};
 
@@ -69,8 +69,8 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
         bail!("{seconds_per_pod:?}: expected the times of two pods")
     };
     run.add_note(&format!(
-        "a node out of service: with its data, a pod that had waited for its volume ran after {waiting_pod:.1} s, one that was still \
-         there after {evicted_pod:.1} s"
+        "out-of-service taint: the waiting pod ran with its data after {waiting_pod:.1} s, the other one \
+         after {evicted_pod:.1} s"
     ))?;
     fixture.check_attached_to(SECOND_NODE).await?;
     fixture.check_node_return(&namespace).await?;
@@ -121,7 +121,8 @@ impl<'a> TwoNodeFixture<'a> {
         Api::all(self.plane.client().clone())
     }
 
-    /// Creates a StatefulSet that can only run on the first node. Each pod appends its node's name to its volume.
+    /// Creates a StatefulSet that can only run on the first node. Each pod appends its node's name to its
+    /// volume.
     async fn create_stateful_set(&self) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
         let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
@@ -176,8 +177,8 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// A pod is force-deleted, and its successor waits on the other node: without the taint the lost node may still
-    /// write, so its volumes stay attached.
+    /// A pod is force-deleted, and its successor waits on the other node: without the taint the lost node may
+    /// still write, so its volumes stay attached.
     async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
         let [pod, _] = PODS;
         namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;

@@ -19,8 +19,8 @@ enum KubeletStop {
     Kill,
 }
 
-/// Running pods keep their volumes while kubelet is down. They are unmounted afterwards: for a pod deleted after
-/// the restart, and for one force-deleted before it.
+/// Running pods keep their volumes while kubelet is down. They are unmounted afterwards: for a pod deleted
+/// after the restart, and for one force-deleted before it.
 pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> {
     for (name, stop, classes) in RESTART_CASES {
         let namespace = fixture.create_namespace(name).await?;

@@ -112,9 +112,7 @@ async fn modify_many(
     wait_modified(&claims, bronze, CLAIMS).await?;
     resizer.stop().await?;
     check_volumes(&claims, driver, bronze, CLAIMS).await?;
-    run.add_note(&format!(
-        "{CLAIMS} claims got another class of attributes while the resizer was ours, theirs, and ours"
-    ))?;
+    run.add_note(&format!("{CLAIMS} claims modified by Cofferdam, upstream, and Cofferdam"))?;
     claims.delete(0..CLAIMS).await?;
     claims.wait_remaining(0, TIMEOUT).await
 }

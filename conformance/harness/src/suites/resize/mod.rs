@@ -1,5 +1,5 @@
-//! An expansion that one resizer started or failed is completed by the other: Cofferdam's and csi-resizer. The
-//! same for VolumeAttributesClasses.
+//! An expansion that one resizer started or failed is completed by the other: Cofferdam's and csi-resizer.
+//! The same for VolumeAttributesClasses.
 
 mod classes;
 
@@ -52,7 +52,8 @@ impl Implementation {
     }
 }
 
-/// An expansion that the first resizer does not complete, and its result by the second after a smaller request.
+/// An expansion that the first resizer does not complete, and its result by the second after a smaller
+/// request.
 struct ResizeCase {
     name: &'static str,
     first: Implementation,
@@ -196,11 +197,11 @@ async fn expand_many(
     resizer.stop().await?;
     let calls = call_count(driver, EXPAND_METHOD).await? - before;
     run.add_note(&format!(
-        "{CLAIMS} claims grew while the resizer was ours, theirs, and ours: {calls} calls of the driver"
+        "{CLAIMS} claims expanded by Cofferdam, upstream, and Cofferdam: {calls} calls of the driver"
     ))?;
     let unfinished: Vec<ClaimExpansion> =
         claims.expansions().await?.into_iter().filter(|growth| !growth.state.is_empty()).collect();
-    ensure!(unfinished.is_empty(), "some say that they still grow: {unfinished:?}");
+    ensure!(unfinished.is_empty(), "pending expansions: {unfinished:?}");
     let expected = size_in_bytes(SMALLER_SIZE)?;
     let other = driver.sizes().await?.into_values().find(|size| *size != expected);
     ensure!(other.is_none(), "a volume has {other:?} bytes: expected {expected}");

@@ -32,7 +32,8 @@ cofferdam_guest::export!(
     BrokenDriver: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
 );
 
-const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion single-node-multi-writer volume-mount-group";
+const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion \
+     single-node-multi-writer volume-mount-group";
 
 /// Returns true if this rule is broken.
 pub(crate) fn is_broken(rule: &str) -> bool {

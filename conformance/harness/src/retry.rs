@@ -1,0 +1,128 @@
+//! API requests of users, repeated while the API is overloaded or unreachable.
+
+use std::{fmt::Debug, time::Duration};
+
+use anyhow::{Context as _, Result};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+use tokio::time::Instant;
+
+/// A request is repeated for this long.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Delay between two attempts.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Returns true if a request may succeed when it is repeated: 429, a server error, or no response.
+fn is_transient(error: &kube::Error) -> bool {
+    if let kube::Error::Api(status) = error {
+        return status.code == 429 || status.code >= 500;
+    }
+    matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_))
+}
+
+/// Repeats a request that fails transiently. The attempt's number is passed to it, from 0.
+///
+/// # Errors
+/// The last error, if it is not transient or the time is over.
+pub(crate) async fn request<T>(mut send: impl AsyncFnMut(u32) -> kube::Result<T>) -> Result<T> {
+    let started = Instant::now();
+    let mut attempt = 0;
+    loop {
+        match send(attempt).await {
+            Err(error) if is_transient(&error) && started.elapsed() < TIMEOUT => {}
+            Err(error) if attempt > 0 => {
+                return Err(error).with_context(|| format!("after {attempt} transient errors"));
+            }
+            result => return Ok(result?),
+        }
+        attempt += 1;
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
+
+/// Creates an object. A request whose response was lost may have created it: a repeated one accepts that.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) async fn create<K>(api: &Api<K>, object: &K) -> Result<()>
+where
+    K: Clone + Serialize + DeserializeOwned + Debug,
+{
+    request(async |attempt| match api.create(&PostParams::default(), object).await {
+        Err(kube::Error::Api(status)) if attempt > 0 && status.is_already_exists() => Ok(()),
+        created => created.map(drop),
+    })
+    .await
+}
+
+/// Deletes an object. A repeated request accepts that it is deleted already.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) async fn delete<K>(api: &Api<K>, name: &str) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    request(async |attempt| match api.delete(name, &DeleteParams::default()).await {
+        Err(kube::Error::Api(status)) if attempt > 0 && status.is_not_found() => Ok(()),
+        deleted => deleted.map(drop),
+    })
+    .await
+}
+
+/// Merge-patches an object.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) async fn merge_patch<K>(api: &Api<K>, name: &str, patch: &Value) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let patch = Patch::Merge(patch);
+    request(async |_| api.patch(name, &PatchParams::default(), &patch).await.map(drop)).await
+}
+
+/// Merge-patches the status of an object.
+///
+/// # Errors
+/// As [`request`].
+pub(crate) async fn merge_patch_status<K>(api: &Api<K>, name: &str, patch: &Value) -> Result<()>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    let patch = Patch::Merge(patch);
+    request(async |_| api.patch_status(name, &PatchParams::default(), &patch).await.map(drop)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    fn error(code: u16, reason: &str) -> kube::Error {
+        kube::Error::Api(Box::new(Status { code, reason: reason.to_owned(), ..Status::default() }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_transient_errors_are_repeated() {
+        for (code, transient) in
+            [(429, true), (500, true), (503, true), (404, false), (409, false), (422, false)]
+        {
+            let mut attempts = 0;
+            let result = request(async |attempt| {
+                attempts = attempt + 1;
+                if attempt < 2 { Err(error(code, "")) } else { Ok(()) }
+            })
+            .await;
+            assert_eq!((result.is_ok(), attempts), (transient, if transient { 3 } else { 1 }), "{code}");
+        }
+        let result: Result<()> = request(async |_| Err(error(503, "ServiceUnavailable"))).await;
+        let text = format!("{:#}", result.unwrap_err());
+        assert!(text.starts_with("after 600 transient errors: "), "{text}");
+    }
+}
