@@ -1,5 +1,4 @@
-//! The cluster as the simulated parts see it: tables that a watch each keeps, and writes that say what they
-//! depend on.
+//! The API server as the simulated components see it: a watch cache per kind, and writes with preconditions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,20 +19,20 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    kinds::{CsiDriverObject, CsiNodeObject, CsiStorageCapacity, NodeObject, PodObject, VolumeObject},
+    kinds::{CsiStorageCapacity, FullCsiDriver, FullCsiNode, FullNode, FullPod, FullVolume},
     observer::{ClusterStep, ClusterStepObserver, ClusterStepResult},
 };
 
-/// Everything that is watched, and the way to write.
+/// The watch caches and the API client of the simulated components.
 pub(crate) struct ClusterClient {
-    pub(crate) pods: ObjectStore<PodObject>,
-    pub(crate) nodes: ObjectStore<NodeObject>,
+    pub(crate) pods: ObjectStore<FullPod>,
+    pub(crate) nodes: ObjectStore<FullNode>,
     pub(crate) claims: ObjectStore<Claim>,
-    pub(crate) volumes: ObjectStore<VolumeObject>,
+    pub(crate) volumes: ObjectStore<FullVolume>,
     pub(crate) classes: ObjectStore<StorageClass>,
     pub(crate) volume_attachments: ObjectStore<VolumeAttachment>,
-    pub(crate) csi_nodes: ObjectStore<CsiNodeObject>,
-    pub(crate) csi_drivers: ObjectStore<CsiDriverObject>,
+    pub(crate) csi_nodes: ObjectStore<FullCsiNode>,
+    pub(crate) csi_drivers: ObjectStore<FullCsiDriver>,
     pub(crate) capacities: ObjectStore<CsiStorageCapacity>,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
@@ -42,33 +41,33 @@ pub(crate) struct ClusterClient {
     observer: Arc<dyn ClusterStepObserver>,
 }
 
-/// A kind that is watched.
+/// A watched kind.
 pub(crate) trait WatchedKind: Kind {
-    /// Where its objects are.
-    fn store(world: &ClusterClient) -> &ObjectStore<Self>;
+    /// The cache of the kind's objects.
+    fn store(client: &ClusterClient) -> &ObjectStore<Self>;
 }
 
 macro_rules! impl_watched {
     ($($kind:ty => $field:ident),*) => {$(
         impl WatchedKind for $kind {
-            fn store(world: &ClusterClient) -> &ObjectStore<Self> {
-                &world.$field
+            fn store(client: &ClusterClient) -> &ObjectStore<Self> {
+                &client.$field
             }
         }
     )*};
 }
 impl_watched!(
-    PodObject => pods, NodeObject => nodes, Claim => claims, VolumeObject => volumes, StorageClass => classes,
-    VolumeAttachment => volume_attachments, CsiNodeObject => csi_nodes, CsiDriverObject => csi_drivers,
+    FullPod => pods, FullNode => nodes, Claim => claims, FullVolume => volumes, StorageClass => classes,
+    VolumeAttachment => volume_attachments, FullCsiNode => csi_nodes, FullCsiDriver => csi_drivers,
     CsiStorageCapacity => capacities
 );
 
-/// How a patch changes an object.
+/// Type of a patch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PatchType {
     /// A merge patch.
     Merge,
-    /// A strategic merge patch: members of lists that have a key are changed one by one.
+    /// A strategic merge patch: lists with a merge key are merged by it.
     Strategic,
 }
 
@@ -84,13 +83,13 @@ impl PatchType {
 const JSON_CONTENT_TYPE: &str = "application/json";
 
 impl ClusterClient {
-    /// An empty world, and what sends its events.
+    /// Creates a client with empty caches, and the loop that sends its events.
     pub(crate) fn new(
         client: kube::Client,
         clock: Clock,
         observer: Arc<dyn ClusterStepObserver>,
     ) -> (Self, EventLoop) {
-        // These are not the metrics of a role: nobody reads them.
+        // These metrics are not exported.
         let metrics = Metrics::register(&mut Registry::default());
         let writer = Writer::new(client, Arc::new(Cache::default()), metrics.clone());
         let (events, event_loop) = EventSink::new(writer.clone(), Arc::clone(&clock), metrics.clone());
@@ -113,20 +112,20 @@ impl ClusterClient {
         (cluster_client, event_loop)
     }
 
-    /// Keeps the tables equal to the cluster until `stop`. A cluster that was restored from a backup is told
-    /// in the log, and is watched no longer: dev mode's is never restored.
+    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the watch: dev
+    /// mode's cluster is never restored.
     pub(crate) async fn run_reflectors(&self, stop: &CancellationToken) {
         let first = futures::future::join5(
-            self.run_reflector::<PodObject>(stop),
-            self.run_reflector::<NodeObject>(stop),
+            self.run_reflector::<FullPod>(stop),
+            self.run_reflector::<FullNode>(stop),
             self.run_reflector::<Claim>(stop),
-            self.run_reflector::<VolumeObject>(stop),
+            self.run_reflector::<FullVolume>(stop),
             self.run_reflector::<StorageClass>(stop),
         );
         let second = futures::future::join4(
             self.run_reflector::<VolumeAttachment>(stop),
-            self.run_reflector::<CsiNodeObject>(stop),
-            self.run_reflector::<CsiDriverObject>(stop),
+            self.run_reflector::<FullCsiNode>(stop),
+            self.run_reflector::<FullCsiDriver>(stop),
             self.run_reflector::<CsiStorageCapacity>(stop),
         );
         futures::future::join(first, second).await;
@@ -143,11 +142,11 @@ impl ClusterClient {
             stop.clone(),
         );
         if let Err(rollback) = reflector.await {
-            tracing::error!("{rollback}; what is simulated does not see the cluster any more");
+            tracing::error!("{rollback}: the simulated components no longer watch the cluster");
         }
     }
 
-    /// Waits for the first list of every kind.
+    /// Waits until every kind has been listed once.
     pub(crate) async fn wait_until_synced(&self) {
         self.pods.wait_synced().await;
         self.nodes.wait_synced().await;
@@ -160,7 +159,7 @@ impl ClusterClient {
         self.capacities.wait_synced().await;
     }
 
-    /// Now.
+    /// The current time in RFC 3339.
     pub(crate) fn now(&self) -> String {
         let now = (self.clock)();
         now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
@@ -172,11 +171,12 @@ impl ClusterClient {
         let namespace = text("/metadata/namespace");
         let path = K::RESOURCE.collection_path(namespace);
         let target = describe_object::<K>(namespace, text("/metadata/name").unwrap_or_default());
-        let answer = self.writer.send_json(Method::POST, &path, JSON_CONTENT_TYPE, body, &target).await?;
-        self.decode_and_store(&answer, &target)
+        let response = self.writer.send_json(Method::POST, &path, JSON_CONTENT_TYPE, body, &target).await?;
+        self.decode_and_store(&response, &target)
     }
 
-    /// Patches an object, or a part of it such as `/status`; it must be the one that is known.
+    /// Patches an object or one of its subresources, such as `/status`, with its resource version as a
+    /// precondition.
     pub(crate) async fn patch<K: WatchedKind>(
         &self,
         known: &K,
@@ -191,41 +191,41 @@ impl ClusterClient {
         }
         let (path, target) = path_and_target::<K>(&known.key());
         let path = format!("{path}{subresource}");
-        let answer =
+        let response =
             self.writer.send_json(Method::PATCH, &path, patch_type.content_type(), &patch, &target).await?;
-        self.decode_and_store(&answer, &target)
+        self.decode_and_store(&response, &target)
     }
 
-    /// Reads an object past the table.
+    /// Reads an object from the API server and updates the cache.
     pub(crate) async fn get<K: WatchedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (path, target) = path_and_target::<K>(key);
         match self.writer.read(&path, &target).await {
-            Ok(answer) => self.decode_and_store(&answer, &target).map(Some),
+            Ok(response) => self.decode_and_store(&response, &target).map(Some),
             Err(ApiError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Reads something that is not watched; absent where there is none.
+    /// Reads a path that is not watched; absent if it does not exist.
     pub(crate) async fn read(&self, path: &str, target: &str) -> Result<Option<Value>, ApiError> {
-        let answer = match self.writer.read(path, target).await {
+        let response = match self.writer.read(path, target).await {
             Err(ApiError::NotFound(_)) => return Ok(None),
-            answer => answer?,
+            response => response?,
         };
-        serde_json::from_str(&answer).map(Some).map_err(|error| ApiError::InvalidResponse {
+        serde_json::from_str(&response).map(Some).map_err(|error| ApiError::InvalidResponse {
             target: target.to_owned(),
             message: error.to_string(),
         })
     }
 
-    /// Reads a secret, past any table: none is kept.
+    /// Reads a Secret from the API server; Secrets are never cached.
     pub(crate) async fn secret(&self, secret: &SecretRef) -> Result<Secrets, ApiError> {
         secrets::read(&self.writer, secret).await
     }
 
-    /// Puts a pod on a node.
-    pub(crate) async fn bind(&self, pod: &PodObject, node: &str) -> Result<(), ApiError> {
-        let (path, target) = path_and_target::<PodObject>(&pod.slim.key);
+    /// Binds a pod to a node.
+    pub(crate) async fn bind(&self, pod: &FullPod, node: &str) -> Result<(), ApiError> {
+        let (path, target) = path_and_target::<FullPod>(&pod.slim.key);
         let PodKey { namespace, name } = &pod.slim.key;
         let body = json!({
             "apiVersion": "v1",
@@ -239,9 +239,9 @@ impl ClusterClient {
             .map(drop)
     }
 
-    /// Deletes a pod whose time is over.
+    /// Deletes a pod without a grace period.
     pub(crate) async fn delete_pod(&self, key: &PodKey, uid: &Uid) -> Result<(), ApiError> {
-        let (path, target) = path_and_target::<PodObject>(key);
+        let (path, target) = path_and_target::<FullPod>(key);
         let body = json!({
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -254,7 +254,7 @@ impl ClusterClient {
         }
     }
 
-    /// Sends an event on an object.
+    /// Emits an event on an object.
     pub(crate) fn emit_event<K: Kind>(
         &self,
         object: &K,
@@ -273,7 +273,7 @@ impl ClusterClient {
         });
     }
 
-    /// Tells the observer.
+    /// Reports a step to the observer.
     pub(crate) fn record_step(
         &self,
         component: &'static str,
@@ -284,7 +284,7 @@ impl ClusterClient {
         self.record_timed_step(component, object, kind, text.into(), None);
     }
 
-    /// The same of something that took a time.
+    /// Reports a step with its duration to the observer.
     pub(crate) fn record_timed_step(
         &self,
         component: &'static str,
@@ -297,7 +297,7 @@ impl ClusterClient {
         self.observer.on_step(ClusterStep { component, object, result: kind, text, duration });
     }
 
-    /// Does something and tells how it went.
+    /// Performs an effect and reports its result to the observer.
     pub(crate) async fn perform<T, E: std::fmt::Display>(
         &self,
         component: &'static str,
@@ -327,9 +327,9 @@ impl ClusterClient {
         result
     }
 
-    fn decode_and_store<K: WatchedKind>(&self, answer: &str, target: &str) -> Result<K, ApiError> {
+    fn decode_and_store<K: WatchedKind>(&self, response: &str, target: &str) -> Result<K, ApiError> {
         let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
-        let object = decode::object::<K>(answer).map_err(unreadable)?;
+        let object = decode::object::<K>(response).map_err(unreadable)?;
         let object = object.map_err(|opaque| unreadable(opaque.reason))?;
         K::store(self).apply(Ok(object.clone()));
         Ok(object)
@@ -348,7 +348,7 @@ fn path_and_target<K: Kind>(key: &K::Key) -> (String, String) {
     (format!("{}/{name}", K::RESOURCE.collection_path(namespace)), describe_object::<K>(namespace, name))
 }
 
-/// How a pod is named to people.
+/// A pod in the form of [`ClusterStep::object`].
 pub(crate) fn pod_reference(key: &PodKey) -> String {
     format!("pod/{key}")
 }

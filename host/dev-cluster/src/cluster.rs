@@ -1,5 +1,5 @@
-//! The nodes of dev mode: their objects, the Node services of their drivers on real sockets, and everything
-//! that runs on them.
+//! The nodes of dev mode: their objects, the Node services of their drivers on real sockets, and their
+//! kubelets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,91 +28,94 @@ use crate::{
     client::{ClusterClient, PatchType},
     ephemeral_volume::EphemeralVolumeController,
     fake_host::{FakeHost, SharedDisks},
-    files::{Files, LocalFiles},
-    kinds::{Labels, NodeObject},
+    files::{FileError, Files, LocalFiles},
+    kinds::{FullNode, Labels},
     kubelet::{Kubelet, RootDir, host_address},
     observer::ClusterStepObserver,
     scheduler::Scheduler,
 };
 
-/// Kubelet's root where mounts are recorded: nothing of it is on the disk.
+/// Kubelet's root directory where mounts are recorded; it is not on the disk.
 const RECORDED_KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// How long a call may take whose caller names no deadline.
+/// Timeout of calls without a deadline.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Where roots of attachments are that no driver has: nothing is there.
+/// Root of ConnectionInfo paths for drivers without one; it does not exist.
 const NONEXISTENT_ROOT: &str = "/nonexistent";
 
-/// How mounts are made.
+/// Kind of mounts.
 #[derive(Clone, Debug)]
 pub enum Mounts {
-    /// They are recorded, and checked for kubelet's rules.
+    /// Mounts are recorded and checked against kubelet's rules.
     Recorded,
-    /// By the kernel, as root, under the operator's policy.
+    /// The kernel mounts, as root, under the operator's policy.
     Real(Box<NodePolicy>),
 }
 
 /// A driver of the cluster.
 #[derive(Clone, Debug)]
 pub struct NodeDriver {
-    /// Its name.
+    /// The driver's name.
     pub name: String,
-    /// Who serves kubelet for it.
+    /// The node plugin.
     pub plugin: NodePlugin,
-    /// Whether it is on every node, and not on the first one alone.
+    /// True if the driver is on every node, false if it is on the first node only.
     pub on_every_node: bool,
 }
 
-/// Who serves kubelet for a driver.
+/// The node plugin of a driver.
 #[derive(Clone, Debug)]
 pub enum NodePlugin {
-    /// Our Node service.
+    /// Cofferdam's Node service.
     BuiltIn {
-        /// What it knows of the driver.
+        /// The driver's manifest.
         manifest: Box<DriverManifest>,
-        /// Where the paths of its attachments begin, where it has such ones.
+        /// Root of the paths in the driver's ConnectionInfo, if it has any.
         root: Option<PathBuf>,
     },
-    /// The driver itself, on the socket where it listens.
+    /// The driver itself, on its socket.
     External(Address),
 }
 
-/// What a cluster is made of.
+/// Options of a [`DevCluster`].
 pub struct DevClusterOptions {
-    /// Client of the API, without retries of its own.
+    /// API client without retries.
     pub client: kube::Client,
     /// The wall clock.
     pub clock: Clock,
-    /// Hears of every step.
+    /// Observer of steps.
     pub observer: Arc<dyn ClusterStepObserver>,
     /// Names of the nodes.
     pub nodes: Vec<String>,
-    /// A directory for sockets, and for what is mounted for real: there, and nobody else's.
+    /// A directory for sockets and real mounts, used by this cluster only.
     pub directory: PathBuf,
-    /// The drivers, each of another name.
+    /// The drivers; names are unique.
     pub drivers: Vec<NodeDriver>,
-    /// How mounts are made.
+    /// Kind of mounts.
     pub mounts: Mounts,
 }
 
-/// Why a cluster cannot be made. One line.
+/// A cluster could not be created or has stopped. The message has one line.
 #[derive(Debug, thiserror::Error)]
 pub enum DevError {
-    /// The API refuses.
+    /// The API server rejected the Node.
     #[error("node {node}: {source}")]
     Node {
         /// The node.
         node: String,
-        /// Why.
+        /// The error.
         source: ApiError,
     },
-    /// A socket cannot be listened on.
+    /// A server could not listen on its socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The machine is not fit for it.
+    /// A directory could not be created.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The setup of a node failed.
     #[error("{0}")]
     Setup(String),
-    /// What serves the nodes' drivers has ended by itself.
-    #[error("a server of the nodes ended before it was told to: {0}")]
+    /// A server of the nodes stopped unexpectedly.
+    #[error("a server of the nodes stopped unexpectedly: {0}")]
     ServerEnded(String),
 }
 
@@ -123,7 +126,7 @@ struct SimulatedNode {
     registration_sockets: BTreeSet<PathBuf>,
 }
 
-/// The nodes, the scheduler, and what else is simulated.
+/// The nodes, the scheduler and the ephemeral volume controller.
 pub struct DevCluster {
     client: Arc<ClusterClient>,
     events: EventLoop,
@@ -135,7 +138,7 @@ pub struct DevCluster {
     registrars: Vec<(Arc<Registrar>, Arc<Kubelet>, PathBuf, RootDir)>,
 }
 
-/// What shows how far the nodes are, and what is left on them.
+/// A view of the nodes: registrations and leftovers.
 #[derive(Clone)]
 pub struct NodesView {
     nodes: Vec<(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)>,
@@ -145,29 +148,29 @@ impl NodesView {
     /// Waits until every driver is registered on its nodes.
     pub async fn wait_until_registered(&self) {
         for (kubelet, _, sockets) in &self.nodes {
-            // The sender lives as long as the kubelet: waiting cannot fail.
-            let _ = kubelet.registered_sockets().wait_for(|there| sockets.is_subset(there)).await;
+            // The kubelet owns the sender, so waiting cannot fail.
+            let _ = kubelet.registered_sockets().wait_for(|registered| sockets.is_subset(registered)).await;
         }
     }
 
-    /// Waits until no node has anything mounted for a pod.
+    /// Waits until nothing is mounted on any node.
     pub async fn wait_until_unmounted(&self) {
         for (kubelet, ..) in &self.nodes {
             kubelet.wait_until_unmounted().await;
         }
     }
 
-    /// What is still mounted, attached or written down on the nodes, and which rules were broken, for people.
+    /// Mounts, loop devices and files that remain on the nodes, and violated rules, for display.
     pub fn leftovers(&self) -> Vec<String> {
-        let leftovers_of = |(kubelet, dry, _): &(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)| {
-            [kubelet.leftovers(), dry.leftovers(), dry.violations()].concat()
+        let leftovers_of = |(kubelet, host, _): &(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)| {
+            [kubelet.leftovers(), host.leftovers(), host.violations()].concat()
         };
         self.nodes.iter().flat_map(leftovers_of).collect()
     }
 }
 
 impl DevCluster {
-    /// Makes the nodes and their sockets; nothing runs yet.
+    /// Creates the nodes and their sockets, without starting anything.
     ///
     /// # Errors
     /// [`DevError`]
@@ -193,10 +196,10 @@ impl DevCluster {
         Ok(cluster)
     }
 
-    /// What shows the nodes while they run.
+    /// A view of the nodes that can be used while the cluster runs.
     pub fn view(&self) -> NodesView {
-        let view_of = |place: &SimulatedNode| {
-            (Arc::clone(&place.kubelet), place.host.clone(), place.registration_sockets.clone())
+        let view_of = |node: &SimulatedNode| {
+            (Arc::clone(&node.kubelet), node.host.clone(), node.registration_sockets.clone())
         };
         NodesView { nodes: self.nodes.iter().map(view_of).collect() }
     }
@@ -218,7 +221,7 @@ impl DevCluster {
             host: FakeHost::new(self.disks.clone()),
             registration_sockets: BTreeSet::new(),
         };
-        // Short names: a socket's path has 107 bytes at most, and drivers have long ones.
+        // Short names: a socket path is limited to 107 bytes, and driver names are long.
         let node_dir = directory.join((number + 1).to_string());
         let registry = node_dir.join("reg");
         make_directory(&registry)?;
@@ -259,7 +262,7 @@ impl DevCluster {
                 &registry,
             ));
             let socket = registry.join(format!("{}@reg.sock", driver.name));
-            // Too long a path would be told when nobody listens any more.
+            // Check the length of the path here, where the error can be reported.
             socket.display().to_string().parse::<Address>().map_err(DevError::Setup)?;
             node.registration_sockets.insert(socket.clone());
             self.registrars.push((registrar, Arc::clone(&node.kubelet), socket, root_dir));
@@ -268,8 +271,8 @@ impl DevCluster {
         Ok(())
     }
 
-    /// Puts our Node service on its socket.
-    #[expect(clippy::too_many_arguments, reason = "what a Node service is made of, used once")]
+    /// Adds a server with Cofferdam's Node service on a socket.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a Node service, used once")]
     fn serve(
         &mut self,
         host: &FakeHost,
@@ -285,7 +288,7 @@ impl DevCluster {
                 let policy = allow_all_policy(root);
                 let node = self.new_node(host.mounter(), RECORDED_KUBELET_ROOT, policy)?;
                 self.add_server(socket, NodeService::new(node, manifest.clone(), topology), manifest);
-                host.make_directory(RECORDED_KUBELET_ROOT).map_err(DevError::Setup)?;
+                host.make_directory(RECORDED_KUBELET_ROOT)?;
                 Ok(RootDir { path: RECORDED_KUBELET_ROOT.to_owned(), files: Arc::new(host.clone()) })
             }
             Mounts::Real(policy) => {
@@ -327,32 +330,31 @@ impl DevCluster {
         self.servers.push(server);
     }
 
-    /// Runs everything until `stop`, or until something ends by itself; then what is mounted is unmounted,
-    /// and the sockets go.
+    /// Runs the cluster until `stop`, or until a part of it stops by itself. Then unmounts all volumes and
+    /// removes the sockets.
     ///
     /// # Errors
-    /// What has ended by itself; `stop` is cancelled then.
+    /// The part that stopped by itself; `stop` is cancelled in this case.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DevError> {
-        let Self { client: world, events, scheduler, ephemeral, nodes: places, servers, registrars, .. } =
-            self;
+        let Self { client, events, scheduler, ephemeral, nodes, servers, registrars, .. } = self;
         let (mut tasks, servers_stop) = (JoinSet::new(), CancellationToken::new());
         for server in servers {
             let server_task = server.serve(servers_stop.clone());
             tasks.spawn(async move {
                 server_task.await;
-                Err(DevError::ServerEnded("a driver's socket is served no more".to_owned()))
+                Err(DevError::ServerEnded("the server of a driver's socket".to_owned()))
             });
         }
-        for (registrar, kubelet, socket, ground) in registrars {
-            tasks.spawn(serve_registrar(registrar, kubelet, (socket, ground), servers_stop.clone()));
+        for (registrar, kubelet, socket, root_dir) in registrars {
+            tasks.spawn(serve_registrar(registrar, kubelet, (socket, root_dir), servers_stop.clone()));
         }
-        let reflectors = world.run_reflectors(&stop);
+        let reflectors = client.run_reflectors(&stop);
         let controllers = async {
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = world.wait_until_synced() => {}
+                () = client.wait_until_synced() => {}
             }
-            let kubelets = places.iter().map(|place| place.kubelet.run(stop.clone()));
+            let kubelets = nodes.iter().map(|node| node.kubelet.run(stop.clone()));
             tokio::join!(
                 scheduler.run(stop.clone()),
                 ephemeral.run(stop.clone()),
@@ -368,15 +370,15 @@ impl DevCluster {
                 ended.unwrap_or_else(|broken| Err(DevError::ServerEnded(broken.to_string())))
             }
         };
-        futures::future::join_all(places.iter().map(|place| place.kubelet.unmount_all())).await;
+        futures::future::join_all(nodes.iter().map(|node| node.kubelet.unmount_all())).await;
         servers_stop.cancel();
         while tasks.join_next().await.is_some() {}
         result
     }
 }
 
-/// Serves a registrar, and tells kubelet of its socket as often as it appears: that is what kubelet's eye on
-/// its directory is for.
+/// Serves a registrar and reports its socket to kubelet each time it appears, in place of kubelet's plugin
+/// watcher.
 async fn serve_registrar(
     registrar: Arc<Registrar>,
     kubelet: Arc<Kubelet>,
@@ -396,13 +398,13 @@ async fn serve_registrar(
     };
     tokio::select! {
         served = serving => Ok(served?),
-        () = discovery => Err(DevError::ServerEnded("a driver's registrar has gone".to_owned())),
+        () = discovery => Err(DevError::ServerEnded("the registrar of a driver".to_owned())),
     }
 }
 
-/// Everything is allowed where nothing is done.
+/// A policy that allows everything, for recorded mounts.
 fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
-    // A pattern that means every device is refused, for nobody means it; there are none here.
+    // A pattern that matches every device is rejected as a likely mistake, so use one per first character.
     let first_char = ('a'..='z').chain('A'..='Z').chain('0'..='9');
     let patterns =
         first_char.filter_map(|first_char| StableIdPattern::new(format!("{first_char}*")).ok()).collect();
@@ -419,7 +421,7 @@ fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
     }
 }
 
-/// The operator's policy, with the directory that the operator has given the driver.
+/// Adds the driver's root directory to the operator's policy.
 fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
     let mut policy = policy.clone();
     if let Some(root) = root {
@@ -434,12 +436,12 @@ fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
 #[cfg(target_os = "linux")]
 fn real_mounter(policy: &NodePolicy, records: &Path) -> Result<cofferdam_node::LinuxMounter, DevError> {
     if !can_mount() {
-        return Err(DevError::Setup("this process may not mount: expected root for real mounts".to_owned()));
+        return Err(DevError::Setup("real mounts need CAP_SYS_ADMIN: run as root".to_owned()));
     }
     cofferdam_node::LinuxMounter::open(policy, records).map_err(DevError::Setup)
 }
 
-/// Whether the process has CAP_SYS_ADMIN; where nobody says so it is tried.
+/// Returns true if the process has CAP_SYS_ADMIN, or if that is unknown.
 #[cfg(target_os = "linux")]
 fn can_mount() -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
@@ -450,21 +452,20 @@ fn can_mount() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn real_machine(_: &NodePolicy, _: &Path) -> Result<crate::fake_host::FakeMounter, DevError> {
+fn real_mounter(_: &NodePolicy, _: &Path) -> Result<crate::fake_host::FakeMounter, DevError> {
     Err(DevError::Setup("real mounts need Linux".to_owned()))
 }
 
-/// Kubelet's root for what is mounted for real.
+/// Kubelet's root directory for real mounts.
 fn kubelet_root(node_dir: &Path) -> String {
     node_dir.join("kubelet").display().to_string()
 }
 
 fn make_directory(path: &Path) -> Result<(), DevError> {
-    LocalFiles.make_directory(&path.display().to_string()).map_err(DevError::Setup)
+    Ok(LocalFiles.make_directory(&path.display().to_string())?)
 }
 
-/// Labels of a node. Every key of a driver's topology gets a value, for a real node has them from whoever set
-/// it up.
+/// Labels of a node. Every topology key of a driver gets a value, as an administrator would set it.
 fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let zone = format!("zone-{}", number + 1);
     let mut labels: Labels = BTreeMap::from([
@@ -483,7 +484,7 @@ fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Label
     labels
 }
 
-/// The Node, ready: what kubelet and the node lifecycle controller would come to.
+/// Creates a Ready Node, with the fields that kubelet and the node lifecycle controller set.
 async fn create_node(
     client: &ClusterClient,
     name: &NodeName,
@@ -505,19 +506,20 @@ async fn create_node(
                 {"type": "Hostname", "address": name},
             ],
             "conditions": [{
-                "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated: no container is run",
+                "type": "Ready", "status": "True", "reason": "KubeletReady",
+                "message": "simulated: no container is run",
                 "lastHeartbeatTime": now, "lastTransitionTime": now,
             }],
             "nodeInfo": {
                 "kubeletVersion": concat!("v1.36.0+cofferdam.", env!("CARGO_PKG_VERSION")),
                 "kubeProxyVersion": "", "architecture": std::env::consts::ARCH, "operatingSystem": "linux",
-                "osImage": "simulated", "kernelVersion": "", "containerRuntimeVersion": "none://", "machineID": "",
-                "systemUUID": "", "bootID": "",
+                "osImage": "simulated", "kernelVersion": "", "containerRuntimeVersion": "none://",
+                "machineID": "", "systemUUID": "", "bootID": "",
             },
         },
     });
-    let node = client.create::<NodeObject>(&body).await?;
-    // New nodes are not ready, the API says; this one is.
+    let node = client.create::<FullNode>(&body).await?;
+    // kube-apiserver adds the not-ready taint to new nodes.
     let patch = json!({"spec": {"taints": null}});
-    client.patch::<NodeObject>(&node, "", PatchType::Merge, patch).await.map(drop)
+    client.patch::<FullNode>(&node, "", PatchType::Merge, patch).await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! Claims of pods' generic ephemeral volumes: kube-controller-manager's controller for them.
+//! Claims of generic ephemeral volumes: the ephemeral volume controller of kube-controller-manager.
 
 use std::sync::Arc;
 
@@ -11,32 +11,32 @@ use k8s_openapi::api::core::v1::Volume;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::{client::ClusterClient, kinds::PodObject};
+use crate::{client::ClusterClient, kinds::FullPod};
 
-/// The back-off of Kubernetes' queues of controllers.
+/// client-go's default back-off of controller work queues.
 const BACKOFF: ExponentialBackoff = ExponentialBackoff {
     initial: std::time::Duration::from_millis(5),
     max: std::time::Duration::from_secs(1000),
 };
-/// As Kubernetes' controller has them.
+/// kube-controller-manager's default of `--concurrent-ephemeralvolume-syncs`.
 const WORKERS: usize = 5;
 const COMPONENT: &str = "ephemeral_volume";
 const STEP_COMPONENT: &str = "ephemeral";
 
-/// What is to be done for a volume.
+/// Decision about one volume of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum EphemeralClaimDecision {
-    /// Its claim is there.
+    /// Its claim exists.
     Exists,
-    /// Something else has the claim's name.
+    /// A claim of that name exists and has another owner.
     NameConflict(String),
-    /// The claim that is missing.
+    /// The claim has to be created.
     Create(Value),
 }
 
-/// Decides about one volume of a pod; absent for volumes that are not ephemeral.
+/// Decides about one volume of a pod; absent for volumes that are not generic ephemeral.
 pub(crate) fn decide(
-    pod: &PodObject,
+    pod: &FullPod,
     volume: &Volume,
     existing: Option<&Claim>,
 ) -> Option<EphemeralClaimDecision> {
@@ -74,21 +74,21 @@ pub(crate) fn decide(
     })
 }
 
-/// The controller.
+/// The ephemeral volume controller.
 pub(crate) struct EphemeralVolumeController {
     client: Arc<ClusterClient>,
     queue: Queue<PodKey>,
 }
 
 impl EphemeralVolumeController {
-    /// The controller; it hears of every change from now on.
+    /// Creates the controller and subscribes it to changes.
     pub(crate) fn new(client: Arc<ClusterClient>) -> Arc<Self> {
         let queue = Queue::new("dev_ephemeral", BACKOFF, &client.metrics);
         let controller = Arc::new(Self { client, queue });
         let pod_queue = controller.queue.clone();
         controller.client.pods.subscribe(move |change| {
             let has_ephemeral_volume =
-                |pod: &Arc<PodObject>| pod.volumes().iter().any(|volume| volume.ephemeral.is_some());
+                |pod: &Arc<FullPod>| pod.volumes().iter().any(|volume| volume.ephemeral.is_some());
             if change.new.as_ref().is_some_and(has_ephemeral_volume) {
                 pod_queue.add(change.key.clone());
             }
@@ -102,7 +102,7 @@ impl EphemeralVolumeController {
         controller
     }
 
-    /// Works until `stop`.
+    /// Runs until `stop`.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let controller = Arc::clone(self);
         let work = move |key: PodKey| {
@@ -112,9 +112,9 @@ impl EphemeralVolumeController {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// A claim is gone: who needs it gets another one.
+    /// Enqueues the pods that own a deleted claim.
     fn enqueue_pods_of(&self, claim: &ClaimKey) {
-        let is_owner = |pod: &Arc<PodObject>| {
+        let is_owner = |pod: &Arc<FullPod>| {
             pod.slim.key.namespace == claim.namespace && pod.slim.ephemeral_claims.contains(&claim.name)
         };
         self.client.pods.list().iter().filter(|pod| is_owner(pod)).for_each(|pod| {
@@ -136,7 +136,7 @@ impl EphemeralVolumeController {
                     let write = self.client.create::<Claim>(&body);
                     match self
                         .client
-                        .perform(STEP_COMPONENT, claim.to_string(), "makes the pod's claim", write)
+                        .perform(STEP_COMPONENT, claim.to_string(), "creates the pod's claim", write)
                         .await
                     {
                         Ok(_) => continue,
@@ -170,12 +170,13 @@ mod tests {
                 {"name": "w", "emptyDir": {}},
             ]},
         });
-        let pod = PodObject::decode(&pod.to_string()).unwrap();
+        let pod = FullPod::decode(&pod.to_string()).unwrap();
         let claim = |owner: &str| {
             let owner =
                 json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": owner, "controller": true});
             let claim = json!({"metadata": {
-                "name": "p-v", "namespace": "n", "uid": "c", "resourceVersion": "2", "ownerReferences": [owner],
+            "name": "p-v", "namespace": "n", "uid": "c", "resourceVersion": "2",
+                "ownerReferences": [owner],
             }});
             Claim::decode(&claim.to_string()).unwrap()
         };
@@ -188,7 +189,7 @@ mod tests {
             Some(EphemeralClaimDecision::NameConflict(conflict))
         );
         let Some(EphemeralClaimDecision::Create(claim_body)) = decide(&pod, ephemeral, None) else {
-            panic!("a claim is made")
+            panic!("a claim is created")
         };
         assert_eq!(
             (&claim_body["metadata"]["name"], &claim_body["metadata"]["labels"]["a"]),

@@ -1,4 +1,4 @@
-//! Kubelet's own files on a node: directories for volumes, and what it writes down beside them.
+//! Kubelet's files on a node: directories of volumes, and the data files next to them.
 
 use std::{
     fs::{self, DirBuilder},
@@ -6,58 +6,74 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
 };
 
-/// Kubelet's directories are for it alone.
-const DIRECTORY_MODE: u32 = 0o750;
-
-/// A node's files, as far as kubelet handles them. Paths are absolute.
-pub trait Files: Send + Sync {
-    /// Makes a directory with all that lead to it.
-    ///
-    /// # Errors
-    /// What the machine says.
-    fn make_directory(&self, path: &str) -> Result<(), String>;
-
-    /// Writes a small file, in place of an earlier one.
-    ///
-    /// # Errors
-    /// What the machine says.
-    fn write(&self, path: &str, text: &str) -> Result<(), String>;
-
-    /// Removes a file, or a directory that is empty; what is not there is a success.
-    ///
-    /// # Errors
-    /// What the machine says, also for a directory that is not empty.
-    fn remove(&self, path: &str) -> Result<(), String>;
+/// An operation on kubelet's files failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} {path}: {source}")]
+pub struct FileError {
+    operation: &'static str,
+    path: String,
+    source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// The files of this machine.
+impl FileError {
+    /// Creates an error of an operation, such as `write`.
+    pub fn new(
+        operation: &'static str,
+        path: &str,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { operation, path: path.to_owned(), source: source.into() }
+    }
+}
+
+/// Mode of kubelet's directories, as kubelet creates them.
+const DIRECTORY_MODE: u32 = 0o750;
+
+/// The file operations of kubelet. Paths are absolute.
+pub trait Files: Send + Sync {
+    /// Creates a directory and its parents.
+    ///
+    /// # Errors
+    /// When the filesystem returns an error.
+    fn make_directory(&self, path: &str) -> Result<(), FileError>;
+
+    /// Writes or replaces a small file.
+    ///
+    /// # Errors
+    /// When the filesystem returns an error.
+    fn write(&self, path: &str, text: &str) -> Result<(), FileError>;
+
+    /// Removes a file or an empty directory. Succeeds if the path does not exist.
+    ///
+    /// # Errors
+    /// When the filesystem returns an error, or the directory is not empty.
+    fn remove(&self, path: &str) -> Result<(), FileError>;
+}
+
+/// The local filesystem.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFiles;
 
-fn error_message(action: &str, path: &str, error: &io::Error) -> String {
-    format!("cannot {action} {path}: {error}")
-}
-
 impl Files for LocalFiles {
-    fn make_directory(&self, path: &str) -> Result<(), String> {
+    fn make_directory(&self, path: &str) -> Result<(), FileError> {
         let result = DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path);
-        result.map_err(|error| error_message("make the directory", path, &error))
+        result.map_err(|error| FileError::new("create directory", path, error))
     }
 
-    fn write(&self, path: &str, text: &str) -> Result<(), String> {
-        // A half-written file would be worse than none: nobody could unmount the volume.
+    fn write(&self, path: &str, text: &str) -> Result<(), FileError> {
+        // Rename atomically: with a half-written file the volume could not be unmounted.
         let new = format!("{path}.new");
         let result = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
-        result.map_err(|error| error_message("write", path, &error))
+        result.map_err(|error| FileError::new("write", path, error))
     }
 
-    fn remove(&self, path: &str) -> Result<(), String> {
+    fn remove(&self, path: &str) -> Result<(), FileError> {
         let result = match fs::symlink_metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => Err(error),
             Ok(found) if found.is_dir() => fs::remove_dir(path),
             Ok(_) => fs::remove_file(path),
         };
-        result.map_err(|error| error_message("remove", path, &error))
+        result.map_err(|error| FileError::new("remove", path, error))
     }
 }

@@ -1,5 +1,5 @@
-//! Kinds as a scheduler and a kubelet see them: what the roles know of an object, and the whole of it beside
-//! that. A cluster of dev mode is small.
+//! Objects as scheduler and kubelet see them: the fields that the roles use, and the full object. Clusters of
+//! dev mode are small enough to store both.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -16,25 +16,25 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// An object: what the roles know of it, and all of it.
+/// An object in both forms.
 #[derive(Clone, Debug)]
 pub struct FullObject<S, F> {
-    /// What the roles know.
+    /// The fields that the roles use.
     pub slim: S,
-    /// All of it.
+    /// The full object.
     pub full: F,
 }
 
-/// A Pod.
-pub type PodObject = FullObject<Pod, core::Pod>;
-/// A Node.
-pub type NodeObject = FullObject<Node, core::Node>;
-/// A PersistentVolume.
-pub type VolumeObject = FullObject<Volume, core::PersistentVolume>;
-/// A CSINode.
-pub type CsiNodeObject = FullObject<CsiNode, storage::CSINode>;
-/// A CSIDriver.
-pub type CsiDriverObject = FullObject<CsiDriver, storage::CSIDriver>;
+/// A Pod in both forms.
+pub type FullPod = FullObject<Pod, core::Pod>;
+/// A Node in both forms.
+pub type FullNode = FullObject<Node, core::Node>;
+/// A PersistentVolume in both forms.
+pub type FullVolume = FullObject<Volume, core::PersistentVolume>;
+/// A CSINode in both forms.
+pub type FullCsiNode = FullObject<CsiNode, storage::CSINode>;
+/// A CSIDriver in both forms.
+pub type FullCsiDriver = FullObject<CsiDriver, storage::CSIDriver>;
 
 impl<S, F> Kind for FullObject<S, F>
 where
@@ -59,14 +59,14 @@ where
     }
 }
 
-impl PodObject {
-    /// `spec`; the API has none without it.
+impl FullPod {
+    /// `spec`; the API server requires it.
     pub fn spec(&self) -> &PodSpec {
         static NONE: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.full.spec.as_ref().unwrap_or(&NONE)
     }
 
-    /// Its volumes.
+    /// `spec.volumes`
     pub fn volumes(&self) -> &[core::Volume] {
         self.spec().volumes.as_deref().unwrap_or_default()
     }
@@ -76,7 +76,7 @@ impl PodObject {
         self.full.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
     }
 
-    /// Whether a container of it runs, as its status says.
+    /// Returns true if the status has a running container.
     pub fn is_running(&self) -> bool {
         let statuses = self.full.status.as_ref().and_then(|status| status.container_statuses.as_ref());
         let running = |status: &core::ContainerStatus| {
@@ -85,7 +85,7 @@ impl PodObject {
         statuses.into_iter().flatten().any(running)
     }
 
-    /// Name of the claim of a volume, where it has one.
+    /// Name of a volume's claim; absent if it has none.
     pub fn claim_name(&self, volume: &core::Volume) -> Option<String> {
         if let Some(source) = &volume.persistent_volume_claim {
             return Some(source.claim_name.clone());
@@ -94,8 +94,8 @@ impl PodObject {
     }
 }
 
-impl VolumeObject {
-    /// `spec`; the API has none without it.
+impl FullVolume {
+    /// `spec`; the API server requires it.
     pub fn spec(&self) -> &PersistentVolumeSpec {
         static NONE: std::sync::LazyLock<PersistentVolumeSpec> =
             std::sync::LazyLock::new(PersistentVolumeSpec::default);
@@ -103,8 +103,8 @@ impl VolumeObject {
     }
 }
 
-impl CsiNodeObject {
-    /// How many volumes of a driver the node takes; absent without a limit.
+impl FullCsiNode {
+    /// Maximum number of volumes of a driver on the node; absent without a limit.
     pub fn volume_limit(&self, driver: &str) -> Option<usize> {
         let entry = self.full.spec.drivers.iter().find(|entry| entry.name == driver)?;
         let count = entry.allocatable.as_ref()?.count?;
@@ -112,20 +112,20 @@ impl CsiNodeObject {
     }
 }
 
-/// A CSIStorageCapacity: how much room a driver has for a class in a place.
+/// A CSIStorageCapacity: the capacity of a driver for a class and a topology segment.
 #[derive(Clone, Debug)]
 pub struct CsiStorageCapacity {
     key: CsiStorageCapacityKey,
     meta: ObjectMeta,
     /// `storageClassName`
     pub storage_class: String,
-    /// `nodeTopology`; absent where the room is for no node.
+    /// `nodeTopology`; absent if no node can access the capacity.
     pub node_topology: Option<LabelSelector>,
-    /// The largest volume there, as far as it is known: `maximumVolumeSize`, else `capacity`.
+    /// The largest possible volume: `maximumVolumeSize`, else `capacity`; absent if unknown.
     pub maximum_volume_size: Option<Quantity>,
 }
 
-/// Where a CSIStorageCapacity stands.
+/// Namespace and name of a CSIStorageCapacity.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CsiStorageCapacityKey {
     namespace: Box<str>,

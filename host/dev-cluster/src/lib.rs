@@ -1,9 +1,8 @@
-//! What dev mode simulates of a cluster: a scheduler, a kubelet for each node, and the controller of
-//! ephemeral volumes. Together with the roles and the embedded API a claim comes to a pod as in a real
-//! cluster, without root and without a container.
-//!
-//! Drivers are not simulated: kubelet registers them by their sockets, and calls the real Node service. Only
-//! the mounts are recorded instead of made, unless they are wanted: see [`dry`].
+//! The simulated components of `cofferdam dev`: a scheduler, a kubelet per node, and the ephemeral volume
+//! controller. Together with the roles and the embedded API server they bring a claim to a pod as a real
+//! cluster does, without root and without containers.
+//! Drivers are not simulated: kubelet registers them by their sockets and calls the real Node service. Mounts
+//! are recorded by [`fake_host`] unless [`Mounts::Real`] is set.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -17,5 +16,5 @@ pub mod observer;
 pub mod scheduler;
 
 pub use cluster::{DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView};
-pub use kubelet::has_node_service;
+pub use kubelet::{RpcError, has_node_service};
 pub use observer::{ClusterStep, ClusterStepObserver, ClusterStepResult, NoopClusterStepObserver};

@@ -1,42 +1,42 @@
-//! What the simulated parts do, told as it happens.
+//! Observer of the simulated components: the source of dev mode's timeline.
 
 use std::time::Duration;
 
-/// How a step ended.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterStepResult {
-    /// Nothing to do now; the text says what is waited for.
+    /// The component waits for the condition in the text.
     Waiting,
-    /// Something was done.
+    /// An effect was performed.
     Applied,
-    /// The object is where it shall be.
+    /// The object is in its desired state.
     UpToDate,
-    /// Something failed; it is tried again.
+    /// An effect failed and will be retried.
     Failed,
 }
 
-/// One thing that a simulated part did or found.
+/// One action or finding of a simulated component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterStep {
-    /// `scheduler`, `kubelet` or `ephemeral`.
+    /// The component: `scheduler`, `kubelet` or `ephemeral`.
     pub component: &'static str,
-    /// What it is about, such as `pod/default/web`.
+    /// The object, such as `pod/default/web`.
     pub object: String,
-    /// How it ended.
+    /// The result.
     pub result: ClusterStepResult,
-    /// For people: a short clause in the present tense; never holds secret values.
+    /// A short clause in the present tense, for display; never contains secret values.
     pub text: String,
-    /// How long it took.
+    /// Duration of the effect.
     pub duration: Option<Duration>,
 }
 
-/// Hears of steps; called where they happen, so it must be quick.
+/// Receives steps. Called synchronously, so it must return quickly.
 pub trait ClusterStepObserver: Send + Sync + 'static {
-    /// A step.
+    /// Handles a step.
     fn on_step(&self, step: ClusterStep);
 }
 
-/// Hears nothing.
+/// Ignores all steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoopClusterStepObserver;
 

@@ -1,6 +1,5 @@
-//! A node whose mounts are recorded and not made: its directories, mounts and loop devices are in memory. It
-//! does what Linux would do, and writes down where a rule of kubelet or of the node is broken that no answer
-//! would show.
+//! A fake host whose mounts are recorded: directories, mounts and loop devices are in memory. It behaves like
+//! Linux, and records violations of kubelet's or the node's rules that no response would show.
 
 mod mounter;
 
@@ -20,29 +19,29 @@ use cofferdam_node::{
 
 pub use mounter::FakeMounter;
 
-use crate::files::Files;
+use crate::files::{FileError, Files};
 
 type Result<T> = std::result::Result<T, MounterError>;
 
-/// Number of the filesystem that kubelet's directories are on.
+/// Device number of the filesystem with kubelet's directories.
 const ROOT_DEVICE: (u32, u32) = (8, 1);
-/// Number of the filesystem that devices' nodes are on.
+/// Device number of the filesystem with the device nodes.
 const DEVTMPFS_DEVICE: (u32, u32) = (0, 6);
-/// Major numbers of loop devices, of disks, and of what has no device.
+/// Major device numbers of loop devices, disks and filesystems without a device.
 const LOOP_MAJOR: u32 = 7;
 const SCSI_MAJOR: u32 = 65;
 const NO_DEVICE_MAJOR: u32 = 0;
-/// How large a device is that nobody has measured: no claim is larger.
+/// Size of a disk in bytes, larger than any claim.
 const DEVICE_SIZE: u64 = 1 << 50;
 
-/// Something on the disk.
+/// A directory entry.
 #[derive(Clone, Debug, PartialEq)]
 enum Entry {
     Directory { inode: u64 },
     File { inode: u64, text: String },
 }
 
-/// A mount.
+/// A recorded mount.
 #[derive(Clone, Debug, PartialEq)]
 struct RecordedMount {
     path: String,
@@ -53,11 +52,11 @@ struct RecordedMount {
     group: Option<u32>,
 }
 
-/// What a device or an image holds.
+/// Content of a device or an image.
 #[derive(Clone, Debug, PartialEq)]
 struct DiskState {
     content: DeviceContent,
-    /// Bytes that the filesystem covers.
+    /// Size of the filesystem in bytes.
     filesystem_size: u64,
 }
 
@@ -67,7 +66,7 @@ impl Default for DiskState {
     }
 }
 
-/// A loop device, and where its file is.
+/// A loop device and its backing file.
 #[derive(Clone, Debug, PartialEq)]
 struct AttachedLoop {
     device: LoopDevice,
@@ -75,18 +74,17 @@ struct AttachedLoop {
     created_at: Option<SystemTime>,
 }
 
-/// What is behind a device.
+/// Storage of a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum BackingStorage {
-    /// A file, by its identity and when it was made: a filesystem gives the number of one that is gone to the
-    /// next one.
+    /// A file, by its identity and creation time: inode numbers are reused.
     Image(FileId, Option<SystemTime>),
-    /// A device, by its stable id.
+    /// A disk, by its stable ID.
     Device(String),
 }
 
-/// What images and devices hold. Nodes share it: what one of them has formatted holds a filesystem on the
-/// next one, too.
+/// Content of images and disks. All nodes share it: a filesystem that one node created is visible to the next
+/// one.
 #[derive(Clone, Debug, Default)]
 pub struct SharedDisks(Arc<Mutex<BTreeMap<BackingStorage, DiskState>>>);
 
@@ -95,7 +93,7 @@ impl SharedDisks {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets earlier files of an identity.
+    /// Removes earlier files with the same identity.
     fn remove_stale(&self, file: FileId, created_at: Option<SystemTime>) {
         self.lock().retain(|storage, _| match storage {
             BackingStorage::Image(other, when) => *other != file || *when == created_at,
@@ -109,47 +107,47 @@ struct State {
     entries: BTreeMap<String, Entry>,
     mounts: Vec<RecordedMount>,
     loops: Vec<AttachedLoop>,
-    /// Numbers of devices by stable id.
+    /// Device numbers by stable ID.
     devices: BTreeMap<String, (u32, u32)>,
     disks: SharedDisks,
     last_number: u32,
     violations: Vec<String>,
 }
 
-/// A node's files, mounts and devices. Clones are the same node.
+/// Files, mounts and devices of a node. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct FakeHost(Arc<Mutex<State>>);
 
-fn failed<T>(what: impl Into<String>) -> Result<T> {
-    Err(MounterError::Failed(what.into()))
+fn failed<T>(message: impl Into<String>) -> Result<T> {
+    Err(MounterError::Failed(message.into()))
 }
 
-fn missing<T>(what: impl Debug) -> Result<T> {
-    Err(MounterError::NotFound(format!("{what:?} is not there")))
+fn missing<T>(path: impl Debug) -> Result<T> {
+    Err(MounterError::NotFound(format!("{path:?} does not exist")))
 }
 
 impl FakeHost {
-    /// A node with access to these disks.
+    /// Creates a host with access to these disks.
     pub fn new(disks: SharedDisks) -> Self {
         Self(Arc::new(Mutex::new(State { disks, ..State::default() })))
     }
 
-    /// A driver's view of the node: the machine is one, records are its own.
+    /// Creates a mounter for one driver. Mounters share the host; volume records are their own.
     pub fn mounter(&self) -> FakeMounter {
         FakeMounter::new(self.clone())
     }
 
-    /// Rules that were broken, for people.
+    /// Violated rules, for display.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// What is mounted or attached, for people.
+    /// Mounts, loop devices and files that remain, for display.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.lock();
         let mounts = state.mounts.iter().map(|mounted| format!("{} is mounted", mounted.path));
         let loops = state.loops.iter().map(|one| format!("{} is attached", one.device.device));
-        // Kubelet's own directories stay; those of pods and volumes go, and what is written down of them.
+        // Kubelet's own directories may remain; directories of pods and volumes and their data files may not.
         let of_volumes = |path: &&String| {
             let of_block = path.split_once("/volumeDevices/").map(|(_, rest)| rest);
             path.contains("/pods/")
@@ -157,7 +155,7 @@ impl FakeHost {
                 || path.ends_with("/globalmount")
                 || of_block.is_some_and(|rest| !matches!(rest, "staging" | "publish"))
         };
-        let entries = state.entries.keys().filter(of_volumes).map(|path| format!("{path} is there"));
+        let entries = state.entries.keys().filter(of_volumes).map(|path| format!("{path} exists"));
         mounts.chain(loops).chain(entries).collect()
     }
 
@@ -172,16 +170,16 @@ impl State {
         self.last_number
     }
 
-    /// Notes a broken rule where `holds` is false.
+    /// Records a violation if `holds` is false.
     fn check_rule(&mut self, holds: bool, violation: impl FnOnce() -> String) {
         if !holds {
             let violation = violation();
-            tracing::error!("a rule is broken: {violation}");
+            tracing::error!("violated rule: {violation}");
             self.violations.push(violation);
         }
     }
 
-    /// Whether a path is beneath a mount: what was there before cannot be seen.
+    /// Returns true if a path is beneath a mount, which hides it.
     fn is_beneath_mount(&self, path: &str) -> bool {
         self.mounts
             .iter()
@@ -190,7 +188,7 @@ impl State {
 
     fn lookup(&self, path: &str) -> Option<PathInfo> {
         if self.is_beneath_mount(path) {
-            // Nobody writes into the volumes here.
+            // Recorded volumes are empty.
             return None;
         }
         let mounts_at = || self.mounts.iter().filter(|mounted| mounted.path == path);
@@ -208,7 +206,7 @@ impl State {
     fn create_entry(&mut self, path: &str, entry: fn(u64) -> Entry) -> Result<()> {
         let parent = path.rsplit_once('/').map(|(parent, _)| parent.to_owned()).unwrap_or_default();
         if self.is_beneath_mount(path) || self.entries.contains_key(path) {
-            return failed(format!("{path} is there"));
+            return failed(format!("{path} exists"));
         }
         if !matches!(self.entries.get(&parent), Some(Entry::Directory { .. })) {
             return missing(parent);
@@ -235,7 +233,7 @@ impl State {
         Ok(())
     }
 
-    /// What is behind a device, and its size now.
+    /// Storage and current size of a device.
     fn backing_storage(&self, device: &Device) -> Result<(BackingStorage, u64)> {
         if let Some(found) = self.loops.iter().find(|one| one.device.device == *device) {
             return Ok((BackingStorage::Image(found.device.file_id, found.created_at), found.device.size));
@@ -246,7 +244,7 @@ impl State {
         }
     }
 
-    /// What a device holds, and its size now.
+    /// Content and current size of a device.
     fn disk_state(&self, device: &Device) -> Result<(DiskState, u64)> {
         let (storage, size) = self.backing_storage(device)?;
         Ok((self.disks.lock().get(&storage).cloned().unwrap_or_default(), size))
@@ -286,14 +284,20 @@ impl State {
 }
 
 impl Files for FakeHost {
-    fn make_directory(&self, path: &str) -> std::result::Result<(), String> {
+    fn make_directory(&self, path: &str) -> std::result::Result<(), FileError> {
         let mut state = self.lock();
         let mut current_path = String::new();
         for name in path.split('/').filter(|name| !name.is_empty()) {
             current_path = format!("{current_path}/{name}");
             match state.entries.get(&current_path) {
                 Some(Entry::Directory { .. }) => {}
-                Some(Entry::File { .. }) => return Err(format!("{current_path} is no directory")),
+                Some(Entry::File { .. }) => {
+                    return Err(FileError::new(
+                        "create directory",
+                        path,
+                        format!("{current_path} is not a directory"),
+                    ));
+                }
                 None => {
                     let inode = state.next_number().into();
                     state.entries.insert(current_path.clone(), Entry::Directory { inode });
@@ -303,33 +307,33 @@ impl Files for FakeHost {
         Ok(())
     }
 
-    fn write(&self, path: &str, text: &str) -> std::result::Result<(), String> {
+    fn write(&self, path: &str, text: &str) -> std::result::Result<(), FileError> {
         let mut state = self.lock();
         let parent = path.rsplit_once('/').map(|(parent, _)| parent).unwrap_or_default();
         if !matches!(state.entries.get(parent), Some(Entry::Directory { .. })) {
-            return Err(format!("cannot write {path}: its directory is not there"));
+            return Err(FileError::new("write", path, "its directory does not exist"));
         }
         let inode = state.next_number().into();
         state.entries.insert(path.to_owned(), Entry::File { inode, text: text.to_owned() });
         Ok(())
     }
 
-    fn remove(&self, path: &str) -> std::result::Result<(), String> {
+    fn remove(&self, path: &str) -> std::result::Result<(), FileError> {
         match self.lock().remove(path) {
             Ok(()) | Err(MounterError::NotFound(_)) => Ok(()),
-            Err(error) => Err(format!("cannot remove {path}: {error}")),
+            Err(error) => Err(FileError::new("remove", path, error)),
         }
     }
 }
 
-/// A directory or a file of the operator's, on this machine: it is looked at and never touched.
+/// Metadata of an operator's directory or file on this machine; it is never modified.
 fn path_metadata(path: &RootedPath) -> Result<fs::Metadata> {
     let path = path.to_string();
     fs::symlink_metadata(&path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
-            MounterError::NotFound(format!("{path} is not there"))
+            MounterError::NotFound(format!("{path} does not exist"))
         } else {
-            MounterError::Failed(format!("cannot look at {path}: {error}"))
+            MounterError::Failed(format!("cannot read metadata of {path}: {error}"))
         }
     })
 }
@@ -340,7 +344,7 @@ fn file_id(metadata: &fs::Metadata) -> FileId {
     FileId { device: (low_bits(number >> 32), low_bits(number)), inode: metadata.ino() }
 }
 
-/// A mount of nothing special.
+/// A mount with default attributes.
 fn plain_mount(device: (u32, u32), source: &str) -> MountPoint {
     MountPoint {
         fs_type: "ext4".to_owned(),
@@ -351,9 +355,9 @@ fn plain_mount(device: (u32, u32), source: &str) -> MountPoint {
     }
 }
 
-/// Whether a place is one where kubelet has volumes staged.
-fn is_staging_path(place: &KubeletPath) -> bool {
-    let path = place.to_string();
+/// Returns true for kubelet's staging paths.
+fn is_staging_path(path: &KubeletPath) -> bool {
+    let path = path.to_string();
     path.ends_with("/globalmount") || path.contains("/volumeDevices/staging/")
 }
 
@@ -363,7 +367,7 @@ mod tests {
 
     use super::*;
 
-    fn place(path: &str) -> KubeletPath {
+    fn kubelet_path(path: &str) -> KubeletPath {
         KubeletRoots::new(["/k".to_owned()]).unwrap().resolve("path", &format!("/k/{path}")).unwrap()
     }
 
@@ -371,11 +375,11 @@ mod tests {
     fn device_formatted_by_one_node_is_not_blank_on_the_next() {
         let disks = SharedDisks::default();
         for expected in [DeviceContent::Blank, DeviceContent::Filesystem("ext4".to_owned())] {
-            let machine = FakeHost::new(disks.clone()).mounter();
-            let device = machine.block_device("wwn-1").unwrap().device;
-            assert_eq!(machine.device_content(&device).unwrap(), expected);
+            let mounter = FakeHost::new(disks.clone()).mounter();
+            let device = mounter.block_device("wwn-1").unwrap().device;
+            assert_eq!(mounter.device_content(&device).unwrap(), expected);
             if expected == DeviceContent::Blank {
-                machine.make_filesystem(&device, Filesystem::Ext4, false).unwrap();
+                mounter.make_filesystem(&device, Filesystem::Ext4, false).unwrap();
             }
         }
     }
@@ -388,49 +392,49 @@ mod tests {
         }
         assert_eq!(node.leftovers(), Vec::<String>::new());
         node.make_directory("/k/volumeDevices/staging/v").unwrap();
-        assert_eq!(node.leftovers(), ["/k/volumeDevices/staging/v is there"]);
+        assert_eq!(node.leftovers(), ["/k/volumeDevices/staging/v exists"]);
     }
 
     #[test]
     fn new_image_with_a_reused_inode_number_is_blank() {
         let (file, then) = (FileId { device: ROOT_DEVICE, inode: 7 }, SystemTime::UNIX_EPOCH);
         let disks = SharedDisks::default();
-        let made = [Some(then), Some(then + std::time::Duration::from_nanos(1))];
-        let [first, second] = made.map(|made| BackingStorage::Image(file, made));
+        let created = [Some(then), Some(then + std::time::Duration::from_nanos(1))];
+        let [first, second] = created.map(|created| BackingStorage::Image(file, created));
         disks.lock().insert(first.clone(), DiskState { content: DeviceContent::Unknown, filesystem_size: 1 });
-        disks.remove_stale(file, made[0]);
+        disks.remove_stale(file, created[0]);
         assert!(disks.lock().contains_key(&first));
         assert!(!disks.lock().contains_key(&second));
-        disks.remove_stale(file, made[1]);
-        assert!(disks.lock().is_empty(), "what is gone is forgotten");
+        disks.remove_stale(file, created[1]);
+        assert!(disks.lock().is_empty(), "stale files are removed");
     }
 
     #[test]
     fn violated_mount_rules_are_reported() {
         let node = FakeHost::default();
-        let machine = node.mounter();
-        let (globalmount, target) = (place("v/globalmount"), place("pods/t"));
+        let mounter = node.mounter();
+        let (globalmount, target) = (kubelet_path("v/globalmount"), kubelet_path("pods/t"));
         for directory in ["/k/v/globalmount", "/k/pods/t"] {
             node.make_directory(directory).unwrap();
         }
         let staged = BindSource::KubeletPath(globalmount.clone());
-        assert!(machine.bind(&staged, &target).is_err());
+        assert!(mounter.bind(&staged, &target).is_err());
         assert_eq!(node.violations(), ["/k/pods/t is published, and nothing is staged at /k/v/globalmount"]);
-        machine.mount_tmpfs("m", 1, &MountOptions::default(), &globalmount).unwrap();
-        machine.bind(&staged, &target).unwrap();
+        mounter.mount_tmpfs("m", 1, &MountOptions::default(), &globalmount).unwrap();
+        mounter.bind(&staged, &target).unwrap();
         let left = [
             "/k/v/globalmount is mounted",
             "/k/pods/t is mounted",
-            "/k/pods/t is there",
-            "/k/v/globalmount is there",
+            "/k/pods/t exists",
+            "/k/v/globalmount exists",
         ];
         assert_eq!(node.leftovers(), left);
-        machine.unmount(&globalmount).unwrap();
+        mounter.unmount(&globalmount).unwrap();
         assert_eq!(node.violations().last().unwrap(), "/k/v/globalmount is unstaged while it is published");
-        machine.unmount(&target).unwrap();
-        let device = machine.block_device("wwn-1").unwrap().device;
-        machine.make_filesystem(&device, Filesystem::Xfs, false).unwrap();
-        assert!(machine.make_filesystem(&device, Filesystem::Ext4, false).is_err());
+        mounter.unmount(&target).unwrap();
+        let device = mounter.block_device("wwn-1").unwrap().device;
+        mounter.make_filesystem(&device, Filesystem::Xfs, false).unwrap();
+        assert!(mounter.make_filesystem(&device, Filesystem::Ext4, false).is_err());
         assert!(
             node.violations().last().unwrap().contains("is formatted although it holds"),
             "{:?}",

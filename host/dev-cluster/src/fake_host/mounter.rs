@@ -1,4 +1,4 @@
-//! What Linux would do, one effect a call.
+//! [`Mounter`] of a fake host: the behavior of Linux, one effect per call.
 
 use std::{
     collections::BTreeMap,
@@ -69,7 +69,7 @@ impl Mounter for FakeMounter {
         Ok(state.loops.iter().map(|one| &one.device).filter(|one| one.file_id == file).cloned().collect())
     }
 
-    /// Every device is there that a driver names: what an array would have mapped to the node.
+    /// Every stable ID resolves to a device, as if the storage system had mapped it to the node.
     fn block_device(&self, stable_id: &str) -> Result<DeviceInfo> {
         let mut state = self.host.lock();
         let number = match state.devices.get(stable_id) {
@@ -156,7 +156,7 @@ impl Mounter for FakeMounter {
         let number = (LOOP_MAJOR, state.next_number());
         let device = Device { name: format!("loop{}", number.1), number };
         let found = LoopDevice { device: device.clone(), size, file_id: file, read_only };
-        // Not every filesystem knows.
+        // Not every filesystem stores creation times.
         let created = path_metadata(path)?.created().ok();
         state.disks.remove_stale(file, created);
         state.loops.push(AttachedLoop { device: found, path: path.clone(), created_at: created });

@@ -1,4 +1,4 @@
-//! The node's part of growing: NodeExpandVolume, and what the claim's status says of it.
+//! Node expansion: NodeExpandVolume, and the resize status of the claim.
 
 use std::sync::Arc;
 
@@ -11,20 +11,24 @@ use cofferdam_domain::{
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use tonic::{Code, Status};
+use tonic::Code;
 
 use super::{
-    COMPONENT, Kubelet, MountedVolume, VolumeToMount, lock, mount::csi_volume_capability, node_calls,
+    error::{RpcError, VolumeError},
+    lock::lock,
+    mount::csi_volume_capability,
+    node_calls,
+    state::{COMPONENT, Kubelet, MountedVolume, VolumeToMount},
 };
 use crate::{
     client::{PatchType, pod_reference},
     observer::ClusterStepResult,
 };
 
-/// Member of a claim's status that says how far a growth has come.
+/// Field of a claim's status with the state of an expansion.
 const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";
 
-/// Whether the node has a part to do.
+/// Returns true if node expansion is required.
 pub(super) fn is_expansion_due(desired: &VolumeToMount, mounted_volume: Option<&MountedVolume>) -> bool {
     let (Some(claim), Some(volume), Some(mounted_volume)) = (&desired.claim, &desired.volume, mounted_volume)
     else {
@@ -41,7 +45,7 @@ pub(super) fn is_expansion_due(desired: &VolumeToMount, mounted_volume: Option<&
             | ResizeState::NodeInfeasible,
         ) => false,
         None if claim.progress().is_condition_true(ClaimConditionType::FileSystemResizePending) => true,
-        // Of a volume on many nodes each one has its own part.
+        // Each node expands a ReadWriteMany volume for itself.
         None => {
             volume.slim.access_modes.iter().any(|mode| mode == AccessMode::ReadWriteMany)
                 && mounted_volume.size.is_some_and(|size| Some(size) < volume.slim.capacity)
@@ -51,18 +55,18 @@ pub(super) fn is_expansion_due(desired: &VolumeToMount, mounted_volume: Option<&
     }
 }
 
-/// What the claim says of its growth, read past the cache.
+/// The state of a claim's expansion, read from the API server.
 struct NodeExpansion {
     claim: Claim,
-    /// The size that it grows to, as the API spells it.
+    /// The target size, as the API server formats it.
     target_size: String,
-    /// Conditions that are not about growing.
+    /// Conditions that are not about resizing.
     other_conditions: Vec<Value>,
 }
 
 impl Kubelet {
-    /// Does the node's part, by way of a pod's mount.
-    pub(super) async fn expand(&self, desired: &VolumeToMount) -> Result<(), String> {
+    /// Expands a volume on the node, through a pod's mount.
+    pub(super) async fn expand(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let Some(expansion) = self.read_expansion(desired).await? else { return Ok(()) };
         if desired.read_only {
             let note = "requested read-only file system";
@@ -98,14 +102,16 @@ impl Kubelet {
                 .await?,
         };
         let started = Instant::now();
-        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+        let response = node_calls::call_node_service(&plugin.endpoint, async |client| {
             client.node_expand_volume(request).await
         })
         .await;
-        match answer {
+        match response {
             Ok(_) => {
-                let text =
-                    format!("grows volume {} on {} to {}", paths.name, self.node_name, expansion.target_size);
+                let text = format!(
+                    "expands volume {} on {} to {}",
+                    paths.name, self.node_name, expansion.target_size
+                );
                 let name = pod_reference(&desired.pod.slim.key);
                 self.client.record_timed_step(
                     COMPONENT,
@@ -116,20 +122,21 @@ impl Kubelet {
                 );
                 self.mark_expanded(desired, &expansion).await
             }
-            Err(status) => self.mark_failed(desired, &expansion, &status).await,
+            Err(error) => self.mark_failed(desired, &expansion, error).await,
         }
     }
 
-    /// What is to be done; absent where somebody has done it meanwhile.
-    async fn read_expansion(&self, desired: &VolumeToMount) -> Result<Option<NodeExpansion>, String> {
+    /// Reads the pending expansion from the API server; absent if it is already done.
+    async fn read_expansion(&self, desired: &VolumeToMount) -> Result<Option<NodeExpansion>, VolumeError> {
         let Some(cached) = &desired.claim else { return Ok(None) };
         let path =
             format!("/api/v1/namespaces/{}/persistentvolumeclaims/{}", cached.key.namespace, cached.key.name);
         let target = format!("PersistentVolumeClaim {}", cached.key);
-        let read = self.client.read(&path, &target).await.map_err(|error| error.to_string())?;
-        let object = read.ok_or_else(|| format!("claim {} does not exist", cached.key))?;
-        let claim = Claim::decode(&object.to_string())?;
-        // Whoever looks next sees it, too: else the same would follow at once.
+        let read = self.client.read(&path, &target).await?;
+        let object = read.ok_or_else(|| VolumeError::ClaimNotFound(cached.key.clone()))?;
+        let claim = Claim::decode(&object.to_string())
+            .map_err(|message| VolumeError::InvalidClaim { claim: cached.key.clone(), message })?;
+        // Update the cache, so that the expansion is not repeated.
         self.client.claims.apply(Ok(claim.clone()));
         let live = VolumeToMount { claim: Some(Arc::new(claim.clone())), ..desired.clone() };
         if claim.meta.uid != cached.meta.uid
@@ -151,19 +158,23 @@ impl Kubelet {
         Ok(target.map(|target| NodeExpansion { claim, target_size: target, other_conditions: conditions }))
     }
 
-    /// Says that the node is at it.
-    async fn mark_in_progress(&self, expansion: NodeExpansion) -> Result<NodeExpansion, String> {
+    /// Sets NodeResizeInProgress.
+    async fn mark_in_progress(&self, expansion: NodeExpansion) -> Result<NodeExpansion, VolumeError> {
         if expansion.claim.progress().resize != Some(ResizeState::NodePending) {
             return Ok(expansion);
         }
         let state = json!({"storage": ResizeState::NodeInProgress.as_str()});
         let patch = json!({"status": {ALLOCATED_RESOURCE_STATUSES: state}});
         let written = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await;
-        Ok(NodeExpansion { claim: written.map_err(|error| error.to_string())?, ..expansion })
+        Ok(NodeExpansion { claim: written?, ..expansion })
     }
 
-    /// Says that the claim is as large as its volume.
-    async fn mark_expanded(&self, desired: &VolumeToMount, expansion: &NodeExpansion) -> Result<(), String> {
+    /// Sets the claim's capacity to the size of its volume.
+    async fn mark_expanded(
+        &self,
+        desired: &VolumeToMount,
+        expansion: &NodeExpansion,
+    ) -> Result<(), VolumeError> {
         let size = desired.volume.as_ref().and_then(|volume| volume.slim.capacity);
         let conditions = if expansion.other_conditions.is_empty() {
             Value::Null
@@ -177,15 +188,15 @@ impl Kubelet {
         }});
         let new_size = Quantity::parse(&expansion.target_size).ok();
         let progress = expansion.claim.progress();
-        // What says that the node has a part to do must not stand after it.
+        // The pending resize status must be removed even if the capacity is unchanged.
         let is_marked_pending = progress.resize.is_some()
             || progress.is_condition_true(ClaimConditionType::FileSystemResizePending);
         if is_marked_pending || expansion.claim.status_capacity < new_size {
-            let text = format!("the claim has {}", expansion.target_size);
+            let text = format!("sets the claim's capacity to {}", expansion.target_size);
             let write = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch);
             let object = expansion.claim.key.to_string();
             let written = self.client.perform(COMPONENT, object, &text, write).await;
-            let claim: Claim = written.map_err(|error| error.to_string())?;
+            let claim: Claim = written?;
             let note = "MountVolume.NodeExpandVolume succeeded for volume";
             let note = format!(
                 "{note} {:?}",
@@ -195,8 +206,8 @@ impl Kubelet {
             self.client.emit_event(&claim, COMPONENT, EventType::Normal, reason, note.as_str());
             self.client.emit_event(&*desired.pod, COMPONENT, EventType::Normal, reason, note);
         }
-        if let Some(held) = lock(&self.mounted_volumes).get_mut(&desired.id) {
-            held.size = size;
+        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+            mounted_volume.size = size;
         }
         Ok(())
     }
@@ -205,22 +216,21 @@ impl Kubelet {
         &self,
         desired: &VolumeToMount,
         expansion: &NodeExpansion,
-        status: &Status,
-    ) -> Result<(), String> {
-        let message = node_calls::format_status(status);
-        let note = format!("MountVolume.NodeExpandVolume failed: {message}");
+        error: RpcError,
+    ) -> Result<(), VolumeError> {
+        let note = format!("MountVolume.NodeExpandVolume failed: {error}");
         self.client.emit_event(&*desired.pod, COMPONENT, EventType::Warning, "VolumeResizeFailed", note);
-        match status.code() {
+        match error.code() {
             Code::InvalidArgument | Code::OutOfRange | Code::NotFound => {
                 let state = json!({"storage": ResizeState::NodeInfeasible.as_str()});
                 let patch = json!({"status": {ALLOCATED_RESOURCE_STATUSES: state}});
-                let written = self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await;
-                written.map(drop).map_err(|error| error.to_string())
+                self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await?;
+                Ok(())
             }
-            // Not while it is in use: the next mount tries again.
+            // Not supported while the volume is in use: retry with the next mount.
             Code::FailedPrecondition => {
-                if let Some(held) = lock(&self.mounted_volumes).get_mut(&desired.id) {
-                    held.expansion_refused = true;
+                if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+                    mounted_volume.expansion_refused = true;
                 }
                 Ok(())
             }
@@ -236,7 +246,7 @@ impl Kubelet {
             | Code::Internal
             | Code::Unavailable
             | Code::DataLoss
-            | Code::Unauthenticated => Err(message),
+            | Code::Unauthenticated => Err(error.into()),
         }
     }
 }

@@ -1,8 +1,10 @@
-//! A kubelet without containers: it registers drivers, mounts what the pods of its node want, in kubelet's
-//! order and with kubelet's pauses, says of pods that they run, and undoes everything when they go. It calls
-//! the real Node service, on its socket.
+//! A kubelet without containers. It registers drivers, mounts the volumes of its pods in kubelet's order and
+//! with kubelet's back-off, reports the pods as Running, and unmounts the volumes of deleted pods. It calls
+//! the real Node service on its socket.
 
+mod error;
 mod expand;
+mod lock;
 mod mount;
 mod node_calls;
 mod paths;
@@ -10,169 +12,54 @@ mod plugins;
 mod pods;
 mod retries;
 pub mod rules;
+mod state;
 mod unmount;
 mod volume;
+mod volume_id;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    fmt,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex},
 };
 
 use cofferdam_cluster::{
     ApiError,
-    queue::{Action, ExponentialBackoff, Queue},
+    queue::{Action, Queue},
 };
-use cofferdam_domain::{
-    AccessMode, Claim, ClaimKey, ClaimPhase, DriverName, NodeName, PodKey, Quantity, Uid, UniqueVolumeName,
-};
+use cofferdam_domain::{AccessMode, ClaimKey, ClaimPhase, DriverName, NodeName, UniqueVolumeName};
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use self::plugins::has_node_service;
-pub(crate) use self::pods::host_address;
+pub use self::{error::RpcError, plugins::has_node_service};
+pub(crate) use self::{
+    pods::host_address,
+    state::{Kubelet, RootDir},
+};
 
 use self::{
-    paths::{VolumePaths, inline_handle},
-    retries::Retries,
-    rules::{MountInput, MountState},
+    error::VolumeError,
+    lock::lock,
+    paths::inline_handle,
+    retries::{BACKOFF, Retries},
+    rules::MountInput,
+    state::{COMPONENT, Key, MountedVolume, Plugin, VolumeToMount},
+    volume_id::VolumeId,
 };
 use crate::{
-    client::{ClusterClient, PatchType, pod_reference},
-    files::Files,
-    kinds::{NodeObject, PodObject, VolumeObject},
+    client::{ClusterClient, PatchType, WatchedKind, pod_reference},
+    kinds::{FullNode, FullPod},
     observer::ClusterStepResult,
     scheduler::rules::has_claim,
 };
 
-/// Kubelet's back-off of operations on volumes and of registrations.
-const BACKOFF: ExponentialBackoff =
-    ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
-/// Operations at once; of one volume there is one at a time.
+/// Concurrent operations; at most one per volume.
 const WORKERS: usize = 32;
-/// How kubelet calls itself in events.
-const COMPONENT: &str = "kubelet";
-
-/// A volume on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum VolumeId {
-    /// Of a PersistentVolume.
-    Persistent(UniqueVolumeName),
-    /// Of a pod that describes it by itself: the pod, and the volume's name in it.
-    Inline(Uid, Box<str>),
-}
-
-impl fmt::Display for VolumeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Persistent(name) => name.fmt(f),
-            Self::Inline(pod, name) => write!(f, "{pod}/{name}"),
-        }
-    }
-}
-
-/// What is worked on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Key {
-    /// The socket on which a driver registers.
-    Plugin(PathBuf),
-    /// The node's status.
-    Node,
-    Pod(PodKey),
-    Volume(VolumeId),
-}
-
-/// A pod's volume, with what it leads to.
-#[derive(Clone)]
-struct VolumeToMount {
-    id: VolumeId,
-    pod: Arc<PodObject>,
-    driver: DriverName,
-    handle: String,
-    volume: Option<Arc<VolumeObject>>,
-    claim: Option<Arc<Claim>>,
-    inline: Option<core::CSIVolumeSource>,
-    /// Whether the pod, or the volume, wants it for reading only.
-    read_only: bool,
-    attachable: bool,
-}
-
-/// A volume that is mounted, or may be.
-#[derive(Clone)]
-struct MountedVolume {
-    paths: VolumePaths,
-    driver: DriverName,
-    claim: Option<ClaimKey>,
-    attachable: bool,
-    device_state: MountState,
-    /// Whether the driver was asked to stage it.
-    stage_attempted: bool,
-    pod_mounts: BTreeMap<Uid, PodMount>,
-    /// How large it was when it was mounted, or has grown to since.
-    size: Option<Quantity>,
-    /// Whether the driver does not grow it while it is in use.
-    expansion_refused: bool,
-}
-
-impl MountedVolume {
-    /// Whether something of it is mounted, or may be.
-    fn is_possibly_mounted(&self) -> bool {
-        self.device_state != MountState::NotMounted || !self.pod_mounts.is_empty()
-    }
-}
-
-/// A mount for a pod.
-#[derive(Clone)]
-struct PodMount {
-    state: MountState,
-    /// What the pod wanted when it was mounted: it keeps that whatever becomes of the claim.
-    desired: VolumeToMount,
-    /// Of its own PersistentVolume: several may be of one handle.
-    paths: VolumePaths,
-}
-
-/// A driver that is registered.
-#[derive(Clone)]
-struct Plugin {
-    endpoint: PathBuf,
-    root_dir: RootDir,
-}
-
-/// Where the files of a driver's volumes are.
-#[derive(Clone)]
-pub(crate) struct RootDir {
-    /// Kubelet's root there.
-    pub(crate) path: String,
-    /// Its files there.
-    pub(crate) files: Arc<dyn Files>,
-}
-
-/// The kubelet of one node.
-pub(crate) struct Kubelet {
-    client: Arc<ClusterClient>,
-    node_name: NodeName,
-    node_index: usize,
-    queue: Queue<Key>,
-    plugins: Mutex<HashMap<DriverName, Plugin>>,
-    /// Sockets that register drivers, and where the volumes of those are.
-    registration_sockets: Mutex<BTreeMap<PathBuf, RootDir>>,
-    registered: watch::Sender<BTreeSet<PathBuf>>,
-    mounted_volumes: Mutex<BTreeMap<VolumeId, MountedVolume>>,
-    retries: Retries,
-    /// How many volumes are held.
-    mounted_count: watch::Sender<usize>,
-    /// Since when a pod waits for its volumes.
-    waiting_since: Mutex<HashMap<PodKey, (Uid, Instant)>>,
-    /// Who writes what a driver says of the node.
-    registration_lock: tokio::sync::Mutex<()>,
-}
 
 impl Kubelet {
-    /// The kubelet of a node; it hears of every change from now on.
+    /// Creates the kubelet of a node and subscribes it to changes.
     pub(crate) fn new(client: Arc<ClusterClient>, node_name: NodeName, node_index: usize) -> Arc<Self> {
         let kubelet = Arc::new(Self {
             queue: Queue::new("dev_kubelet", BACKOFF, &client.metrics),
@@ -192,7 +79,7 @@ impl Kubelet {
         kubelet
     }
 
-    /// Works until `stop`.
+    /// Runs until `stop`.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let kubelet = Arc::clone(self);
         let work = move |key: Key| {
@@ -202,18 +89,18 @@ impl Kubelet {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// A socket is there that registers a driver; the files of its volumes are on that ground.
+    /// Registers the driver of a socket. `root_dir` is for its volumes.
     pub(crate) fn add_registration_socket(&self, socket: PathBuf, root_dir: RootDir) {
         lock(&self.registration_sockets).insert(socket.clone(), root_dir);
         self.queue.add(Key::Plugin(socket));
     }
 
-    /// The sockets whose drivers are registered, now and later.
+    /// The sockets whose drivers are registered.
     pub(crate) fn registered_sockets(&self) -> watch::Receiver<BTreeSet<PathBuf>> {
         self.registered.subscribe()
     }
 
-    /// What is still mounted, for people.
+    /// Volumes that are still mounted, for display.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         lock(&self.mounted_volumes)
             .keys()
@@ -223,7 +110,7 @@ impl Kubelet {
 
     /// Waits until nothing is mounted.
     pub(crate) async fn wait_until_unmounted(&self) {
-        // The sender lives as long as the kubelet: waiting cannot fail.
+        // The kubelet owns the sender, so waiting cannot fail.
         let _ = self.mounted_count.subscribe().wait_for(|count| *count == 0).await;
     }
 
@@ -250,7 +137,7 @@ impl Kubelet {
             let Some(claim) = claim.map(|claim| &claim.key) else { return };
             me.pods().iter().filter(|pod| has_claim(pod, claim)).for_each(|pod| me.enqueue_pod(pod));
         });
-        // They say which volumes are attached.
+        // CSIDrivers determine which volumes are attachable.
         let me = Arc::downgrade(self);
         client.csi_drivers.subscribe(move |_| {
             if let Some(me) = me.upgrade() {
@@ -265,14 +152,14 @@ impl Kubelet {
         });
     }
 
-    fn enqueue_pod(&self, pod: &Arc<PodObject>) {
+    fn enqueue_pod(&self, pod: &Arc<FullPod>) {
         self.queue.add(Key::Pod(pod.slim.key.clone()));
-        // What it waited for may be in use no longer.
+        // Its volumes may no longer be in use.
         self.queue.add(Key::Node);
-        self.volumes_to_mount(pod).into_iter().for_each(|wanted| self.queue.add(Key::Volume(wanted.id)));
+        self.volumes_to_mount(pod).into_iter().for_each(|desired| self.queue.add(Key::Volume(desired.id)));
         let mounted_ids: Vec<VolumeId> = lock(&self.mounted_volumes)
             .iter()
-            // What is mounted for no pod yet may be what this one does not lead to any more.
+            // A volume that is mounted for no pod yet may be a former volume of this pod.
             .filter(|(_, mounted_ids)| {
                 mounted_ids.pod_mounts.is_empty() || mounted_ids.pod_mounts.contains_key(&pod.slim.meta.uid)
             })
@@ -281,7 +168,7 @@ impl Kubelet {
         mounted_ids.into_iter().for_each(|id| self.queue.add(Key::Volume(id)));
     }
 
-    /// Looks at everything anew.
+    /// Enqueues all pods and volumes of the node.
     fn enqueue_all(&self) {
         self.queue.add(Key::Node);
         self.pods().iter().for_each(|pod| self.enqueue_pod(pod));
@@ -290,12 +177,12 @@ impl Kubelet {
     }
 
     /// The pods of the node.
-    fn pods(&self) -> Vec<Arc<PodObject>> {
-        let is_on_node = |pod: &Arc<PodObject>| pod.slim.node.as_ref() == Some(&self.node_name);
+    fn pods(&self) -> Vec<Arc<FullPod>> {
+        let is_on_node = |pod: &Arc<FullPod>| pod.slim.node.as_ref() == Some(&self.node_name);
         self.client.pods.list().into_iter().filter(is_on_node).collect()
     }
 
-    fn node(&self) -> Option<Arc<NodeObject>> {
+    fn node(&self) -> Option<Arc<FullNode>> {
         self.client.nodes.get(&self.node_name).into_object()
     }
 
@@ -308,24 +195,24 @@ impl Kubelet {
         }
     }
 
-    /// The volumes of a pod that have to be mounted and can be; what keeps another one from it is left to
-    /// [`Self::lead`].
-    fn volumes_to_mount(&self, pod: &Arc<PodObject>) -> Vec<VolumeToMount> {
+    /// The volumes of a pod that have to be and can be mounted. Errors are reported by
+    /// [`Self::wait_for_volumes`].
+    fn volumes_to_mount(&self, pod: &Arc<FullPod>) -> Vec<VolumeToMount> {
         if pod.slim.terminated {
             return Vec::new();
         }
         pod.volumes().iter().filter_map(|volume| self.resolve_volume(pod, volume).ok().flatten()).collect()
     }
 
-    /// What a pod's volume leads to; absent for volumes that are not simulated, such as `emptyDir`.
+    /// Resolves a volume of a pod; absent for volumes that are not simulated, such as `emptyDir`.
     ///
     /// # Errors
-    /// Why it leads to nothing yet.
+    /// The claim or PersistentVolume that is missing, not bound, or of another owner.
     fn resolve_volume(
         &self,
-        pod: &Arc<PodObject>,
+        pod: &Arc<FullPod>,
         volume: &core::Volume,
-    ) -> Result<Option<VolumeToMount>, String> {
+    ) -> Result<Option<VolumeToMount>, VolumeError> {
         if let Some(inline) = &volume.csi {
             return Ok(Some(self.inline_volume(pod, volume, inline)));
         }
@@ -336,16 +223,16 @@ impl Kubelet {
             .claims
             .get(&key)
             .into_object()
-            .ok_or_else(|| format!("claim {key} does not exist"))?;
+            .ok_or_else(|| VolumeError::ClaimNotFound(key.clone()))?;
         if volume.ephemeral.is_some() && claim.controller_uid.as_ref() != Some(&pod.slim.meta.uid) {
-            return Err(format!("PVC {key} was not created for pod {} (pod is not owner)", pod.slim.key));
+            return Err(VolumeError::NotOwner { claim: key, pod: pod.slim.key.clone() });
         }
         let bound = claim.volume.as_ref().filter(|_| claim.phase == ClaimPhase::Bound);
-        let bound = bound.ok_or_else(|| format!("claim {key} is not bound"))?;
+        let bound = bound.ok_or(VolumeError::ClaimNotBound(key))?;
         let object = self.client.volumes.get(bound).into_object();
-        let object = object.ok_or_else(|| format!("volume {bound} does not exist"))?;
+        let object = object.ok_or_else(|| VolumeError::VolumeNotFound(bound.clone()))?;
         if !object.slim.is_bound_to(&claim.key, &claim.meta.uid) {
-            return Err(format!("volume {bound} belongs to another claim"));
+            return Err(VolumeError::BoundToOtherClaim(bound.clone()));
         }
         let Some(csi) = object.slim.csi.clone() else { return Ok(None) };
         Ok(Some(VolumeToMount {
@@ -364,7 +251,7 @@ impl Kubelet {
 
     fn inline_volume(
         &self,
-        pod: &Arc<PodObject>,
+        pod: &Arc<FullPod>,
         volume: &core::Volume,
         source: &core::CSIVolumeSource,
     ) -> VolumeToMount {
@@ -382,27 +269,28 @@ impl Kubelet {
         }
     }
 
-    /// Volumes of a driver that says nothing of it are attached.
+    /// Without a CSIDriver object, volumes are attachable.
     fn is_attachable(&self, driver: &DriverName) -> bool {
         self.client.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.slim.attach_required)
     }
 
-    /// The pods of the node that want a volume, and those that have it until they end: a claim that is lost,
-    /// or a volume that is removed by force, takes nothing from a container.
+    /// The pods that a volume has to be mounted for, and those that it stays mounted for until they end: a
+    /// lost claim or a forcibly deleted volume does not affect running containers.
     fn desired_mounts(&self, id: &VolumeId) -> Vec<VolumeToMount> {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
-        let mut desired: Vec<VolumeToMount> = desired.filter(|wanted| wanted.id == *id).collect();
+        let mut desired: Vec<VolumeToMount> = desired.filter(|to_mount| to_mount.id == *id).collect();
         let mounted_volumes = lock(&self.mounted_volumes);
         for (uid, mounted) in
             mounted_volumes.get(id).into_iter().flat_map(|mounted_volumes| &mounted_volumes.pod_mounts)
         {
             let pod = pods.iter().find(|pod| pod.slim.meta.uid == *uid && !pod.slim.terminated);
-            let Some(pod) = pod.filter(|_| !desired.iter().any(|wanted| wanted.pod.slim.meta.uid == *uid))
+            let Some(pod) =
+                pod.filter(|_| !desired.iter().any(|to_mount| to_mount.pod.slim.meta.uid == *uid))
             else {
                 continue;
             };
-            // Without the claim: what is known of it is old.
+            // Without the claim, which may be outdated.
             desired.push(VolumeToMount { pod: Arc::clone(pod), claim: None, ..mounted.desired.clone() });
         }
         desired
@@ -417,10 +305,10 @@ impl Kubelet {
         };
         let first = desired.first();
         let exclusive = first
-            .and_then(|wanted| wanted.volume.as_ref())
+            .and_then(|to_mount| to_mount.volume.as_ref())
             .is_some_and(|volume| volume.slim.access_modes.iter().eq([AccessMode::ReadWriteOncePod]));
         MountInput {
-            desired_pods: desired.iter().map(|wanted| wanted.pod.slim.meta.uid.clone()).collect(),
+            desired_pods: desired.iter().map(|to_mount| to_mount.pod.slim.meta.uid.clone()).collect(),
             device_state: mounted_volume
                 .as_ref()
                 .map(|mounted_volume| mounted_volume.device_state)
@@ -433,19 +321,19 @@ impl Kubelet {
                 (Some(mounted_volume), _) if mounted_volume.is_possibly_mounted() => {
                     mounted_volume.attachable
                 }
-                // What was reported and never mounted is free again.
+                // A volume that was reported in use and never mounted is no longer in use.
                 (_, None) => matches!(id, VolumeId::Persistent(_)),
-                (_, Some(wanted)) => wanted.attachable,
+                (_, Some(to_mount)) => to_mount.attachable,
             },
             attached: entry.is_some_and(|entry| entry.attached),
             reported_in_use: entry.is_some_and(|entry| entry.in_use),
             exclusive,
             expansion_due: first
-                .is_some_and(|wanted| expand::is_expansion_due(wanted, mounted_volume.as_ref())),
+                .is_some_and(|to_mount| expand::is_expansion_due(to_mount, mounted_volume.as_ref())),
         }
     }
 
-    fn record_pod_step(&self, pod: &PodObject, kind: ClusterStepResult, text: &str) {
+    fn record_pod_step(&self, pod: &FullPod, kind: ClusterStepResult, text: &str) {
         self.client.record_step(
             COMPONENT,
             pod_reference(&pod.slim.key),
@@ -454,7 +342,7 @@ impl Kubelet {
         );
     }
 
-    /// Nothing is left of a volume that nobody wants: it is forgotten.
+    /// Removes a volume that is neither desired nor mounted.
     fn remove_unmounted(&self, id: &VolumeId) {
         let mut mounted_volumes = lock(&self.mounted_volumes);
         if mounted_volumes.get(id).is_some_and(|mounted_volumes| !mounted_volumes.is_possibly_mounted()) {
@@ -468,8 +356,7 @@ impl Kubelet {
         self.queue.add(Key::Node);
     }
 
-    /// Says in the node's status which volumes are in use: those that are wanted, and those that are still
-    /// mounted.
+    /// Updates `volumesInUse` of the Node: desired volumes, and volumes that are still mounted.
     async fn report_volumes_in_use(&self) -> Action {
         let Some(node) = self.node() else { return Action::Done };
         let pods = self.pods();
@@ -477,11 +364,11 @@ impl Kubelet {
             pods.iter().flat_map(|pod| self.volumes_to_mount(pod)).filter(|desired| desired.attachable);
         let mut in_use: BTreeSet<UniqueVolumeName> =
             desired.filter_map(|desired| unique_volume_name(&desired.id)).collect();
-        let is_in_use = |held: &MountedVolume| held.attachable && held.is_possibly_mounted();
+        let is_in_use = |mounted: &MountedVolume| mounted.attachable && mounted.is_possibly_mounted();
         in_use.extend(
             lock(&self.mounted_volumes)
                 .iter()
-                .filter(|(_, held)| is_in_use(held))
+                .filter(|(_, mounted)| is_in_use(mounted))
                 .filter_map(|(id, _)| unique_volume_name(id)),
         );
         let reported: BTreeSet<UniqueVolumeName> =
@@ -491,19 +378,15 @@ impl Kubelet {
         }
         let list = if in_use.is_empty() { Value::Null } else { json!(in_use) };
         let patch = json!({"status": {"volumesInUse": list}});
-        match self.client.patch::<NodeObject>(&node, "/status", PatchType::Merge, patch).await {
-            // What waited for it goes on by the change of the node.
+        match self.client.patch::<FullNode>(&node, "/status", PatchType::Merge, patch).await {
+            // The change of the Node enqueues the waiting volumes.
             Ok(_) => Action::Done,
-            Err(error) => self.outcome_for_write_error::<NodeObject>(&self.node_name, &error).await,
+            Err(error) => self.outcome_for_write_error::<FullNode>(&self.node_name, &error).await,
         }
     }
 
-    /// How a run ends whose write has failed.
-    async fn outcome_for_write_error<K: crate::client::WatchedKind>(
-        &self,
-        key: &K::Key,
-        error: &ApiError,
-    ) -> Action {
+    /// The action after a failed write. Refreshes the object from the API server after a conflict.
+    async fn outcome_for_write_error<K: WatchedKind>(&self, key: &K::Key, error: &ApiError) -> Action {
         match error {
             ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {
                 match self.client.get::<K>(key).await {
@@ -512,15 +395,15 @@ impl Kubelet {
                 }
             }
             ApiError::Refused { .. } | ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. } => {
-                tracing::warn!(%error, node = %self.node_name, "kubelet tries again");
+                tracing::warn!(%error, node = %self.node_name, "kubelet retries");
                 Action::Backoff
             }
         }
     }
 
-    fn plugin(&self, driver: &DriverName) -> Result<Plugin, String> {
+    fn plugin(&self, driver: &DriverName) -> Result<Plugin, VolumeError> {
         let found = lock(&self.plugins).get(driver).cloned();
-        found.ok_or_else(|| format!("driver name {driver} not found in the list of registered CSI drivers"))
+        found.ok_or_else(|| VolumeError::UnknownDriver(driver.clone()))
     }
 }
 
@@ -529,9 +412,4 @@ fn unique_volume_name(id: &VolumeId) -> Option<UniqueVolumeName> {
         VolumeId::Persistent(name) => Some(name.clone()),
         VolumeId::Inline(..) => None,
     }
-}
-
-/// What is behind a lock; a panic while it was held leaves nothing half done that matters.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The way of a volume to a pod: NodeStageVolume once for the node, NodePublishVolume for each pod.
+//! Mounting: NodeStageVolume once per node, NodePublishVolume for each pod.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,19 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    Key, Kubelet, MountState, MountedVolume, Plugin, PodMount, VolumeToMount, lock, node_calls,
-    paths::VolumePaths,
+    error::{RpcError, VolumeError},
+    lock::lock,
+    node_calls,
+    paths::{VOL_DATA_FILE, VolumePaths, inline_handle},
+    rules::MountState,
+    state::{COMPONENT, Key, Kubelet, MountedVolume, Plugin, PodMount, VolumeToMount},
+    volume_id::VolumeId,
 };
 use crate::{
-    client::pod_reference, kinds::NodeObject, observer::ClusterStepResult, scheduler::is_reachable_from,
+    client::pod_reference, kinds::FullNode, observer::ClusterStepResult, scheduler::is_reachable_from,
 };
 
-/// What a Node service can do, as far as kubelet asks.
+/// The capabilities of a Node service that kubelet uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NodeCapabilities {
     pub(super) stage_unstage: bool,
@@ -30,13 +35,13 @@ pub(super) struct NodeCapabilities {
 }
 
 impl Kubelet {
-    pub(super) async fn node_capabilities(&self, plugin: &Plugin) -> Result<NodeCapabilities, String> {
-        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+    pub(super) async fn node_capabilities(&self, plugin: &Plugin) -> Result<NodeCapabilities, RpcError> {
+        let response = node_calls::call_node_service(&plugin.endpoint, async |client| {
             client.node_get_capabilities(NodeGetCapabilitiesRequest {}).await
         });
-        let answer = answer.await.map_err(|status| node_calls::format_status(&status))?;
+        let response = response.await?;
         let mut capabilities = NodeCapabilities::default();
-        for capability in answer.capabilities {
+        for capability in response.capabilities {
             let Some(Type::Rpc(rpc)) = capability.r#type else { continue };
             match rpc.r#type() {
                 rpc::Type::StageUnstageVolume => capabilities.stage_unstage = true,
@@ -51,8 +56,7 @@ impl Kubelet {
 
     pub(super) fn volume_paths(&self, desired: &VolumeToMount, plugin: &Plugin) -> VolumePaths {
         let inline = desired.pod.volumes().iter().find(|volume| {
-            volume.csi.is_some()
-                && super::inline_handle(&desired.pod.slim.meta.uid, &volume.name) == desired.handle
+            volume.csi.is_some() && inline_handle(&desired.pod.slim.meta.uid, &volume.name) == desired.handle
         });
         let name = desired.volume.as_ref().map(|volume| volume.slim.name.to_string());
         VolumePaths {
@@ -64,38 +68,41 @@ impl Kubelet {
         }
     }
 
-    /// What the attacher has left for the node; checked as kubelet does before it mounts.
-    async fn publish_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+    /// The publish context from the VolumeAttachment, with the checks of kubelet before a mount.
+    async fn publish_context(
+        &self,
+        desired: &VolumeToMount,
+    ) -> Result<BTreeMap<String, String>, VolumeError> {
         if !desired.attachable {
             return Ok(BTreeMap::new());
         }
-        let super::VolumeId::Persistent(name) = &desired.id else { return Ok(BTreeMap::new()) };
-        // Past the cache: what is taken from the node in this moment must not be mounted.
-        let node = self.client.get::<NodeObject>(&self.node_name).await.map_err(|error| error.to_string())?;
+        let VolumeId::Persistent(name) = &desired.id else { return Ok(BTreeMap::new()) };
+        // Read from the API server: a volume that is being detached must not be mounted.
+        let node = self.client.get::<FullNode>(&self.node_name).await?;
         let attached = node.is_some_and(|node| node.slim.volume(name).is_some_and(|entry| entry.attached));
         if !attached {
-            return Err("Volume not attached according to node status".to_owned());
+            return Err(VolumeError::NotInNodeStatus);
         }
         let handle = VolumeHandle::from(desired.handle.as_str());
         let name = names::volume_attachment_name(&desired.driver, &handle, &self.node_name);
-        let found = self.client.get::<VolumeAttachment>(&name).await.map_err(|error| error.to_string())?;
+        let found = self.client.get::<VolumeAttachment>(&name).await?;
         match found {
             Some(found) if found.attached && !found.meta.deleting => Ok((&found.attachment_metadata).into()),
-            Some(_) => Err(format!("VolumeAttachment {name} is not attached")),
-            None => Err(format!("VolumeAttachment {name} does not exist")),
+            Some(_) => Err(VolumeError::NotAttached(name)),
+            None => Err(VolumeError::AttachmentNotFound(name)),
         }
     }
 
-    async fn secrets(&self, secret: Option<SecretRef>) -> Result<BTreeMap<String, String>, String> {
+    async fn secrets(&self, secret: Option<SecretRef>) -> Result<BTreeMap<String, String>, VolumeError> {
         let Some(secret) = secret else { return Ok(BTreeMap::new()) };
-        let found = self.client.secret(&secret).await.map_err(|error| error.to_string())?;
+        let found = self.client.secret(&secret).await?;
         Ok(found.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect())
     }
 
     pub(super) async fn referenced_secrets(
         &self,
         reference: Option<&SecretReference>,
-    ) -> Result<BTreeMap<String, String>, String> {
+    ) -> Result<BTreeMap<String, String>, VolumeError> {
         let secret = reference.and_then(|one| {
             let (namespace, name) = (one.namespace.as_deref()?.into(), one.name.as_deref()?.into());
             Some(SecretRef { namespace, name })
@@ -103,23 +110,21 @@ impl Kubelet {
         self.secrets(secret).await
     }
 
-    /// Mounts a volume for the node.
-    pub(super) async fn stage(&self, desired: &VolumeToMount) -> Result<(), String> {
+    /// Stages a volume on the node.
+    pub(super) async fn stage(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let plugin = self.plugin(&desired.driver)?;
         let paths = self.volume_paths(desired, &plugin);
         let Some(volume) = &desired.volume else { return Ok(()) };
         if self.node().is_some_and(|node| !is_reachable_from(volume, &node)) {
-            return Err(
-                "no matching NodeSelectorTerms: the volume cannot be reached from this node".to_owned()
-            );
+            return Err(VolumeError::NodeAffinity);
         }
         let publish_context = self.publish_context(desired).await?;
         let capabilities = self.node_capabilities(&plugin).await?;
         let files = &plugin.root_dir.files;
         files.make_directory(&paths.staging_path())?;
         if !capabilities.stage_unstage {
-            self.update_mounted_volume(desired, &paths, |held| {
-                (held.device_state, held.size) = (MountState::Mounted, volume.slim.capacity);
+            self.update_mounted_volume(desired, &paths, |mounted| {
+                (mounted.device_state, mounted.size) = (MountState::Mounted, volume.slim.capacity);
             });
             return Ok(());
         }
@@ -128,7 +133,7 @@ impl Kubelet {
             self.referenced_secrets(source.and_then(|csi| csi.node_stage_secret_ref.as_ref())).await?;
         if paths.block {
             files.make_directory(
-                paths.node_data_file().trim_end_matches(super::paths::VOL_DATA_FILE).trim_end_matches('/'),
+                paths.node_data_file().trim_end_matches(VOL_DATA_FILE).trim_end_matches('/'),
             )?;
         }
         files.write(&paths.node_data_file(), &self.volume_data(desired, &paths))?;
@@ -141,20 +146,21 @@ impl Kubelet {
             volume_context: volume.slim.csi.as_ref().map(|csi| (&csi.attributes).into()).unwrap_or_default(),
         };
         let started = Instant::now();
-        // Before the call: a pod that goes meanwhile must not take the volume from the node beneath the
-        // driver.
+        // Before the call: if the pod is deleted during the call, the volume must not count as unmounted.
         let mut previous_state = MountState::NotMounted;
-        self.update_mounted_volume(desired, &paths, |held| {
-            previous_state = std::mem::replace(&mut held.device_state, MountState::Uncertain);
-            (held.stage_attempted, held.size) = (true, volume.slim.capacity);
+        self.update_mounted_volume(desired, &paths, |mounted| {
+            previous_state = std::mem::replace(&mut mounted.device_state, MountState::Uncertain);
+            (mounted.stage_attempted, mounted.size) = (true, volume.slim.capacity);
         });
-        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+        let response = node_calls::call_node_service(&plugin.endpoint, async |client| {
             client.node_stage_volume(request).await
         })
         .await;
-        match answer {
+        match response {
             Ok(_) => {
-                self.update_mounted_volume(desired, &paths, |held| held.device_state = MountState::Mounted);
+                self.update_mounted_volume(desired, &paths, |mounted| {
+                    mounted.device_state = MountState::Mounted
+                });
                 self.record_call(
                     desired,
                     format!("stages volume {} on {}", paths.name, self.node_name),
@@ -162,23 +168,23 @@ impl Kubelet {
                 );
                 Ok(())
             }
-            Err(status) => {
-                if previous_state == MountState::NotMounted && !node_calls::is_uncertain(&status) {
-                    self.update_mounted_volume(desired, &paths, |held| {
-                        (held.device_state, held.stage_attempted) = (MountState::NotMounted, false);
+            Err(error) => {
+                if previous_state == MountState::NotMounted && !node_calls::is_uncertain(&error) {
+                    self.update_mounted_volume(desired, &paths, |mounted| {
+                        (mounted.device_state, mounted.stage_attempted) = (MountState::NotMounted, false);
                     });
                     if let Err(problem) = paths.node_paths().iter().try_for_each(|path| files.remove(path)) {
-                        // What the driver says is what counts.
+                        // The error of the driver takes precedence.
                         tracing::warn!(node = %self.node_name, volume = %desired.id, "{problem}");
                     }
                 }
-                Err(format!("MountVolume.MountDevice failed: {}", node_calls::format_status(&status)))
+                Err(VolumeError::Stage(error))
             }
         }
     }
 
-    /// Mounts a volume for a pod.
-    pub(super) async fn publish(&self, desired: &VolumeToMount) -> Result<(), String> {
+    /// Publishes a volume for a pod.
+    pub(super) async fn publish(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let plugin = self.plugin(&desired.driver)?;
         let paths = self.volume_paths(desired, &plugin);
         let capabilities = self.node_capabilities(&plugin).await?;
@@ -200,24 +206,24 @@ impl Kubelet {
         let files = &plugin.root_dir.files;
         files.make_directory(&paths.pod_dir(pod))?;
         if !paths.block {
-            let data = format!("{}/{}", paths.pod_dir(pod), super::paths::VOL_DATA_FILE);
+            let data = format!("{}/{}", paths.pod_dir(pod), VOL_DATA_FILE);
             files.write(&data, &self.volume_data(desired, &paths))?;
         }
         let started = Instant::now();
-        let pod_mount = |phase| PodMount { state: phase, desired: desired.clone(), paths: paths.clone() };
-        // Before the call: a pod that is deleted meanwhile stays until it is known what became of it.
+        let pod_mount = |state| PodMount { state, desired: desired.clone(), paths: paths.clone() };
+        // Before the call: a pod that is deleted during the call waits for its result.
         let mut is_first = true;
-        self.update_mounted_volume(desired, &paths, |held| {
-            is_first = held.pod_mounts.insert(pod.clone(), pod_mount(MountState::Uncertain)).is_none();
+        self.update_mounted_volume(desired, &paths, |mounted| {
+            is_first = mounted.pod_mounts.insert(pod.clone(), pod_mount(MountState::Uncertain)).is_none();
         });
-        let answer = node_calls::call_node_service(&plugin.endpoint, async |client| {
+        let response = node_calls::call_node_service(&plugin.endpoint, async |client| {
             client.node_publish_volume(request).await
         })
         .await;
-        match answer {
+        match response {
             Ok(_) => {
-                self.update_mounted_volume(desired, &paths, |held| {
-                    held.pod_mounts.insert(pod.clone(), pod_mount(MountState::Mounted));
+                self.update_mounted_volume(desired, &paths, |mounted| {
+                    mounted.pod_mounts.insert(pod.clone(), pod_mount(MountState::Mounted));
                 });
                 self.record_call(
                     desired,
@@ -226,21 +232,24 @@ impl Kubelet {
                 );
                 Ok(())
             }
-            Err(status) => {
-                if is_first && !node_calls::is_uncertain(&status) {
-                    self.update_mounted_volume(desired, &paths, |held| {
-                        held.pod_mounts.remove(pod);
+            Err(error) => {
+                if is_first && !node_calls::is_uncertain(&error) {
+                    self.update_mounted_volume(desired, &paths, |mounted| {
+                        mounted.pod_mounts.remove(pod);
                     });
                     self.remove_pod_paths(&plugin, &paths, pod);
-                    // It may have been deleted meanwhile.
+                    // The pod may have been deleted during the call.
                     self.queue.add(Key::Pod(desired.pod.slim.key.clone()));
                 }
-                Err(node_calls::format_status(&status))
+                Err(error.into())
             }
         }
     }
 
-    async fn publish_secrets(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+    async fn publish_secrets(
+        &self,
+        desired: &VolumeToMount,
+    ) -> Result<BTreeMap<String, String>, VolumeError> {
         if let Some(inline) = &desired.inline {
             let namespace: &str = &desired.pod.slim.key.namespace;
             let secret = inline.node_publish_secret_ref.as_ref().map(|reference| SecretRef {
@@ -253,8 +262,8 @@ impl Kubelet {
         self.referenced_secrets(source.and_then(|csi| csi.node_publish_secret_ref.as_ref())).await
     }
 
-    /// What the volume says of itself, and of the pod where the driver asks for it.
-    fn volume_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, String> {
+    /// The volume context, including the pod's information if the driver requests it.
+    fn volume_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, VolumeError> {
         let mut context = match (&desired.inline, &desired.volume) {
             (Some(inline), _) => inline.volume_attributes.clone().unwrap_or_default(),
             (None, Some(volume)) => {
@@ -269,7 +278,7 @@ impl Kubelet {
         let modes =
             modes.map_or_else(|| vec!["Persistent"], |modes| modes.iter().map(String::as_str).collect());
         if !modes.contains(&mode) {
-            return Err(format!("volume mode {mode:?} not supported by driver {}", desired.driver));
+            return Err(VolumeError::UnsupportedMode { mode, driver: desired.driver.clone() });
         }
         if spec.and_then(|spec| spec.pod_info_on_mount) == Some(true) {
             let account = desired.pod.spec().service_account_name.clone().unwrap_or_default();
@@ -287,7 +296,7 @@ impl Kubelet {
         Ok(context)
     }
 
-    /// What kubelet writes down of a volume.
+    /// Content of kubelet's `vol_data.json`.
     fn volume_data(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
         let handle = VolumeHandle::from(desired.handle.as_str());
         let mode = if desired.inline.is_some() { "Ephemeral" } else { "Persistent" };
@@ -306,7 +315,7 @@ impl Kubelet {
     fn record_call(&self, desired: &VolumeToMount, text: String, started: Instant) {
         let name = pod_reference(&desired.pod.slim.key);
         self.client.record_timed_step(
-            super::COMPONENT,
+            COMPONENT,
             name,
             ClusterStepResult::Applied,
             text,
@@ -314,7 +323,7 @@ impl Kubelet {
         );
     }
 
-    /// Where a volume is staged: another PersistentVolume of the same handle may have come first.
+    /// The staging path of a volume, which may be by another PersistentVolume with the same handle.
     pub(super) fn staging_path(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
         let mounted_volumes = lock(&self.mounted_volumes);
         mounted_volumes
@@ -323,7 +332,7 @@ impl Kubelet {
             .staging_path()
     }
 
-    /// Changes what is held of a volume. What it is held as stands from the first mount on.
+    /// Changes the state of a volume. Its driver, paths and claim are those of the first mount.
     pub(super) fn update_mounted_volume(
         &self,
         desired: &VolumeToMount,
@@ -353,13 +362,13 @@ impl Kubelet {
     }
 }
 
-/// How the volume is used, in CSI's words.
+/// The CSI capability of a volume for a pod.
 pub(super) fn csi_volume_capability(
     desired: &VolumeToMount,
     capabilities: NodeCapabilities,
 ) -> VolumeCapability {
     let volume = desired.volume.as_deref();
-    // The first one that is written there, as kubelet takes it.
+    // Kubelet uses the first access mode of the PersistentVolume.
     let first = volume.and_then(|volume| volume.spec().access_modes.as_ref()?.first());
     let mode = match (first.and_then(|mode| AccessMode::parse(mode)), capabilities.multi_writer) {
         (None | Some(AccessMode::ReadWriteOnce), true) => Mode::SingleNodeMultiWriter,

@@ -1,4 +1,4 @@
-//! Calls as kubelet makes them: a connection of its own for each, two minutes for an answer.
+//! Calls of kubelet: a new connection per call, and kubelet's timeout of two minutes.
 
 use std::{path::Path, time::Duration};
 
@@ -10,25 +10,22 @@ use cofferdam_csi::{
 use tokio::net::UnixStream;
 use tonic::{Code, Response, Status};
 
-/// How long kubelet waits for an answer.
+use super::error::RpcError;
+
+/// Kubelet's timeout of CSI calls.
 const RPC_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Whether a call may have done what it was asked for although it has failed.
-pub(super) fn is_uncertain(status: &Status) -> bool {
-    one_shot::is_connection_lost(status)
+/// Returns true if a failed call may have taken effect.
+pub(super) fn is_uncertain(error: &RpcError) -> bool {
+    one_shot::is_connection_lost(error.status())
         || matches!(
-            status.code(),
+            error.code(),
             Code::Cancelled
                 | Code::DeadlineExceeded
                 | Code::Unavailable
                 | Code::ResourceExhausted
                 | Code::Aborted
         )
-}
-
-/// A failure in kubelet's words.
-pub(super) fn format_status(status: &Status) -> String {
-    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }
 
 async fn connect(socket: &Path) -> Result<OneShotConnection, Status> {
@@ -38,30 +35,30 @@ async fn connect(socket: &Path) -> Result<OneShotConnection, Status> {
 }
 
 async fn with_timeout<R>(call: impl Future<Output = Result<R, Status>>) -> Result<R, Status> {
-    let timed_out = |_| Status::deadline_exceeded(format!("no answer within {RPC_TIMEOUT:?}"));
+    let timed_out = |_| Status::deadline_exceeded(format!("no response within {RPC_TIMEOUT:?}"));
     tokio::time::timeout(RPC_TIMEOUT, call).await.map_err(timed_out)?
 }
 
-/// One call of a driver's Node service.
+/// Calls a driver's Node service.
 pub(super) async fn call_node_service<R>(
     socket: &Path,
     call: impl AsyncFnOnce(&mut NodeClient<Channel>) -> Result<Response<R>, Status>,
-) -> Result<R, Status> {
-    with_timeout(async {
+) -> Result<R, RpcError> {
+    let response = with_timeout(async {
         let connection = connect(socket).await?;
         call(&mut connection.client(NodeClient::with_origin)).await.map(Response::into_inner)
-    })
-    .await
+    });
+    Ok(response.await?)
 }
 
-/// Calls of the socket on which a driver registers.
+/// Calls a driver's registration socket.
 pub(super) async fn call_registration<R>(
     socket: &Path,
     call: impl AsyncFnOnce(&mut RegistrationClient<Channel>) -> Result<R, Status>,
-) -> Result<R, Status> {
-    with_timeout(async {
+) -> Result<R, RpcError> {
+    let response = with_timeout(async {
         let connection = connect(socket).await?;
         call(&mut connection.client(RegistrationClient::with_origin)).await
-    })
-    .await
+    });
+    Ok(response.await?)
 }

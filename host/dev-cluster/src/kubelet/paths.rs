@@ -1,22 +1,22 @@
-//! Where kubelet keeps volumes.
+//! Kubelet's paths of volumes.
 
 use cofferdam_domain::{Uid, names::sha256_hex};
 
-/// What kubelet writes down beside a volume, so that it can unmount it after a restart.
+/// Data file next to a volume, from which kubelet unmounts it after a restart.
 pub(super) const VOL_DATA_FILE: &str = "vol_data.json";
 
-/// The handle of a volume that a pod describes by itself.
+/// The volume handle of an inline volume.
 pub(super) fn inline_handle(pod: &Uid, volume: &str) -> String {
     format!("csi-{}", sha256_hex([pod.as_str(), volume]))
 }
 
-/// The directories of one volume on a node whose kubelet has this root.
+/// The paths of one volume on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VolumePaths {
     pub(super) root: String,
     pub(super) driver: String,
     pub(super) handle: String,
-    /// Name of the PersistentVolume, or of the pod's volume where it is inline.
+    /// Name of the PersistentVolume, or of the pod's volume if it is inline.
     pub(super) name: String,
     pub(super) block: bool,
 }
@@ -26,7 +26,7 @@ impl VolumePaths {
         format!("{}/plugins/kubernetes.io/csi/volumeDevices", self.root)
     }
 
-    /// Where it is staged.
+    /// The staging path.
     pub(super) fn staging_path(&self) -> String {
         if self.block {
             return format!("{}/staging/{}", self.devices_dir(), self.name);
@@ -34,7 +34,7 @@ impl VolumePaths {
         format!("{}/globalmount", self.global_dir())
     }
 
-    /// What belongs to the node's part, the innermost first.
+    /// The paths that staging creates, innermost first.
     pub(super) fn node_paths(&self) -> Vec<String> {
         if self.block {
             let device_dir = format!("{}/{}", self.devices_dir(), self.name);
@@ -49,7 +49,7 @@ impl VolumePaths {
         format!("{}/plugins/kubernetes.io/csi/{}/{}", self.root, self.driver, sha256_hex([&self.handle]))
     }
 
-    /// What is written down of the node's part.
+    /// The data file of the staged volume.
     pub(super) fn node_data_file(&self) -> String {
         if self.block {
             return format!("{}/{}/data/{VOL_DATA_FILE}", self.devices_dir(), self.name);
@@ -57,7 +57,7 @@ impl VolumePaths {
         format!("{}/{VOL_DATA_FILE}", self.global_dir())
     }
 
-    /// Where it is published for a pod.
+    /// The target path for a pod.
     pub(super) fn target_path(&self, pod: &Uid) -> String {
         if self.block {
             return format!("{}/publish/{}/{pod}", self.devices_dir(), self.name);
@@ -65,7 +65,7 @@ impl VolumePaths {
         format!("{}/mount", self.pod_dir(pod))
     }
 
-    /// The directory of its part for a pod.
+    /// The volume's directory in a pod's directory.
     pub(super) fn pod_dir(&self, pod: &Uid) -> String {
         if self.block {
             return format!("{}/publish/{}", self.devices_dir(), self.name);
@@ -73,7 +73,7 @@ impl VolumePaths {
         format!("{}/pods/{pod}/volumes/kubernetes.io~csi/{}", self.root, self.name)
     }
 
-    /// Directories of a pod that go with its last volume, the innermost first.
+    /// Directories of a pod that are removed with its last volume, innermost first.
     pub(super) fn pod_parent_dirs(&self, pod: &Uid) -> Vec<String> {
         if self.block {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! Drivers come to kubelet by a socket in its directory of plugins: it asks who is there, writes into the
-//! Node and the CSINode what the driver says of the node, and answers whether it uses the driver.
+//! Plugin registration: kubelet reads the driver's information from its registration socket, writes the
+//! driver's node information to Node and CSINode, and reports the result to the driver.
 
 use std::{
     collections::BTreeMap,
@@ -15,24 +15,29 @@ use cofferdam_csi::{
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::{Kubelet, Plugin, lock, node_calls};
+use super::{
+    error::{NodeInfoError, PluginInfoError, RegistrationError, RpcError},
+    lock::lock,
+    node_calls,
+    state::{COMPONENT, Kubelet, Plugin},
+};
 use crate::{
     client::PatchType,
-    kinds::{CsiNodeObject, NodeObject},
+    kinds::{FullCsiNode, FullNode},
     observer::ClusterStepResult,
 };
 
-/// The only type of plugins here.
+/// The supported plugin type.
 const CSI_PLUGIN_TYPE: &str = "CSIPlugin";
-/// Annotation of a Node: how drivers call it.
+/// Annotation of a Node with its node IDs by driver.
 const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
-/// How often what a driver says of the node is written before the registration has failed, and the first
-/// pause; it is multiplied by five each time.
+/// Attempts to write a driver's node information before the registration fails, and the first delay; it is
+/// multiplied by five each time.
 const NODE_UPDATE_ATTEMPTS: u32 = 4;
 const NODE_UPDATE_DELAY: Duration = Duration::from_millis(10);
 
 impl Kubelet {
-    /// The handshake with whoever listens on a socket.
+    /// Registers the driver of a registration socket.
     pub(super) async fn register(&self, socket: &Path) -> Action {
         let Some(root_dir) = lock(&self.registration_sockets).get(socket).cloned() else {
             return Action::Done;
@@ -41,27 +46,27 @@ impl Kubelet {
             node_calls::call_registration(socket, async |client| client.get_info(InfoRequest {}).await);
         let info = match info.await {
             Ok(info) => info.into_inner(),
-            Err(status) => {
-                tracing::info!(node = %self.node_name, socket = %socket.display(), "{}", node_calls::format_status(&status));
+            Err(error) => {
+                tracing::info!(node = %self.node_name, socket = %socket.display(), "{error}");
                 return Action::Backoff;
             }
         };
         let endpoint =
             if info.endpoint.is_empty() { socket.to_owned() } else { PathBuf::from(&info.endpoint) };
         let plugin = Plugin { endpoint, root_dir };
-        let registered = match self.validate(&info) {
-            Ok(()) => self.register_driver(&info, plugin).await,
-            Err(problem) => Err(format!("plugin validation failed with err: {problem}")),
+        let registered = match validate(&info) {
+            Ok(()) => self.register_driver(&info, plugin).await.map_err(RegistrationError::from),
+            Err(error) => Err(error.into()),
         };
         let status = RegistrationStatus {
             plugin_registered: registered.is_ok(),
-            error: registered.as_ref().err().cloned().unwrap_or_default(),
+            error: registered.as_ref().err().map(ToString::to_string).unwrap_or_default(),
         };
         let notified = node_calls::call_registration(socket, async |client| {
             client.notify_registration_status(status).await
         });
-        let notified = notified.await.map_err(|status| node_calls::format_status(&status));
-        match registered.and(notified.map(drop)) {
+        let notified = notified.await.map(drop).map_err(RegistrationError::from);
+        match registered.and(notified) {
             Ok(()) => {
                 tracing::info!(node = %self.node_name, driver = info.name, "registered");
                 self.registered.send_modify(|sockets| {
@@ -72,61 +77,48 @@ impl Kubelet {
             }
             Err(problem) => {
                 lock(&self.plugins).remove(&info.name.as_str().into());
-                let text = format!("does not register driver {}: {problem}", info.name);
+                let text = format!("cannot register driver {}: {problem}", info.name);
                 let object = format!("node/{}", self.node_name);
-                self.client.record_step(super::COMPONENT, object, ClusterStepResult::Failed, text);
+                self.client.record_step(COMPONENT, object, ClusterStepResult::Failed, text);
                 Action::Backoff
             }
         }
     }
 
-    fn validate(&self, info: &PluginInfo) -> Result<(), String> {
-        if info.r#type != CSI_PLUGIN_TYPE {
-            return Err(format!("no handler registered for plugin type: {}", info.r#type));
-        }
-        let major = |version: &String| {
-            version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok())
-        };
-        match info.supported_versions.iter().filter_map(major).max() {
-            None => Err("plugin does not specify supported versions".to_owned()),
-            Some(0 | 1) => Ok(()),
-            Some(version) => Err(format!("version {version} is not supported: expected below 2")),
-        }
-    }
-
-    /// Asks the driver what the node is to it, and writes that down.
-    async fn register_driver(&self, info: &PluginInfo, plugin: Plugin) -> Result<(), String> {
+    /// Requests the driver's node information and writes it to Node and CSINode.
+    async fn register_driver(&self, info: &PluginInfo, plugin: Plugin) -> Result<(), NodeInfoError> {
         let endpoint = plugin.endpoint.clone();
         lock(&self.plugins).insert(info.name.as_str().into(), plugin);
-        let registration_failed = |problem: String| format!("plugin registration failed with err: {problem}");
-        let answer = node_calls::call_node_service(&endpoint, async |client| {
+        let response = node_calls::call_node_service(&endpoint, async |client| {
             client.node_get_info(NodeGetInfoRequest {}).await
         });
-        let answer =
-            answer.await.map_err(|status| registration_failed(node_calls::format_status(&status)))?;
-        if answer.node_id.is_empty() {
-            return Err(registration_failed("driver returned an empty node id".to_owned()));
+        let response = response.await?;
+        if response.node_id.is_empty() {
+            return Err(NodeInfoError::EmptyNodeId);
         }
-        let mut pause = NODE_UPDATE_DELAY;
+        let mut delay = NODE_UPDATE_DELAY;
         for tries in 1.. {
-            // Of several drivers of a node each one changes the same two objects.
+            // All drivers of a node update the same two objects.
             let guard = self.registration_lock.lock().await;
-            let written = self.update_node_objects(&info.name, &answer).await;
+            let written = self.update_node_objects(&info.name, &response).await;
             drop(guard);
             match written {
                 Ok(()) => break,
-                Err(problem) if tries == NODE_UPDATE_ATTEMPTS => return Err(registration_failed(problem)),
-                Err(_) => tokio::time::sleep(pause).await,
+                Err(error) if tries == NODE_UPDATE_ATTEMPTS => return Err(error),
+                Err(_) => tokio::time::sleep(delay).await,
             }
-            pause *= 5;
+            delay *= 5;
         }
         Ok(())
     }
 
-    async fn update_node_objects(&self, driver: &str, info: &NodeGetInfoResponse) -> Result<(), String> {
-        let text = |error: ApiError| error.to_string();
-        let node = self.client.get::<NodeObject>(&self.node_name).await.map_err(text)?;
-        let node = node.ok_or_else(|| format!("node {} does not exist", self.node_name))?;
+    async fn update_node_objects(
+        &self,
+        driver: &str,
+        info: &NodeGetInfoResponse,
+    ) -> Result<(), NodeInfoError> {
+        let node = self.client.get::<FullNode>(&self.node_name).await?;
+        let node = node.ok_or_else(|| NodeInfoError::NodeNotFound(self.node_name.clone()))?;
         let topology = info.accessible_topology.clone().unwrap_or_default().segments;
         let node = self.update_node(driver, &info.node_id, &topology, node).await?;
         let count = i32::try_from(info.max_volumes_per_node).unwrap_or(i32::MAX);
@@ -136,22 +128,22 @@ impl Kubelet {
             "topologyKeys": topology.keys().collect::<Vec<_>>(),
             "allocatable": (count > 0).then(|| json!({"count": count})),
         });
-        self.update_csi_node(driver, entry, &node).await
+        Ok(self.update_csi_node(driver, entry, &node).await?)
     }
 
-    /// Node id and labels of the Node.
+    /// Updates node ID and topology labels of the Node.
     async fn update_node(
         &self,
         driver: &str,
         id: &str,
         topology: &BTreeMap<String, String>,
-        node: NodeObject,
-    ) -> Result<NodeObject, String> {
+        node: FullNode,
+    ) -> Result<FullNode, NodeInfoError> {
         let conflict = topology
             .iter()
-            .find(|(key, value)| node.slim.labels.get(*key).is_some_and(|there| there != *value));
+            .find(|(key, value)| node.slim.labels.get(*key).is_some_and(|existing| existing != *value));
         if let Some((key, value)) = conflict {
-            return Err(format!("detected topology value collision: driver reported {key:?}:{value:?}"));
+            return Err(NodeInfoError::TopologyCollision { key: key.clone(), value: value.clone() });
         }
         let annotations = node.full.metadata.annotations.as_ref();
         let ids = annotations.and_then(|all| all.get(NODE_ID_ANNOTATION)).map(String::as_str).unwrap_or("{}");
@@ -163,16 +155,13 @@ impl Kubelet {
         let annotation = json!(ids).to_string();
         let patch =
             json!({"metadata": {"labels": topology, "annotations": {NODE_ID_ANNOTATION: annotation}}});
-        let written = self.client.patch::<NodeObject>(&node, "/status", PatchType::Strategic, patch).await;
-        written.map_err(|error| error.to_string())
+        Ok(self.client.patch::<FullNode>(&node, "/status", PatchType::Strategic, patch).await?)
     }
 
-    /// The driver's entry of the CSINode.
-    async fn update_csi_node(&self, driver: &str, entry: Value, node: &NodeObject) -> Result<(), String> {
+    /// Updates the driver's entry of the CSINode.
+    async fn update_csi_node(&self, driver: &str, entry: Value, node: &FullNode) -> Result<(), ApiError> {
         let entry = without_nulls(entry);
-        let found =
-            self.client.get::<CsiNodeObject>(&self.node_name).await.map_err(|error| error.to_string())?;
-        let written = match found {
+        match self.client.get::<FullCsiNode>(&self.node_name).await? {
             None => {
                 let body = json!({
                     "apiVersion": "storage.k8s.io/v1",
@@ -182,7 +171,7 @@ impl Kubelet {
                     }]},
                     "spec": {"drivers": [entry]},
                 });
-                self.client.create::<CsiNodeObject>(&body).await.map(drop)
+                self.client.create::<FullCsiNode>(&body).await.map(drop)
             }
             Some(found) => {
                 let others = found.full.spec.drivers.iter().filter(|other| other.name != driver);
@@ -194,23 +183,37 @@ impl Kubelet {
                 let patch = json!({"spec": {"drivers": drivers}});
                 self.client.patch(&found, "", PatchType::Merge, patch).await.map(drop)
             }
-        };
-        written.map_err(|error| error.to_string())
+        }
     }
 }
 
-/// Whether a driver's socket has a Node service.
+/// Checks the information of a plugin.
+fn validate(info: &PluginInfo) -> Result<(), PluginInfoError> {
+    if info.r#type != CSI_PLUGIN_TYPE {
+        return Err(PluginInfoError::UnknownType(info.r#type.clone()));
+    }
+    let major = |version: &String| {
+        version.trim_start_matches('v').split('.').next().and_then(|major| major.parse::<u32>().ok())
+    };
+    match info.supported_versions.iter().filter_map(major).max() {
+        None => Err(PluginInfoError::NoVersions),
+        Some(0 | 1) => Ok(()),
+        Some(version) => Err(PluginInfoError::UnsupportedVersion(version)),
+    }
+}
+
+/// Returns true if a driver's socket has a Node service.
 ///
 /// # Errors
-/// Why the driver does not say so.
-pub async fn has_node_service(socket: &Path) -> Result<bool, String> {
-    let answer = node_calls::call_node_service(socket, async |client| {
+/// The failed NodeGetInfo call.
+pub async fn has_node_service(socket: &Path) -> Result<bool, RpcError> {
+    let response = node_calls::call_node_service(socket, async |client| {
         client.node_get_info(NodeGetInfoRequest {}).await
     });
-    match answer.await {
+    match response.await {
         Ok(_) => Ok(true),
-        Err(status) if status.code() == Code::Unimplemented => Ok(false),
-        Err(status) => Err(node_calls::format_status(&status)),
+        Err(error) if error.code() == Code::Unimplemented => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

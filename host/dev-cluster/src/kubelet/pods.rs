@@ -1,5 +1,5 @@
-//! What kubelet says of its pods: they run once all their volumes are mounted, and go when these are
-//! unmounted. No container is run.
+//! Pod status: a pod is Running once all its volumes are mounted, and is deleted once they are unmounted. No
+//! container is run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,14 +8,19 @@ use cofferdam_domain::PodKey;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{COMPONENT, Kubelet, MountState, lock};
+use super::{
+    expand::is_expansion_due,
+    lock::lock,
+    rules::MountState,
+    state::{COMPONENT, Kubelet},
+};
 use crate::{
     client::{PatchType, pod_reference},
-    kinds::PodObject,
+    kinds::FullPod,
     observer::ClusterStepResult,
 };
 
-/// How long kubelet waits for a pod's volumes before it says so, and again.
+/// Kubelet's timeout for a pod's volumes before it emits FailedMount, each time.
 const POD_MOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 
 impl Kubelet {
@@ -40,40 +45,39 @@ impl Kubelet {
         }
         lock(&self.waiting_since).remove(key);
         let patch = json!({"status": self.running_status(&pod)});
-        let write = self.client.patch::<PodObject>(&pod, "/status", PatchType::Strategic, patch);
+        let write = self.client.patch::<FullPod>(&pod, "/status", PatchType::Strategic, patch);
         match write.await {
             Ok(_) => {
                 self.record_pod_step(&pod, ClusterStepResult::UpToDate, "the pod is Running");
                 Action::Done
             }
-            Err(error) => self.outcome_for_write_error::<PodObject>(key, &error).await,
+            Err(error) => self.outcome_for_write_error::<FullPod>(key, &error).await,
         }
     }
 
     /// The volumes of a pod that are not mounted yet.
-    fn unmounted_volumes(&self, pod: &Arc<PodObject>) -> Vec<String> {
+    fn unmounted_volumes(&self, pod: &Arc<FullPod>) -> Vec<String> {
         let mounted_volumes = lock(&self.mounted_volumes);
         let uid = &pod.slim.meta.uid;
         let is_missing = |volume: &&k8s_openapi::api::core::v1::Volume| match self.resolve_volume(pod, volume)
         {
             Ok(None) => false,
-            Ok(Some(wanted)) => {
+            Ok(Some(to_mount)) => {
                 let pod_mount = mounted_volumes
-                    .get(&wanted.id)
+                    .get(&to_mount.id)
                     .and_then(|mounted_volumes| mounted_volumes.pod_mounts.get(uid));
-                let is_expansion_due =
-                    super::expand::is_expansion_due(&wanted, mounted_volumes.get(&wanted.id));
-                is_expansion_due || pod_mount.is_none_or(|pod_mount| pod_mount.state != MountState::Mounted)
+                is_expansion_due(&to_mount, mounted_volumes.get(&to_mount.id))
+                    || pod_mount.is_none_or(|pod_mount| pod_mount.state != MountState::Mounted)
             }
             Err(_) => true,
         };
         pod.volumes().iter().filter(is_missing).map(|volume| volume.name.clone()).collect()
     }
 
-    fn wait_for_volumes(&self, pod: &PodObject, missing: &[String]) -> Action {
+    fn wait_for_volumes(&self, pod: &FullPod, missing: &[String]) -> Action {
         let (key, uid) = (&pod.slim.key, &pod.slim.meta.uid);
         let mut waiting = lock(&self.waiting_since);
-        // An earlier pod of the name is not this one.
+        // A former pod may have had the same name.
         let earlier_since = waiting.get(key).filter(|(of, _)| of == uid).map(|(_, since)| *since);
         let since = earlier_since.unwrap_or_else(Instant::now);
         waiting.insert(key.clone(), (uid.clone(), since));
@@ -90,8 +94,8 @@ impl Kubelet {
         Action::Requeue
     }
 
-    /// The status of a pod whose containers run.
-    fn running_status(&self, pod: &PodObject) -> Value {
+    /// The status of a running pod.
+    fn running_status(&self, pod: &FullPod) -> Value {
         let now = self.client.now();
         let condition = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": now});
         let status = |container: &k8s_openapi::api::core::v1::Container| {
@@ -116,33 +120,33 @@ impl Kubelet {
         })
     }
 
-    /// Ends a pod that is to be deleted: its containers first, then its volumes, then itself.
-    async fn terminate_pod(&self, pod: &Arc<PodObject>) -> Action {
+    /// Terminates a deleted pod: its containers, then its volumes, then the object.
+    async fn terminate_pod(&self, pod: &Arc<FullPod>) -> Action {
         lock(&self.waiting_since).remove(&pod.slim.key);
         if pod.is_running() {
             let patch = json!({"status": self.terminated_status(pod)});
-            let write = self.client.patch::<PodObject>(pod, "/status", PatchType::Strategic, patch);
+            let write = self.client.patch::<FullPod>(pod, "/status", PatchType::Strategic, patch);
             let written =
                 self.client.perform(COMPONENT, pod_reference(&pod.slim.key), "stops the pod", write).await;
             return match written {
-                // The change of the pod goes on.
+                // The change of the pod enqueues it again.
                 Ok(_) => Action::Done,
-                Err(error) => self.outcome_for_write_error::<PodObject>(&pod.slim.key, &error).await,
+                Err(error) => self.outcome_for_write_error::<FullPod>(&pod.slim.key, &error).await,
             };
         }
         let uid = &pod.slim.meta.uid;
-        if lock(&self.mounted_volumes).values().any(|held| held.pod_mounts.contains_key(uid)) {
-            // What is unmounted last comes back here.
+        if lock(&self.mounted_volumes).values().any(|mounted| mounted.pod_mounts.contains_key(uid)) {
+            // The last unmount enqueues the pod again.
             return Action::Done;
         }
         let removal = self.client.delete_pod(&pod.slim.key, uid);
-        match self.client.perform(COMPONENT, pod_reference(&pod.slim.key), "removes the pod", removal).await {
+        match self.client.perform(COMPONENT, pod_reference(&pod.slim.key), "deletes the pod", removal).await {
             Ok(()) => Action::Done,
-            Err(error) => self.outcome_for_write_error::<PodObject>(&pod.slim.key, &error).await,
+            Err(error) => self.outcome_for_write_error::<FullPod>(&pod.slim.key, &error).await,
         }
     }
 
-    fn terminated_status(&self, pod: &PodObject) -> Value {
+    fn terminated_status(&self, pod: &FullPod) -> Value {
         let now = self.client.now();
         let statuses = pod.full.status.as_ref().and_then(|status| status.container_statuses.clone());
         let terminated_container = |status: k8s_openapi::api::core::v1::ContainerStatus| {
@@ -158,7 +162,14 @@ impl Kubelet {
         };
         let statuses: Vec<Value> =
             statuses.unwrap_or_default().into_iter().map(terminated_container).collect();
-        let condition = |kind: &str| json!({"type": kind, "status": "False", "reason": "PodCompleted", "lastTransitionTime": now});
+        let condition = |kind: &str| {
+            json!({
+                "type": kind,
+                "status": "False",
+                "reason": "PodCompleted",
+                "lastTransitionTime": now,
+            })
+        };
         let conditions = ["Ready", "ContainersReady"].map(condition);
         json!({
             "phase": "Succeeded",
@@ -168,7 +179,7 @@ impl Kubelet {
     }
 }
 
-/// Address of a node, of a range that is for documentation: nobody listens there.
+/// Address of a node, from a range reserved for documentation (RFC 5737).
 pub(crate) fn host_address(number: usize) -> String {
     format!("192.0.2.{}", number % 254 + 1)
 }

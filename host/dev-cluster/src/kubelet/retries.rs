@@ -1,11 +1,16 @@
-//! Steps that have failed: each is tried again after a pause that doubles, whatever else happens meanwhile.
-//! Another step of the same volume, such as the way back, does not wait.
+//! Back-off of failed steps. It doubles with each failure, whatever changes meanwhile. Another step of the
+//! same volume, such as unmounting, is not delayed.
 
 use std::{collections::HashMap, sync::Mutex, time::Duration};
 
+use cofferdam_cluster::queue::ExponentialBackoff;
 use tokio::time::Instant;
 
-use super::{BACKOFF, VolumeId, lock, rules::MountStep};
+use super::{lock::lock, rules::MountStep, volume_id::VolumeId};
+
+/// Kubelet's back-off of volume operations and plugin registrations.
+pub(super) const BACKOFF: ExponentialBackoff =
+    ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
 
 struct FailedStep {
     step: MountStep,
@@ -18,25 +23,25 @@ struct FailedStep {
 pub(super) struct Retries(Mutex<HashMap<VolumeId, FailedStep>>);
 
 impl Retries {
-    /// How long a step has to wait yet.
+    /// Remaining back-off of a step.
     pub(super) fn remaining_delay(&self, id: &VolumeId, step: &MountStep) -> Option<Duration> {
         let all = lock(&self.0);
         let failed = all.get(id).filter(|failed| failed.step == *step)?;
-        Some(failed.retry_at.saturating_duration_since(Instant::now())).filter(|pause| !pause.is_zero())
+        Some(failed.retry_at.saturating_duration_since(Instant::now())).filter(|delay| !delay.is_zero())
     }
 
-    /// A step has failed; how long it has to wait.
+    /// Records a failure and returns the back-off.
     pub(super) fn record_failure(&self, id: &VolumeId, step: &MountStep) -> Duration {
         let mut all = lock(&self.0);
         let before = all.get(id).filter(|failed| failed.step == *step).map_or(0, |failed| failed.failures);
         let failures = before.saturating_add(1);
-        let pause = BACKOFF.delay(failures);
-        let failed = FailedStep { step: step.clone(), failures, retry_at: Instant::now() + pause };
+        let delay = BACKOFF.delay(failures);
+        let failed = FailedStep { step: step.clone(), failures, retry_at: Instant::now() + delay };
         all.insert(id.clone(), failed);
-        pause
+        delay
     }
 
-    /// A step has succeeded, or none is left.
+    /// Resets the back-off of a volume.
     pub(super) fn remove(&self, id: &VolumeId) {
         lock(&self.0).remove(id);
     }

@@ -1,70 +1,68 @@
-//! What kubelet does next for a volume of its node: wanted by pods on the one side, mounted on the other.
-//!
-//! The order is kubelet's: what no pod wants is unmounted first; a volume is reported as in use before it is
-//! touched, and as used no longer only after everything is undone; it is staged once, and published for each
-//! pod.
+//! Decides kubelet's next step for a volume of its node from desired and actual state.
+//! The order is kubelet's. A volume is first unmounted for pods that no longer use it. It is reported in use
+//! before it is mounted, and until it is completely unmounted. It is staged once and published for each pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_domain::Uid;
 
-/// How far something is.
+/// State of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MountState {
-    /// Not there.
+    /// Not mounted.
     #[default]
     NotMounted,
-    /// A call has failed in a way that leaves open what it has done.
+    /// A call failed and may have taken effect.
     Uncertain,
-    /// There.
+    /// Mounted.
     Mounted,
 }
 
-/// What is decided on.
+/// State of a volume on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountInput {
-    /// Pods that want it.
+    /// Pods that it has to be mounted for.
     pub desired_pods: BTreeSet<Uid>,
-    /// Whether it is mounted for the node.
+    /// State of the staged volume.
     pub device_state: MountState,
-    /// Whether it is mounted for pods.
+    /// State of the mounts, by pod.
     pub pod_mounts: BTreeMap<Uid, MountState>,
-    /// Whether the pod describes it by itself: such a volume has no part for the node.
+    /// True for an inline volume, which is not staged.
     pub inline: bool,
-    /// Whether it has to be attached.
+    /// True if it has to be attached.
     pub attachable: bool,
-    /// Whether the node's status says that it is attached.
+    /// True if it is in the Node's `volumesAttached`.
     pub attached: bool,
-    /// Whether the node's status says that it is in use.
+    /// True if it is in the Node's `volumesInUse`.
     pub reported_in_use: bool,
-    /// Whether one pod alone may use it.
+    /// True for ReadWriteOncePod.
     pub exclusive: bool,
-    /// Whether the node's part of growing is to be done.
+    /// True if node expansion is required.
     pub expansion_due: bool,
 }
 
-/// What follows.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MountStep {
-    /// Nothing: everything is as it shall be.
+    /// Nothing to do.
     Done,
-    /// Something else comes first; the text says what.
+    /// Wait for the condition in the text.
     Wait(&'static str),
-    /// The node's status has to say whether it is in use.
+    /// Update the Node's `volumesInUse`.
     ReportInUse,
-    /// Mount it for the node.
+    /// Stage it on the node.
     Stage,
-    /// Mount it for a pod.
+    /// Publish it for a pod.
     Publish(Uid),
-    /// Do the node's part of growing, by way of a pod's mount.
+    /// Expand it, through a pod's mount.
     Expand(Uid),
-    /// Unmount it for a pod.
+    /// Unpublish it for a pod.
     Unpublish(Uid),
-    /// Unmount it for the node.
+    /// Unstage it from the node.
     Unstage,
 }
 
-/// Decides.
+/// Returns the next step.
 pub fn next_step(input: &MountInput) -> MountStep {
     let unwanted_pod = input.pod_mounts.keys().find(|pod| !input.desired_pods.contains(*pod));
     if let Some(pod) = unwanted_pod {
@@ -82,13 +80,13 @@ pub fn next_step(input: &MountInput) -> MountStep {
         return MountStep::ReportInUse;
     }
     if is_reportable && !input.attached {
-        return MountStep::Wait("waits for the volume to be attached");
+        return MountStep::Wait("waiting for the volume to be attached");
     }
     if input.device_state != MountState::Mounted && !input.inline {
         return MountStep::Stage;
     }
     let is_mounted = |pod: &&Uid| input.pod_mounts.get(*pod) == Some(&MountState::Mounted);
-    // Growing begins with the mount of the first pod; the others wait for it as kubelet's do.
+    // Expansion follows the first mount; other pods wait for it, as in kubelet.
     if input.expansion_due
         && let Some(pod) = input.desired_pods.iter().find(is_mounted)
     {
@@ -97,7 +95,7 @@ pub fn next_step(input: &MountInput) -> MountStep {
     let Some(next) = input.desired_pods.iter().find(|pod| !is_mounted(pod)) else { return MountStep::Done };
     let is_used_by_another_pod = input.pod_mounts.keys().any(|pod| pod != next);
     if input.exclusive && is_used_by_another_pod {
-        return MountStep::Wait("the volume is for one pod alone, and another one has it");
+        return MountStep::Wait("waiting for another pod that uses the ReadWriteOncePod volume");
     }
     MountStep::Publish(next.clone())
 }
@@ -111,9 +109,9 @@ mod tests {
     }
 
     fn input_for_pods(pods: &[&str]) -> MountInput {
-        let wants = pods.iter().map(|pod| uid(pod)).collect();
+        let desired_pods = pods.iter().map(|pod| uid(pod)).collect();
         MountInput {
-            desired_pods: wants,
+            desired_pods,
             attachable: true,
             attached: true,
             reported_in_use: true,
@@ -122,7 +120,7 @@ mod tests {
     }
 
     fn pod_mounts(pods: &[(&str, MountState)]) -> BTreeMap<Uid, MountState> {
-        pods.iter().map(|(pod, phase)| (uid(pod), *phase)).collect()
+        pods.iter().map(|(pod, state)| (uid(pod), *state)).collect()
     }
 
     #[test]
@@ -145,26 +143,40 @@ mod tests {
         };
         let inline =
             MountInput { inline: true, attachable: false, reported_in_use: false, ..input_for_pods(&["a"]) };
-        #[rustfmt::skip] // one row a case
         let table = [
-            ("nothing",                     MountInput::default(),                                    MountStep::Done),
-            ("in use, before anything",     unreported,                                          MountStep::ReportInUse),
-            ("not attached",                unattached,  MountStep::Wait("waits for the volume to be attached")),
-            ("never attached",              local,                                               MountStep::Stage),
-            ("attached",                    input_for_pods(&["a"]),                                      MountStep::Stage),
-            ("staging uncertain",  MountInput { device_state: MountState::Uncertain, ..input_for_pods(&["a"]) },          MountStep::Stage),
-            ("staged",                      staged.clone(),                                      MountStep::Publish(uid("a"))),
-            ("published for one",           published_for_one.clone(),                                         MountStep::Publish(uid("b"))),
-            ("publishing uncertain",        failed,                                              MountStep::Publish(uid("a"))),
-            ("one pod alone",               MountInput { exclusive: true, ..published_for_one.clone() },
-                                            MountStep::Wait("the volume is for one pod alone, and another one has it")),
-            ("growing before the next pod", MountInput { expansion_due: true, ..published_for_one },                        MountStep::Expand(uid("a"))),
-            ("all there",                   published_for_both.clone(),                                        MountStep::Done),
-            ("growing",                     MountInput { expansion_due: true, ..published_for_both },                       MountStep::Expand(uid("a"))),
-            ("inline",                      inline,                                              MountStep::Publish(uid("a"))),
+            ("nothing", MountInput::default(), MountStep::Done),
+            ("in use first", unreported, MountStep::ReportInUse),
+            ("not attached", unattached, MountStep::Wait("waiting for the volume to be attached")),
+            ("not attachable", local, MountStep::Stage),
+            ("attached", input_for_pods(&["a"]), MountStep::Stage),
+            (
+                "staging uncertain",
+                MountInput { device_state: MountState::Uncertain, ..input_for_pods(&["a"]) },
+                MountStep::Stage,
+            ),
+            ("staged", staged.clone(), MountStep::Publish(uid("a"))),
+            ("published for one", published_for_one.clone(), MountStep::Publish(uid("b"))),
+            ("publishing uncertain", failed, MountStep::Publish(uid("a"))),
+            (
+                "ReadWriteOncePod",
+                MountInput { exclusive: true, ..published_for_one.clone() },
+                MountStep::Wait("waiting for another pod that uses the ReadWriteOncePod volume"),
+            ),
+            (
+                "expansion before the next pod",
+                MountInput { expansion_due: true, ..published_for_one },
+                MountStep::Expand(uid("a")),
+            ),
+            ("published for both", published_for_both.clone(), MountStep::Done),
+            (
+                "expansion",
+                MountInput { expansion_due: true, ..published_for_both },
+                MountStep::Expand(uid("a")),
+            ),
+            ("inline", inline, MountStep::Publish(uid("a"))),
         ];
-        for (case, facts, expected) in table {
-            assert_eq!(next_step(&facts), expected, "{case}");
+        for (case, input, expected) in table {
+            assert_eq!(next_step(&input), expected, "{case}");
         }
     }
 
@@ -178,18 +190,21 @@ mod tests {
         let staged = MountInput { pod_mounts: BTreeMap::new(), ..mounted.clone() };
         let uncertain = MountInput { device_state: MountState::Uncertain, ..staged.clone() };
         let free = MountInput { device_state: MountState::NotMounted, ..staged.clone() };
-        #[rustfmt::skip] // one row a case
         let table = [
-            ("mounted",          mounted.clone(),                                             MountStep::Unpublish(uid("a"))),
-            ("another has it",   MountInput { desired_pods: [uid("a")].into(), ..mounted },               MountStep::Unpublish(uid("b"))),
-            ("staged",           staged,                                                    MountStep::Unstage),
-            ("staged, or not",   uncertain,                                                 MountStep::Unstage),
-            ("free",             free.clone(),                                              MountStep::ReportInUse),
-            ("told",             MountInput { reported_in_use: false, ..free.clone() },                 MountStep::Done),
-            ("never reported",   MountInput { attachable: false, ..free },                       MountStep::Done),
+            ("mounted", mounted.clone(), MountStep::Unpublish(uid("a"))),
+            (
+                "mounted for one former pod",
+                MountInput { desired_pods: [uid("a")].into(), ..mounted },
+                MountStep::Unpublish(uid("b")),
+            ),
+            ("staged", staged, MountStep::Unstage),
+            ("staging uncertain", uncertain, MountStep::Unstage),
+            ("unstaged", free.clone(), MountStep::ReportInUse),
+            ("in use removed", MountInput { reported_in_use: false, ..free.clone() }, MountStep::Done),
+            ("never reported", MountInput { attachable: false, ..free }, MountStep::Done),
         ];
-        for (case, facts, expected) in table {
-            assert_eq!(next_step(&facts), expected, "{case}");
+        for (case, input, expected) in table {
+            assert_eq!(next_step(&input), expected, "{case}");
         }
     }
 }

@@ -1,17 +1,22 @@
-//! The way back: NodeUnpublishVolume for each pod, NodeUnstageVolume when no pod has the volume any more.
+//! Unmounting: NodeUnpublishVolume for each pod, and NodeUnstageVolume once no pod uses the volume.
 
 use cofferdam_csi::v1::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
 use cofferdam_domain::Uid;
 use tokio::time::Instant;
 
 use super::{
-    Key, Kubelet, MountState, MountedVolume, Plugin, VolumeId, lock, node_calls,
+    error::VolumeError,
+    lock::lock,
+    node_calls,
     paths::{VOL_DATA_FILE, VolumePaths},
+    rules::MountState,
+    state::{COMPONENT, Key, Kubelet, MountedVolume, Plugin},
+    volume_id::VolumeId,
 };
 use crate::{client::pod_reference, observer::ClusterStepResult};
 
 impl Kubelet {
-    /// Unmounts everything, as far as it goes: the node ends.
+    /// Unmounts all volumes at shutdown. Errors are logged.
     pub(crate) async fn unmount_all(&self) {
         let mounted_volumes: Vec<(VolumeId, MountedVolume)> = lock(&self.mounted_volumes)
             .iter()
@@ -26,7 +31,7 @@ impl Kubelet {
                 result = self.unstage(&id).await;
             }
             if let Err(problem) = result {
-                tracing::warn!(node = %self.node_name, volume = %id, "left on the node: {problem}");
+                tracing::warn!(node = %self.node_name, volume = %id, "cannot unmount: {problem}");
                 continue;
             }
             let mut mounted_volumes = lock(&self.mounted_volumes);
@@ -39,8 +44,8 @@ impl Kubelet {
         lock(&self.mounted_volumes).get(id).cloned()
     }
 
-    /// Unmounts a volume for a pod.
-    pub(super) async fn unpublish(&self, id: &VolumeId, pod: &Uid) -> Result<(), String> {
+    /// Unpublishes a volume for a pod.
+    pub(super) async fn unpublish(&self, id: &VolumeId, pod: &Uid) -> Result<(), VolumeError> {
         let Some(mounted_volume) = self.mounted_volume(id) else { return Ok(()) };
         let Some(pod_mount) = mounted_volume.pod_mounts.get(pod) else { return Ok(()) };
         let plugin = self.plugin(&mounted_volume.driver)?;
@@ -53,11 +58,11 @@ impl Kubelet {
             client.node_unpublish_volume(request).await
         })
         .await
-        .map_err(|status| format!("UnmountVolume.TearDown failed: {}", node_calls::format_status(&status)))?;
+        .map_err(VolumeError::Unpublish)?;
         let text = format!("unpublishes volume {} on {}", pod_mount.paths.name, self.node_name);
         let duration = Some(started.elapsed());
         self.client.record_timed_step(
-            super::COMPONENT,
+            COMPONENT,
             pod_reference(&pod_mount.desired.pod.slim.key),
             ClusterStepResult::Applied,
             text,
@@ -71,7 +76,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Removes what was made for a volume of a pod. What another volume of it needs stays.
+    /// Removes the paths of a volume of a pod. Directories that other volumes use remain.
     pub(super) fn remove_pod_paths(&self, plugin: &Plugin, paths: &VolumePaths, pod: &Uid) {
         let files = &plugin.root_dir.files;
         let pod_dir = paths.pod_dir(pod);
@@ -89,8 +94,8 @@ impl Kubelet {
         }
     }
 
-    /// Unmounts a volume for the node.
-    pub(super) async fn unstage(&self, id: &VolumeId) -> Result<(), String> {
+    /// Unstages a volume from the node.
+    pub(super) async fn unstage(&self, id: &VolumeId) -> Result<(), VolumeError> {
         let Some(mounted_volume) = self.mounted_volume(id) else { return Ok(()) };
         let plugin = self.plugin(&mounted_volume.driver)?;
         if mounted_volume.stage_attempted {
@@ -103,11 +108,11 @@ impl Kubelet {
                 client.node_unstage_volume(request).await
             })
             .await
-            .map_err(|status| format!("UnmountDevice failed: {}", node_calls::format_status(&status)))?;
+            .map_err(VolumeError::Unstage)?;
             let text = format!("unstages volume {} on {}", mounted_volume.paths.name, self.node_name);
             let object = mounted_volume.claim.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
             self.client.record_timed_step(
-                super::COMPONENT,
+                COMPONENT,
                 object,
                 ClusterStepResult::Applied,
                 text,

@@ -1,15 +1,17 @@
-//! One volume of a node, step by step.
+//! Reconciles one volume of the node, step by step.
 
 use cofferdam_cluster::{EventType, queue::Action};
 use cofferdam_domain::{Uid, VolumeMode};
 
 use super::{
-    COMPONENT, Key, Kubelet, VolumeId, VolumeToMount,
+    error::VolumeError,
     rules::{self, MountStep},
+    state::{COMPONENT, Key, Kubelet, VolumeToMount},
+    volume_id::VolumeId,
 };
 use crate::observer::ClusterStepResult;
 
-/// More steps than a volume needs in a world that does not change as fast as it is written.
+/// Maximum steps per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
 const MAX_STEPS: usize = 64;
 
 impl Kubelet {
@@ -23,13 +25,13 @@ impl Kubelet {
                     return Action::Done;
                 }
                 MountStep::Wait(text) => {
-                    desired.iter().for_each(|wanted| {
-                        self.record_pod_step(&wanted.pod, ClusterStepResult::Waiting, text)
+                    desired.iter().for_each(|to_mount| {
+                        self.record_pod_step(&to_mount.pod, ClusterStepResult::Waiting, text)
                     });
                     return Action::Done;
                 }
                 MountStep::ReportInUse => {
-                    // The change of the node goes on.
+                    // The change of the Node enqueues the volume again.
                     self.queue.add(Key::Node);
                     return Action::Done;
                 }
@@ -39,40 +41,41 @@ impl Kubelet {
                 | MountStep::Unpublish(_)
                 | MountStep::Unstage => {}
             }
-            if let Some(pause) = self.retries.remaining_delay(id, &step) {
-                return Action::RequeueAfter(pause);
+            if let Some(delay) = self.retries.remaining_delay(id, &step) {
+                return Action::RequeueAfter(delay);
             }
-            if let Err(problem) = self.perform_step(id, &step, &desired).await {
-                tracing::info!(node = %self.node_name, volume = %id, "{problem}");
-                desired.iter().for_each(|wanted| self.emit_mount_failure(wanted, &step, &problem));
+            if let Err(error) = self.perform_step(id, &step, &desired).await {
+                tracing::info!(node = %self.node_name, volume = %id, "{error}");
+                let problem = error.to_string();
+                desired.iter().for_each(|to_mount| self.emit_mount_failure(to_mount, &step, &problem));
                 return Action::RequeueAfter(self.retries.record_failure(id, &step));
             }
             self.retries.remove(id);
-            desired.iter().for_each(|wanted| self.queue.add(Key::Pod(wanted.pod.slim.key.clone())));
+            desired.iter().for_each(|to_mount| self.queue.add(Key::Pod(to_mount.pod.slim.key.clone())));
         }
         Action::Requeue
     }
 
-    /// One step that calls the driver.
+    /// Performs one step that calls the driver.
     async fn perform_step(
         &self,
         id: &VolumeId,
         step: &MountStep,
         desired: &[VolumeToMount],
-    ) -> Result<(), String> {
-        let desired_for = |pod: &Uid| desired.iter().find(|wanted| wanted.pod.slim.meta.uid == *pod);
+    ) -> Result<(), VolumeError> {
+        let desired_for = |pod: &Uid| desired.iter().find(|to_mount| to_mount.pod.slim.meta.uid == *pod);
         match step {
             MountStep::Done | MountStep::Wait(_) | MountStep::ReportInUse => Ok(()),
             MountStep::Stage => match desired.first() {
-                Some(wanted) => self.stage(wanted).await,
+                Some(to_mount) => self.stage(to_mount).await,
                 None => Ok(()),
             },
             MountStep::Publish(pod) => match desired_for(pod) {
-                Some(wanted) => self.publish(wanted).await,
+                Some(to_mount) => self.publish(to_mount).await,
                 None => Ok(()),
             },
             MountStep::Expand(pod) => match desired_for(pod) {
-                Some(wanted) => self.expand(wanted).await,
+                Some(to_mount) => self.expand(to_mount).await,
                 None => Ok(()),
             },
             MountStep::Unpublish(pod) => self.unpublish(id, pod).await,
@@ -80,7 +83,7 @@ impl Kubelet {
         }
     }
 
-    /// Tells a pod what keeps it waiting. What fails at growing has told so itself.
+    /// Emits an event about a failed step on the pod. Failed expansions emit their own events.
     fn emit_mount_failure(&self, desired: &VolumeToMount, step: &MountStep, problem: &str) {
         self.record_pod_step(&desired.pod, ClusterStepResult::Failed, problem);
         if !matches!(step, MountStep::Stage | MountStep::Publish(_)) {

@@ -1,5 +1,8 @@
-//! The scheduler: [`rules`] decides where a pod goes, this carries it out, one effect at a time.
+//! The scheduler: [`rules`] decides the next step of a pod, and the scheduler performs it, one effect at a
+//! time.
 
+pub mod input;
+mod reason;
 pub mod rules;
 mod selectors;
 mod volume_binding;
@@ -22,19 +25,22 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::volume_binding::is_reachable_from;
 
-use self::rules::{AssumedNode, SCHEDULER_NAME, SchedulerInput, SchedulingDecision};
+use self::{
+    input::{AssumedNode, SchedulerInput},
+    rules::{SCHEDULER_NAME, SchedulingDecision},
+};
 use crate::{
     client::{ClusterClient, PatchType, pod_reference},
-    kinds::{PodObject, VolumeObject},
+    kinds::{FullPod, FullVolume},
     observer::ClusterStepResult,
 };
 
-/// kube-scheduler's back-off of pods that found no place.
+/// kube-scheduler's back-off of unschedulable pods.
 const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(10) };
-/// How long a pod waits for its volumes to be bound, as kube-scheduler's `bindTimeoutSeconds`.
+/// Timeout of volume binding: kube-scheduler's `bindTimeoutSeconds`.
 const BIND_TIMEOUT: Duration = Duration::from_secs(600);
-/// More effects than a pod has volumes, in a world that does not change as fast as it is written.
+/// Maximum effects per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
 const MAX_EFFECTS: usize = 64;
 const STEP_COMPONENT: &str = "scheduler";
 
@@ -42,12 +48,12 @@ const STEP_COMPONENT: &str = "scheduler";
 pub(crate) struct Scheduler {
     client: Arc<ClusterClient>,
     queue: Queue<PodKey>,
-    /// Pods that a node was chosen for.
+    /// Pods with an assumed node, and the time of the assumption.
     assumed: Mutex<HashMap<Uid, (PodKey, AssumedNode, Instant)>>,
 }
 
 impl Scheduler {
-    /// A scheduler that hears of every change from now on.
+    /// Creates the scheduler and subscribes it to changes.
     pub(crate) fn new(client: Arc<ClusterClient>) -> Arc<Self> {
         let queue = Queue::new("dev_scheduler", BACKOFF, &client.metrics);
         let scheduler = Arc::new(Self { client, queue, assumed: Mutex::default() });
@@ -55,7 +61,7 @@ impl Scheduler {
         scheduler
     }
 
-    /// Works until `stop`. One pod at a time: two of them could both take the last place.
+    /// Runs until `stop`. Pods are scheduled one at a time, so that two pods cannot use the same capacity.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let scheduler = Arc::clone(self);
         let work = move |key: PodKey| {
@@ -74,7 +80,7 @@ impl Scheduler {
                 me.enqueue_unscheduled();
             }
         });
-        // Any other change may make place for a pod that has none.
+        // Any other change may make an unschedulable pod schedulable.
         macro_rules! enqueue_unscheduled_on_change {
             ($($table:ident),*) => {$(
                 let me = Arc::downgrade(self);
@@ -97,9 +103,9 @@ impl Scheduler {
         );
     }
 
-    /// Looks again at the pods that wait.
+    /// Enqueues all pods without a node.
     fn enqueue_unscheduled(&self) {
-        let is_unscheduled = |pod: &Arc<PodObject>| pod.slim.node.is_none() && !pod.slim.terminated;
+        let is_unscheduled = |pod: &Arc<FullPod>| pod.slim.node.is_none() && !pod.slim.terminated;
         self.client
             .pods
             .list()
@@ -130,13 +136,13 @@ impl Scheduler {
                 SchedulingDecision::ForgetNode(reason) => {
                     self.forget_pod(key);
                     self.mark_unschedulable(&pod, &reason).await;
-                    // What was said before is not written again: no change comes of it.
+                    // An unchanged condition is not written again, so no watch event would follow.
                     return Action::Backoff;
                 }
                 SchedulingDecision::AssumeNode(node) => {
-                    let chosen = AssumedNode { node, annotated_claims: BTreeSet::new() };
+                    let assumed = AssumedNode { node, annotated_claims: BTreeSet::new() };
                     self.lock_assumed()
-                        .insert(pod.slim.meta.uid.clone(), (key.clone(), chosen, Instant::now()));
+                        .insert(pod.slim.meta.uid.clone(), (key.clone(), assumed, Instant::now()));
                     Ok(())
                 }
                 SchedulingDecision::ReserveVolume(volume, claim) => {
@@ -155,18 +161,18 @@ impl Scheduler {
         Action::Requeue
     }
 
-    fn scheduler_input(&self, pod: &PodObject) -> SchedulerInput {
+    fn scheduler_input(&self, pod: &FullPod) -> SchedulerInput {
         let client = &self.client;
-        let (chosen, mut assigned_pods) = {
+        let (assumed, mut assigned_pods) = {
             let all = self.lock_assumed();
-            let chosen = all.get(&pod.slim.meta.uid).map(|(_, chosen, _)| chosen.clone());
+            let assumed = all.get(&pod.slim.meta.uid).map(|(_, assumed, _)| assumed.clone());
             let others = all.iter().filter(|(uid, _)| **uid != pod.slim.meta.uid);
-            let others = others.filter_map(|(uid, (key, chosen, _))| {
-                let is = |pod: &Arc<PodObject>| pod.slim.node.is_none() && pod.slim.meta.uid == *uid;
+            let others = others.filter_map(|(uid, (key, assumed, _))| {
+                let is = |pod: &Arc<FullPod>| pod.slim.node.is_none() && pod.slim.meta.uid == *uid;
                 let pod = client.pods.get(key).into_object().filter(is)?;
-                Some((chosen.node.clone(), pod))
+                Some((assumed.node.clone(), pod))
             });
-            (chosen, others.collect::<Vec<_>>())
+            (assumed, others.collect::<Vec<_>>())
         };
         let bound_pods = client.pods.list().into_iter().filter(|pod| !pod.slim.terminated);
         assigned_pods.extend(bound_pods.filter_map(|pod| Some((pod.slim.node.clone()?, pod))));
@@ -185,11 +191,11 @@ impl Scheduler {
                 .collect(),
             capacities: client.capacities.list(),
             assigned_pods,
-            assumed: chosen,
+            assumed,
         }
     }
 
-    /// Reserves a volume that is there, as the binder's first write does.
+    /// Reserves an existing volume for a claim, as kube-scheduler's volume binder does.
     async fn reserve_volume(
         &self,
         input: &SchedulerInput,
@@ -211,29 +217,29 @@ impl Scheduler {
             }},
         });
         let text = format!("reserves volume {name}");
-        let write = self.client.patch::<VolumeObject>(volume, "", PatchType::Merge, patch);
+        let write = self.client.patch::<FullVolume>(volume, "", PatchType::Merge, patch);
         self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await.map(drop)
     }
 
-    /// Tells the provisioner of a claim the node.
+    /// Sets the selected-node annotation of a claim.
     async fn set_selected_node(
         &self,
-        pod: &PodObject,
+        pod: &FullPod,
         input: &SchedulerInput,
         claim: &cofferdam_domain::ClaimKey,
     ) -> Result<(), ApiError> {
-        let (Some(chosen), Some(claim)) = (&input.assumed, input.claims.get(claim)) else { return Ok(()) };
-        let patch = json!({"metadata": {"annotations": {names::SELECTED_NODE: chosen.node}}});
-        let text = format!("selects {} for the claim", chosen.node);
+        let (Some(assumed), Some(claim)) = (&input.assumed, input.claims.get(claim)) else { return Ok(()) };
+        let patch = json!({"metadata": {"annotations": {names::SELECTED_NODE: assumed.node}}});
+        let text = format!("selects {} for the claim", assumed.node);
         let write = self.client.patch::<Claim>(claim, "", PatchType::Merge, patch);
         self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await?;
-        if let Some((_, chosen, _)) = self.lock_assumed().get_mut(&pod.slim.meta.uid) {
-            chosen.annotated_claims.insert(claim.meta.uid.clone());
+        if let Some((_, assumed, _)) = self.lock_assumed().get_mut(&pod.slim.meta.uid) {
+            assumed.annotated_claims.insert(claim.meta.uid.clone());
         }
         Ok(())
     }
 
-    fn wait_for_binding(&self, pod: &PodObject, text: String) -> Action {
+    fn wait_for_binding(&self, pod: &FullPod, text: String) -> Action {
         let since = self
             .lock_assumed()
             .get(&pod.slim.meta.uid)
@@ -251,7 +257,7 @@ impl Scheduler {
         Action::RequeueAfter(BIND_TIMEOUT - since)
     }
 
-    async fn bind_pod(&self, pod: &PodObject, node: &NodeName) -> Action {
+    async fn bind_pod(&self, pod: &FullPod, node: &NodeName) -> Action {
         let text = format!("binds the pod to {node}");
         let write = self.client.bind(pod, node.as_str());
         match self.client.perform(STEP_COMPONENT, pod_reference(&pod.slim.key), &text, write).await {
@@ -264,8 +270,8 @@ impl Scheduler {
         }
     }
 
-    /// Says why the pod has no place.
-    async fn mark_unschedulable(&self, pod: &PodObject, reason: &str) -> Action {
+    /// Sets the PodScheduled condition to the reason, and emits FailedScheduling.
+    async fn mark_unschedulable(&self, pod: &FullPod, reason: &str) -> Action {
         self.client.record_step(
             STEP_COMPONENT,
             pod_reference(&pod.slim.key),
@@ -290,7 +296,7 @@ impl Scheduler {
             "lastTransitionTime": self.client.now(),
         });
         let patch = json!({"status": {"conditions": [condition]}});
-        match self.client.patch::<PodObject>(pod, "/status", PatchType::Strategic, patch).await {
+        match self.client.patch::<FullPod>(pod, "/status", PatchType::Strategic, patch).await {
             Ok(_) => Action::Done,
             Err(error) => self.outcome_for_write_error(&error),
         }
@@ -298,13 +304,13 @@ impl Scheduler {
 
     fn outcome_for_write_error(&self, error: &ApiError) -> Action {
         match error {
-            // The watch brings what has changed.
+            // The watch delivers the change.
             ApiError::Conflict(_) | ApiError::NotFound(_) => Action::Requeue,
             ApiError::AlreadyExists(_)
             | ApiError::Refused { .. }
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => {
-                tracing::warn!(%error, "the scheduler tries again");
+                tracing::warn!(%error, "the scheduler retries");
                 Action::Backoff
             }
         }
@@ -319,10 +325,10 @@ impl Scheduler {
     }
 }
 
-/// Whether a pod gives back what it had: its place, and the claims that are for one pod alone.
-fn has_freed_resources(old: Option<&PodObject>, new: Option<&PodObject>) -> bool {
-    let is_active = |pod: &&PodObject| !pod.slim.terminated;
+/// Returns true if a pod no longer uses its node and its ReadWriteOncePod claims.
+fn has_freed_resources(old: Option<&FullPod>, new: Option<&FullPod>) -> bool {
+    let is_active = |pod: &&FullPod| !pod.slim.terminated;
     let old = old.filter(is_active);
-    let is_same_pod = |pod: &&PodObject| old.is_some_and(|old| old.slim.meta.uid == pod.slim.meta.uid);
+    let is_same_pod = |pod: &&FullPod| old.is_some_and(|old| old.slim.meta.uid == pod.slim.meta.uid);
     old.is_some() && new.filter(is_active).filter(is_same_pod).is_none()
 }

@@ -1,89 +1,47 @@
-//! Where a pod goes, and what has to be written before it does: the steps of kube-scheduler's plug-ins for
-//! volumes, as one decision over plain data. It is taken anew after every effect and after every change, so
-//! that it needs no memory beside the node that was chosen.
+//! Scheduling of a pod and its volumes: the steps of kube-scheduler's volume plugins as one decision over
+//! plain data. The decision is repeated after every effect and every change; the only state is the assumed
+//! node.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     sync::Arc,
 };
 
-use cofferdam_domain::{
-    AccessMode, BindingMode, Claim, ClaimKey, ClaimPhase, NodeName, StorageClass, Uid, VolumeAttachment,
-    VolumeName,
+use cofferdam_domain::{AccessMode, BindingMode, Claim, ClaimKey, ClaimPhase, NodeName, VolumeName};
+
+use super::{
+    input::{AssumedNode, PodClaim, SchedulerInput},
+    reason::{ClaimError, NodeRejection},
+    selectors, volume_binding, volume_limits,
 };
+use crate::kinds::{FullNode, FullPod};
 
-use super::{selectors, volume_binding, volume_limits};
-use crate::kinds::{CsiDriverObject, CsiNodeObject, CsiStorageCapacity, NodeObject, PodObject, VolumeObject};
-
-/// The scheduler that is simulated: pods name it by default.
+/// Name of the simulated scheduler, the default of pods.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
 
-/// What is decided on: a pod, and the cluster around it.
-#[derive(Clone, Debug, Default)]
-pub struct SchedulerInput {
-    /// Nodes, by name.
-    pub nodes: BTreeMap<NodeName, Arc<NodeObject>>,
-    /// Claims.
-    pub claims: HashMap<ClaimKey, Arc<Claim>>,
-    /// PersistentVolumes, by name: of two that fit alike the first one is taken.
-    pub volumes: BTreeMap<VolumeName, Arc<VolumeObject>>,
-    /// StorageClasses.
-    pub classes: HashMap<String, Arc<StorageClass>>,
-    /// VolumeAttachments.
-    pub volume_attachments: Vec<Arc<VolumeAttachment>>,
-    /// CSINodes.
-    pub csi_nodes: HashMap<NodeName, Arc<CsiNodeObject>>,
-    /// CSIDrivers.
-    pub csi_drivers: HashMap<String, Arc<CsiDriverObject>>,
-    /// CSIStorageCapacities.
-    pub capacities: Vec<Arc<CsiStorageCapacity>>,
-    /// Other pods that have a node, or that one was chosen for.
-    pub assigned_pods: Vec<(NodeName, Arc<PodObject>)>,
-    /// The node that was chosen for this pod, and what was written for it.
-    pub assumed: Option<AssumedNode>,
-}
-
-/// A node that was chosen for a pod whose volumes are not bound yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AssumedNode {
-    /// The node.
-    pub node: NodeName,
-    /// Claims that were told of it.
-    pub annotated_claims: BTreeSet<Uid>,
-}
-
-/// What follows.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulingDecision {
-    /// Nothing: it is not this scheduler's, or has its place.
+    /// Nothing to do: the pod has another scheduler, or has a node.
     Ignore,
-    /// There is no node for it now.
+    /// No node is suitable.
     Unschedulable(String),
-    /// This node is for it.
+    /// Assume this node.
     AssumeNode(NodeName),
-    /// This volume is reserved for this claim.
+    /// Reserve this volume for this claim.
     ReserveVolume(VolumeName, ClaimKey),
-    /// The provisioner of this claim is told the chosen node.
+    /// Set the selected-node annotation of this claim.
     SetSelectedNode(ClaimKey),
-    /// The claims are not bound yet.
+    /// Wait until the claims are bound.
     WaitForBinding(String),
-    /// What was chosen does not work; it is chosen anew.
+    /// Forget the assumed node and select another one.
     ForgetNode(String),
-    /// The pod goes to the chosen node.
+    /// Bind the pod to the assumed node.
     Bind(NodeName),
 }
 
-/// What one volume of a pod needs.
-#[derive(Clone, Debug)]
-pub(crate) enum PodClaim {
-    /// A claim that is bound to this volume.
-    Bound(Arc<Claim>, VolumeName),
-    /// A claim that waits for its first consumer.
-    DelayedBinding(Arc<Claim>, Arc<StorageClass>),
-}
-
-/// Whether a pod waits for this scheduler.
-pub fn is_responsible_for(pod: &PodObject) -> bool {
+/// Returns true if this scheduler has to schedule the pod.
+pub fn is_responsible_for(pod: &FullPod) -> bool {
     let (spec, slim) = (pod.spec(), &pod.slim);
     let scheduler_name = spec.scheduler_name.as_deref().unwrap_or(SCHEDULER_NAME);
     let is_gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
@@ -94,17 +52,17 @@ pub fn is_responsible_for(pod: &PodObject) -> bool {
         && scheduler_name == SCHEDULER_NAME
 }
 
-/// Decides.
-pub fn decide(pod: &PodObject, input: &SchedulerInput) -> SchedulingDecision {
+/// Decides the next step of a pod.
+pub fn decide(pod: &FullPod, input: &SchedulerInput) -> SchedulingDecision {
     if !is_responsible_for(pod) {
         return SchedulingDecision::Ignore;
     }
     let claims = match pod_claims(pod, input) {
         Ok(claims) => claims,
-        Err(reason) => return reject(input, reason),
+        Err(error) => return reject(input, error.to_string()),
     };
     match &input.assumed {
-        Some(chosen) => continue_binding(chosen, &claims, input),
+        Some(assumed) => continue_binding(assumed, &claims, input),
         None => select_node(pod, &claims, input),
     }
 }
@@ -119,45 +77,40 @@ fn reject(input: &SchedulerInput, reason: String) -> SchedulingDecision {
     }
 }
 
-/// The claims of a pod, sorted by what the scheduler has to do for them (the plug-in's PreFilter).
-fn pod_claims(pod: &PodObject, input: &SchedulerInput) -> Result<Vec<PodClaim>, String> {
+/// The claims of a pod (the plugin's PreFilter).
+fn pod_claims(pod: &FullPod, input: &SchedulerInput) -> Result<Vec<PodClaim>, ClaimError> {
     let mut claims = Vec::new();
     for volume in pod.volumes() {
         let Some(name) = pod.claim_name(volume) else { continue };
         let key = ClaimKey::new(pod.slim.key.namespace.clone(), name.as_str());
         let ephemeral = volume.ephemeral.is_some();
         let Some(claim) = input.claims.get(&key) else {
-            return Err(if ephemeral {
-                format!(
-                    "waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}"
-                )
-            } else {
-                format!("persistentvolumeclaim {name:?} not found")
+            return Err(match ephemeral {
+                true => ClaimError::EphemeralNotFound(name),
+                false => ClaimError::NotFound(name),
             });
         };
         if claim.phase == ClaimPhase::Lost {
             let volume = claim.volume.as_ref().map(VolumeName::as_str).unwrap_or_default();
-            return Err(format!(
-                "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
-            ));
+            return Err(ClaimError::Lost { claim: name, volume: volume.to_owned() });
         }
         if claim.meta.deleting {
-            return Err(format!("persistentvolumeclaim {name:?} is being deleted"));
+            return Err(ClaimError::Deleting(name));
         }
         if ephemeral && claim.controller_uid.as_ref() != Some(&pod.slim.meta.uid) {
-            return Err(format!("PVC {key} was not created for pod {} (pod is not owner)", pod.slim.key));
+            return Err(ClaimError::NotOwner { claim: key, pod: pod.slim.key.clone() });
         }
         claims.push(classify_claim(claim, input)?);
     }
-    // The smallest claims first, so that they leave the large volumes to those that need them.
-    claims.sort_by_key(|need| match need {
+    // Smallest claims first, so that large volumes remain for large claims.
+    claims.sort_by_key(|pod_claim| match pod_claim {
         PodClaim::Bound(..) => None,
         PodClaim::DelayedBinding(claim, _) => claim.request.as_ref().ok().copied(),
     });
     Ok(claims)
 }
 
-fn classify_claim(claim: &Arc<Claim>, input: &SchedulerInput) -> Result<PodClaim, String> {
+fn classify_claim(claim: &Arc<Claim>, input: &SchedulerInput) -> Result<PodClaim, ClaimError> {
     if let Some(volume) = claim.volume.clone().filter(|_| claim.is_bind_completed()) {
         return Ok(PodClaim::Bound(Arc::clone(claim), volume));
     }
@@ -167,32 +120,32 @@ fn classify_claim(claim: &Arc<Claim>, input: &SchedulerInput) -> Result<PodClaim
         {
             Ok(PodClaim::DelayedBinding(Arc::clone(claim), Arc::clone(class)))
         }
-        // The binder is about to complete it, for the node that was chosen.
+        // The volume binder is about to complete the binding to the assumed node.
         Some(class)
             if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && input.assumed.is_some() =>
         {
             Ok(PodClaim::DelayedBinding(Arc::clone(claim), Arc::clone(class)))
         }
-        Some(_) | None => Err("pod has unbound immediate PersistentVolumeClaims".to_owned()),
+        Some(_) | None => Err(ClaimError::UnboundImmediate),
     }
 }
 
-/// Looks for a node (Filter and Score).
-fn select_node(pod: &PodObject, claims: &[PodClaim], input: &SchedulerInput) -> SchedulingDecision {
+/// Selects a node (Filter and Score).
+fn select_node(pod: &FullPod, claims: &[PodClaim], input: &SchedulerInput) -> SchedulingDecision {
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     let mut best: Option<((usize, usize), &NodeName)> = None;
     for (name, node) in &input.nodes {
         match filter_node(pod, claims, node, input) {
             Ok(()) => {
-                // One that its volumes can be mounted on, of those the emptiest; kube-scheduler's scores come
-                // to that where nodes are alike.
+                // Prefer nodes with the required drivers, then the node with the fewest pods.
+                // kube-scheduler's scores have the same result for equal nodes.
                 let load = input.assigned_pods.iter().filter(|(at, _)| at == name).count();
                 let load = (missing_drivers(claims, name, input), load);
                 if best.is_none_or(|(min_load, _)| load < min_load) {
                     best = Some((load, name));
                 }
             }
-            Err(reason) => *reasons.entry(reason).or_default() += 1,
+            Err(reason) => *reasons.entry(reason.to_string()).or_default() += 1,
         }
     }
     if let Some((_, name)) = best {
@@ -211,11 +164,11 @@ fn select_node(pod: &PodObject, claims: &[PodClaim], input: &SchedulerInput) -> 
     ))
 }
 
-/// How many volumes of a pod are of drivers that a node does not have.
+/// Number of claims whose driver is not registered on a node.
 fn missing_drivers(claims: &[PodClaim], node: &NodeName, input: &SchedulerInput) -> usize {
     let entry = input.csi_nodes.get(node);
     let has = |name: &str| entry.is_some_and(|one| one.full.spec.drivers.iter().any(|own| own.name == name));
-    let is_missing = |need: &&PodClaim| match need {
+    let is_missing = |pod_claim: &&PodClaim| match pod_claim {
         PodClaim::Bound(_, volume) => {
             let csi = input.volumes.get(volume).and_then(|volume| volume.slim.csi.as_ref());
             csi.is_some_and(|csi| !has(csi.driver.as_str()))
@@ -225,51 +178,48 @@ fn missing_drivers(claims: &[PodClaim], node: &NodeName, input: &SchedulerInput)
     claims.iter().filter(is_missing).count()
 }
 
-/// Whether a pod can be on a node; the first reason against it, in the order of the plug-ins.
+/// Checks whether a pod can run on a node. Returns the first reason against it, in the order of the plugins.
 fn filter_node(
-    pod: &PodObject,
+    pod: &FullPod,
     claims: &[PodClaim],
-    node: &NodeObject,
+    node: &FullNode,
     input: &SchedulerInput,
-) -> Result<(), String> {
+) -> Result<(), NodeRejection> {
     let spec = pod.spec();
     let node_spec = node.full.spec.as_ref();
-    let refuse = |reason: &str| Err(reason.to_owned());
     let taints = node_spec.and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     if node_spec.and_then(|spec| spec.unschedulable) == Some(true) {
-        return refuse("node(s) were unschedulable");
+        return Err(NodeRejection::Unschedulable);
     }
     if !selectors::has_tolerations_for(spec, taints) {
-        return refuse("node(s) had untolerated taint(s)");
+        return Err(NodeRejection::UntoleratedTaint);
     }
     if !selectors::is_allowed_by_affinity(spec, node) {
-        return refuse("node(s) didn't match Pod's node affinity/selector");
+        return Err(NodeRejection::PodAffinity);
     }
-    if claims.iter().any(|need| is_exclusively_used(need, input)) {
-        return refuse(
-            "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode",
-        );
+    if claims.iter().any(|pod_claim| is_exclusively_used(pod_claim, input)) {
+        return Err(NodeRejection::ReadWriteOncePod);
     }
     if volume_limits::is_limit_exceeded(pod, claims, node, input) {
-        return refuse("node(s) exceed max volume count");
+        return Err(NodeRejection::VolumeLimit);
     }
-    volume_binding::find_pod_volumes(claims, node, input).map(drop).map_err(str::to_owned)
+    volume_binding::find_pod_volumes(claims, node, input).map(drop)
 }
 
-/// Whether a claim for one pod alone is used by another one.
-fn is_exclusively_used(need: &PodClaim, input: &SchedulerInput) -> bool {
-    let (PodClaim::Bound(claim, _) | PodClaim::DelayedBinding(claim, _)) = need;
+/// Returns true if a ReadWriteOncePod claim is used by another pod.
+fn is_exclusively_used(pod_claim: &PodClaim, input: &SchedulerInput) -> bool {
+    let (PodClaim::Bound(claim, _) | PodClaim::DelayedBinding(claim, _)) = pod_claim;
     let is_read_write_once_pod = claim.access_modes.iter().eq([AccessMode::ReadWriteOncePod]);
     is_read_write_once_pod && input.assigned_pods.iter().any(|(_, pod)| has_claim(pod, &claim.key))
 }
 
-/// Whether a pod uses a claim.
-pub(crate) fn has_claim(pod: &PodObject, claim: &ClaimKey) -> bool {
+/// Returns true if a pod uses a claim.
+pub(crate) fn has_claim(pod: &FullPod, claim: &ClaimKey) -> bool {
     let mut names = pod.volumes().iter().filter_map(|volume| pod.claim_name(volume));
     pod.slim.key.namespace == claim.namespace && names.any(|name| *name == *claim.name)
 }
 
-/// Goes on with the node that was chosen (PreBind): writes what is to be written, then waits for the binder.
+/// Continues with the assumed node (PreBind): writes the bindings, then waits for the volume binder.
 fn continue_binding(
     assumed: &AssumedNode,
     claims: &[PodClaim],
@@ -278,14 +228,17 @@ fn continue_binding(
     let Some(node) = input.nodes.get(&assumed.node) else {
         return SchedulingDecision::ForgetNode(format!("node {} not found", assumed.node));
     };
-    if let Some(reason) = claims.iter().find_map(|need| lost_selection(need, assumed)) {
+    if let Some(reason) = claims.iter().find_map(|pod_claim| lost_selection(pod_claim, assumed)) {
         return SchedulingDecision::ForgetNode(reason);
     }
-    let unwritten: Vec<PodClaim> =
-        claims.iter().filter(|need| !is_binding_in_progress(need, assumed, input)).cloned().collect();
+    let unwritten: Vec<PodClaim> = claims
+        .iter()
+        .filter(|pod_claim| !is_binding_in_progress(pod_claim, assumed, input))
+        .cloned()
+        .collect();
     let pod_volumes = match volume_binding::find_pod_volumes(&unwritten, node, input) {
         Ok(pod_volumes) => pod_volumes,
-        Err(reason) => return SchedulingDecision::ForgetNode(reason.to_owned()),
+        Err(reason) => return SchedulingDecision::ForgetNode(reason.to_string()),
     };
     if let Some((volume, claim)) = pod_volumes.static_bindings.first() {
         return SchedulingDecision::ReserveVolume(volume.clone(), claim.clone());
@@ -295,7 +248,7 @@ fn continue_binding(
     }
     let unbound: HashSet<&str> = claims
         .iter()
-        .filter_map(|need| match need {
+        .filter_map(|pod_claim| match pod_claim {
             PodClaim::Bound(..) => None,
             PodClaim::DelayedBinding(claim, _) => Some(&*claim.key.name),
         })
@@ -306,24 +259,24 @@ fn continue_binding(
     let mut names: Vec<&str> = unbound.into_iter().collect();
     names.sort_unstable();
     SchedulingDecision::WaitForBinding(format!(
-        "waits for {} to be bound for {}",
+        "waiting for {} to be bound on {}",
         names.join(", "),
         assumed.node
     ))
 }
 
-/// What took back what was written for the chosen node.
-fn lost_selection(need: &PodClaim, assumed: &AssumedNode) -> Option<String> {
-    let PodClaim::DelayedBinding(claim, _) = need else { return None };
+/// The reason if the selected-node annotation of a claim was removed.
+fn lost_selection(pod_claim: &PodClaim, assumed: &AssumedNode) -> Option<String> {
+    let PodClaim::DelayedBinding(claim, _) = pod_claim else { return None };
     let is_annotated = assumed.annotated_claims.contains(&claim.meta.uid);
     let is_still_selected = claim.volume.is_some() || claim.selected_node() == Some(assumed.node.as_str());
     (is_annotated && !is_still_selected)
         .then(|| format!("provisioning failed for PVC {:?}", &*claim.key.name))
 }
 
-/// Whether nothing is left to write for a claim.
-fn is_binding_in_progress(need: &PodClaim, assumed: &AssumedNode, input: &SchedulerInput) -> bool {
-    let PodClaim::DelayedBinding(claim, _) = need else { return false };
+/// Returns true if the binding of a claim has been written.
+fn is_binding_in_progress(pod_claim: &PodClaim, assumed: &AssumedNode, input: &SchedulerInput) -> bool {
+    let PodClaim::DelayedBinding(claim, _) = pod_claim else { return false };
     claim.volume.is_some()
         || assumed.annotated_claims.contains(&claim.meta.uid)
         || input.volumes.values().any(|volume| {

@@ -1,9 +1,11 @@
-//! One cluster, and what becomes of a pod in it when one thing of it is another.
+//! Decisions about a pod in variations of one cluster.
 
 use cofferdam_cluster::Kind;
+use cofferdam_domain::{StorageClass, Uid};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kinds::FullVolume;
 
 fn object<K: Kind>(mut value: Value) -> Arc<K> {
     let meta = value.as_object_mut().unwrap().entry("metadata").or_insert_with(|| json!({}));
@@ -62,7 +64,7 @@ fn class(name: &str, mode: &str, more: Value) -> Value {
     class
 }
 
-fn pod(name: &str, claims: &[&str], more: Value) -> Arc<PodObject> {
+fn pod(name: &str, claims: &[&str], more: Value) -> Arc<FullPod> {
     let volumes: Vec<Value> = claims
         .iter()
         .map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}}))
@@ -72,11 +74,12 @@ fn pod(name: &str, claims: &[&str], more: Value) -> Arc<PodObject> {
     object(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
 }
 
-/// Two nodes in two zones; classes that bind at once, late, by hand, and late in zone b alone.
+/// Two nodes in two zones; classes with immediate binding, late binding, no provisioner, and late binding
+/// restricted to zone b.
 fn cluster() -> SchedulerInput {
     let mut input = SchedulerInput::default();
     for value in [node("n1", "a"), node("n2", "b")] {
-        let node = object::<NodeObject>(value);
+        let node = object::<FullNode>(value);
         input.nodes.insert(node.slim.name.clone(), node);
     }
     for value in [
@@ -104,18 +107,18 @@ fn with_claim(mut input: SchedulerInput, value: Value) -> SchedulerInput {
 }
 
 fn with_volume(mut input: SchedulerInput, value: Value) -> SchedulerInput {
-    let volume = object::<VolumeObject>(value);
+    let volume = object::<FullVolume>(value);
     input.volumes.insert(volume.slim.name.clone(), volume);
     input
 }
 
 fn with_node(mut input: SchedulerInput, value: Value) -> SchedulerInput {
-    let node = object::<NodeObject>(value);
+    let node = object::<FullNode>(value);
     input.nodes.insert(node.slim.name.clone(), node);
     input
 }
 
-fn with_assigned_pod(mut input: SchedulerInput, node: &str, pod: Arc<PodObject>) -> SchedulerInput {
+fn with_assigned_pod(mut input: SchedulerInput, node: &str, pod: Arc<FullPod>) -> SchedulerInput {
     input.assigned_pods.push((node.into(), pod));
     input
 }
@@ -123,7 +126,9 @@ fn with_assigned_pod(mut input: SchedulerInput, node: &str, pod: Arc<PodObject>)
 fn with_volume_limit(mut input: SchedulerInput, node: &str, count: i32) -> SchedulerInput {
     let value = json!({
         "metadata": {"name": node},
-        "spec": {"drivers": [{"name": "d", "nodeID": node, "topologyKeys": [], "allocatable": {"count": count}}]},
+        "spec": {"drivers": [
+            {"name": "d", "nodeID": node, "topologyKeys": [], "allocatable": {"count": count}},
+        ]},
     });
     input.csi_nodes.insert(node.into(), object(value));
     input
@@ -184,7 +189,7 @@ fn pod_is_scheduled_where_its_volumes_are_reachable() {
     let two_nodes = cluster;
     let late = || with_claim(two_nodes(), claim("c", "late"));
     let in_b = || with_volume(with_claim(two_nodes(), bound_claim("c", "v")), volume("v", Some("b")));
-    let busy = |facts| with_assigned_pod(facts, "n1", pod("other", &[], json!({})));
+    let busy = |input| with_assigned_pod(input, "n1", pod("other", &[], json!({})));
     let cordoned = |name: &str, zone: &str| {
         let mut node = node(name, zone);
         node["spec"] = json!({"unschedulable": true});
@@ -197,66 +202,149 @@ fn pod_is_scheduled_where_its_volumes_are_reachable() {
     };
     let tolerant = json!({"tolerations": [{"key": "k", "operator": "Equal", "value": "v"}]});
     let plain = || pod("p", &["c"], json!({}));
-    let affine = "1 node(s) didn't match PersistentVolume's node affinity, 1 node(s) didn't match Pod's node affinity/selector";
-    #[rustfmt::skip] // one row a case
-    let table: Vec<(&str, Arc<PodObject>, SchedulerInput, SchedulingDecision)> = vec![
-        ("no volumes",        pod("p", &[], json!({})),                      two_nodes(),                     assume_node("n1")),
-        ("the emptier node",  pod("p", &[], json!({})),                      busy(two_nodes()),               assume_node("n2")),
-        ("a node by label",   pod("p", &[], json!({"nodeSelector": {"zone": "b"}})), two_nodes(),             assume_node("n2")),
-        ("another scheduler", pod("p", &[], json!({"schedulerName": "mine"})), two_nodes(),                   SchedulingDecision::Ignore),
-        ("gated",             pod("p", &[], json!({"schedulingGates": [{"name": "g"}]})), two_nodes(),        SchedulingDecision::Ignore),
-        ("has its node",      pod("p", &[], json!({"nodeName": "n1"})),      two_nodes(),                     SchedulingDecision::Ignore),
-        ("cordoned",          pod("p", &[], json!({})),                      with_node(two_nodes(), cordoned("n1", "a")), assume_node("n2")),
-        ("all cordoned",      pod("p", &[], json!({})),                      with_node(with_node(two_nodes(), cordoned("n1", "a")), cordoned("n2", "b")),
-                              unschedulable("2 node(s) were unschedulable")),
-        ("tainted",           pod("p", &[], json!({})),                      with_node(two_nodes(), tainted.clone()), assume_node("n2")),
-        ("tolerated",         pod("p", &[], tolerant),                       with_node(two_nodes(), tainted), assume_node("n1")),
-        ("no claim",          plain(),                                       two_nodes(),     unschedulable("persistentvolumeclaim \"c\" not found")),
-        ("immediate, unbound", plain(),                                      with_claim(two_nodes(), claim("c", "now")),
-                              unschedulable("pod has unbound immediate PersistentVolumeClaims")),
-        ("no such class",     plain(),                                       with_claim(two_nodes(), claim("c", "gone")),
-                              unschedulable("pod has unbound immediate PersistentVolumeClaims")),
-        ("bound elsewhere",   plain(),                                       in_b(),                    assume_node("n2")),
-        ("bound, and away",   pod("p", &["c"], json!({"nodeSelector": {"zone": "a"}})), in_b(),         unschedulable(affine)),
-        ("bound to nothing",  plain(),                                       with_claim(two_nodes(), bound_claim("c", "v")),
-                              unschedulable("2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")),
-        ("late",              plain(),                                       late(),                    assume_node("n1")),
-        ("late, allowed in b", plain(),                                      with_claim(two_nodes(), claim("c", "b")), assume_node("n2")),
-        ("late, by hand",     plain(),                                       with_claim(two_nodes(), claim("c", "hand")),
-                              unschedulable("2 node(s) didn't find available persistent volumes to bind")),
-        ("selected before",   plain(),                                       with_claim(two_nodes(), claim_with_selected_node("c", "n2")), assume_node("n2")),
-        ("no room",           plain(),                                       with_capacity(late(), "late", "a", "1Mi"),
-                              unschedulable("2 node(s) did not have enough free storage")),
-        ("room in b",         plain(),                                       with_capacity(with_capacity(late(), "late", "a", "1Mi"), "late", "b", "2Gi"),
-                              assume_node("n2")),
-        ("a full node",       plain(),                                       with_volume_limit(late(), "n1", 0),  assume_node("n2")),
-        ("its driver is there", plain(),                                     with_assigned_pod(with_volume_limit(late(), "n2", 9), "n2", pod("other", &[], json!({}))), assume_node("n2")),
-        ("full nodes",        plain(),                                       with_volume_limit(with_volume_limit(late(), "n1", 0), "n2", 0),
-                              unschedulable("2 node(s) exceed max volume count")),
-        ("for one pod",       plain(),                                       with_assigned_pod(with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))), "n1", pod("o", &["c"], json!({}))),
-                              unschedulable("2 node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")),
-        ("for one pod, free", plain(),                                       with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))), assume_node("n1")),
+    let affinity = "1 node(s) didn't match PersistentVolume's node affinity, \
+                    1 node(s) didn't match Pod's node affinity/selector";
+    let table: Vec<(&str, Arc<FullPod>, SchedulerInput, SchedulingDecision)> = vec![
+        ("no volumes", pod("p", &[], json!({})), two_nodes(), assume_node("n1")),
+        ("the emptier node", pod("p", &[], json!({})), busy(two_nodes()), assume_node("n2")),
+        (
+            "node selector",
+            pod("p", &[], json!({"nodeSelector": {"zone": "b"}})),
+            two_nodes(),
+            assume_node("n2"),
+        ),
+        (
+            "another scheduler",
+            pod("p", &[], json!({"schedulerName": "mine"})),
+            two_nodes(),
+            SchedulingDecision::Ignore,
+        ),
+        (
+            "gated",
+            pod("p", &[], json!({"schedulingGates": [{"name": "g"}]})),
+            two_nodes(),
+            SchedulingDecision::Ignore,
+        ),
+        ("has a node", pod("p", &[], json!({"nodeName": "n1"})), two_nodes(), SchedulingDecision::Ignore),
+        (
+            "cordoned",
+            pod("p", &[], json!({})),
+            with_node(two_nodes(), cordoned("n1", "a")),
+            assume_node("n2"),
+        ),
+        (
+            "all cordoned",
+            pod("p", &[], json!({})),
+            with_node(with_node(two_nodes(), cordoned("n1", "a")), cordoned("n2", "b")),
+            unschedulable("2 node(s) were unschedulable"),
+        ),
+        ("tainted", pod("p", &[], json!({})), with_node(two_nodes(), tainted.clone()), assume_node("n2")),
+        ("tolerated", pod("p", &[], tolerant), with_node(two_nodes(), tainted), assume_node("n1")),
+        ("no claim", plain(), two_nodes(), unschedulable("persistentvolumeclaim \"c\" not found")),
+        (
+            "immediate, unbound",
+            plain(),
+            with_claim(two_nodes(), claim("c", "now")),
+            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
+        ),
+        (
+            "missing class",
+            plain(),
+            with_claim(two_nodes(), claim("c", "gone")),
+            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
+        ),
+        ("volume on another node", plain(), in_b(), assume_node("n2")),
+        (
+            "volume and pod on different nodes",
+            pod("p", &["c"], json!({"nodeSelector": {"zone": "a"}})),
+            in_b(),
+            unschedulable(affinity),
+        ),
+        (
+            "missing volume",
+            plain(),
+            with_claim(two_nodes(), bound_claim("c", "v")),
+            unschedulable("2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"),
+        ),
+        ("WaitForFirstConsumer", plain(), late(), assume_node("n1")),
+        ("allowedTopologies", plain(), with_claim(two_nodes(), claim("c", "b")), assume_node("n2")),
+        (
+            "no provisioner",
+            plain(),
+            with_claim(two_nodes(), claim("c", "hand")),
+            unschedulable("2 node(s) didn't find available persistent volumes to bind"),
+        ),
+        (
+            "selected-node annotation",
+            plain(),
+            with_claim(two_nodes(), claim_with_selected_node("c", "n2")),
+            assume_node("n2"),
+        ),
+        (
+            "no capacity",
+            plain(),
+            with_capacity(late(), "late", "a", "1Mi"),
+            unschedulable("2 node(s) did not have enough free storage"),
+        ),
+        (
+            "capacity in b",
+            plain(),
+            with_capacity(with_capacity(late(), "late", "a", "1Mi"), "late", "b", "2Gi"),
+            assume_node("n2"),
+        ),
+        ("volume limit of one node", plain(), with_volume_limit(late(), "n1", 0), assume_node("n2")),
+        (
+            "registered driver preferred",
+            plain(),
+            with_assigned_pod(with_volume_limit(late(), "n2", 9), "n2", pod("other", &[], json!({}))),
+            assume_node("n2"),
+        ),
+        (
+            "volume limit of both nodes",
+            plain(),
+            with_volume_limit(with_volume_limit(late(), "n1", 0), "n2", 0),
+            unschedulable("2 node(s) exceed max volume count"),
+        ),
+        (
+            "ReadWriteOncePod in use",
+            plain(),
+            with_assigned_pod(
+                with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))),
+                "n1",
+                pod("o", &["c"], json!({})),
+            ),
+            unschedulable(
+                "2 node has pod using PersistentVolumeClaim with the same name \
+                 and ReadWriteOncePod access mode",
+            ),
+        ),
+        (
+            "ReadWriteOncePod unused",
+            plain(),
+            with_claim(two_nodes(), read_write_once_pod(claim("c", "late"))),
+            assume_node("n1"),
+        ),
     ];
-    for (case, pod, facts, expected) in table {
-        assert_eq!(decide(&pod, &facts), expected, "{case}");
+    for (case, pod, input, expected) in table {
+        assert_eq!(decide(&pod, &input), expected, "{case}");
     }
 }
 
 #[test]
 fn volume_limit_counts_each_distinct_volume_once() {
-    let facts = with_volume(with_claim(cluster(), bound_claim("c", "v")), volume("v", None));
-    let facts = with_volume_limit(with_volume_limit(facts, "n1", 1), "n2", 0);
-    // The same volume once more is no other one.
-    let shared = with_assigned_pod(facts.clone(), "n1", pod("other", &["c"], json!({})));
+    let input = with_volume(with_claim(cluster(), bound_claim("c", "v")), volume("v", None));
+    let input = with_volume_limit(with_volume_limit(input, "n1", 1), "n2", 0);
+    // The same volume counts once.
+    let shared = with_assigned_pod(input.clone(), "n1", pod("other", &["c"], json!({})));
     assert_eq!(decide(&pod("p", &["c"], json!({})), &shared), assume_node("n1"));
-    let mut other = with_volume(with_claim(facts, bound_claim("d", "w")), volume("w", None));
+    let mut other = with_volume(with_claim(input, bound_claim("d", "w")), volume("w", None));
     other.volume_attachments.push(object(json!({
         "metadata": {"name": "a"},
         "spec": {"attacher": "d", "nodeName": "n1", "source": {"persistentVolumeName": "w"}},
     })));
     let full = unschedulable("2 node(s) exceed max volume count");
-    assert_eq!(decide(&pod("p", &["c"], json!({})), &other), full, "what is attached counts, too");
-    // Of claims that are not provisioned yet each is one.
+    assert_eq!(decide(&pod("p", &["c"], json!({})), &other), full, "attached volumes count, too");
+    // Each claim that is not provisioned yet counts as a volume.
     let late = with_claim(
         with_claim(with_volume_limit(with_volume_limit(cluster(), "n1", 1), "n2", 2), claim("c", "late")),
         claim("d", "late"),
@@ -270,7 +358,7 @@ fn volumes_are_bound_before_the_pod() {
     let with_existing_volume = || with_volume(late(), volume("v", Some("a")));
     let done = || with_volume(with_claim(cluster(), bound_claim("c", "v")), volume("v", Some("a")));
     let waits =
-        |claims: &str| SchedulingDecision::WaitForBinding(format!("waits for {claims} to be bound for n1"));
+        |claims: &str| SchedulingDecision::WaitForBinding(format!("waiting for {claims} to be bound on n1"));
     let named = {
         let mut claim = claim_with_selected_node("c", "n1");
         claim["spec"]["volumeName"] = json!("v");
@@ -279,22 +367,53 @@ fn volumes_are_bound_before_the_pod() {
     let lost = SchedulingDecision::ForgetNode("provisioning failed for PVC \"c\"".to_owned());
     let away =
         SchedulingDecision::ForgetNode("node(s) didn't match PersistentVolume's node affinity".to_owned());
-    #[rustfmt::skip] // one row a case
     let table: Vec<(&str, SchedulerInput, SchedulingDecision)> = vec![
-        ("a volume that is there",   with_assumed_node(with_existing_volume(), "n1", &[]),          SchedulingDecision::ReserveVolume("v".into(), claim_key("c"))),
-        ("one that is elsewhere",    with_assumed_node(with_existing_volume(), "n2", &[]),          SchedulingDecision::SetSelectedNode(claim_key("c"))),
-        ("reserved",                 with_assumed_node(with_volume(late(), reserved_volume("v", Some("a"), "c")), "n1", &[]), waits("c")),
-        ("of another claim",         with_assumed_node(with_volume(late(), reserved_volume("v", None, "d")), "n1", &[]), SchedulingDecision::SetSelectedNode(claim_key("c"))),
-        ("none is there",            with_assumed_node(late(), "n1", &[]),           SchedulingDecision::SetSelectedNode(claim_key("c"))),
-        ("told",                     with_assumed_node(with_claim(cluster(), claim_with_selected_node("c", "n1")), "n1", &["c"]), waits("c")),
-        ("told, and taken back",     with_assumed_node(late(), "n1", &["c"]),        lost),
-        ("told, and named",          with_assumed_node(with_volume(with_claim(cluster(), named), volume("v", None)), "n1", &["c"]), waits("c")),
-        ("bound",                    with_assumed_node(done(), "n1", &["c"]),        SchedulingDecision::Bind("n1".into())),
-        ("bound elsewhere",          with_assumed_node(done(), "n2", &["c"]),        away),
-        ("the node is gone",         with_assumed_node(done(), "n3", &["c"]),        SchedulingDecision::ForgetNode("node n3 not found".to_owned())),
+        (
+            "matching volume",
+            with_assumed_node(with_existing_volume(), "n1", &[]),
+            SchedulingDecision::ReserveVolume("v".into(), claim_key("c")),
+        ),
+        (
+            "volume on another node",
+            with_assumed_node(with_existing_volume(), "n2", &[]),
+            SchedulingDecision::SetSelectedNode(claim_key("c")),
+        ),
+        (
+            "reserved",
+            with_assumed_node(with_volume(late(), reserved_volume("v", Some("a"), "c")), "n1", &[]),
+            waits("c"),
+        ),
+        (
+            "reserved for another claim",
+            with_assumed_node(with_volume(late(), reserved_volume("v", None, "d")), "n1", &[]),
+            SchedulingDecision::SetSelectedNode(claim_key("c")),
+        ),
+        (
+            "no matching volume",
+            with_assumed_node(late(), "n1", &[]),
+            SchedulingDecision::SetSelectedNode(claim_key("c")),
+        ),
+        (
+            "node selected",
+            with_assumed_node(with_claim(cluster(), claim_with_selected_node("c", "n1")), "n1", &["c"]),
+            waits("c"),
+        ),
+        ("selection removed", with_assumed_node(late(), "n1", &["c"]), lost),
+        (
+            "node selected, volume named",
+            with_assumed_node(with_volume(with_claim(cluster(), named), volume("v", None)), "n1", &["c"]),
+            waits("c"),
+        ),
+        ("bound", with_assumed_node(done(), "n1", &["c"]), SchedulingDecision::Bind("n1".into())),
+        ("volume on another node", with_assumed_node(done(), "n2", &["c"]), away),
+        (
+            "node deleted",
+            with_assumed_node(done(), "n3", &["c"]),
+            SchedulingDecision::ForgetNode("node n3 not found".to_owned()),
+        ),
     ];
-    for (case, facts, expected) in table {
-        assert_eq!(decide(&pod("p", &["c"], json!({})), &facts), expected, "{case}");
+    for (case, input, expected) in table {
+        assert_eq!(decide(&pod("p", &["c"], json!({})), &input), expected, "{case}");
     }
 }
 
@@ -305,19 +424,19 @@ fn smallest_matching_volume_is_reserved() {
         volume["spec"]["capacity"]["storage"] = json!(size);
         volume
     };
-    let mut facts = with_assumed_node(with_claim(cluster(), claim("c", "late")), "n1", &[]);
+    let mut input = with_assumed_node(with_claim(cluster(), claim("c", "late")), "n1", &[]);
     for (name, size) in [("a", "3Gi"), ("b", "2Gi"), ("c", "2Gi"), ("d", "1Mi")] {
-        facts = with_volume(facts, sized(name, size));
+        input = with_volume(input, sized(name, size));
     }
     assert_eq!(
-        decide(&pod("p", &["c"], json!({})), &facts),
+        decide(&pod("p", &["c"], json!({})), &input),
         SchedulingDecision::ReserveVolume("b".into(), claim_key("c"))
     );
-    // Two claims of a pod do not get the same one.
-    let facts = with_claim(facts, claim("d", "late"));
-    let facts = with_volume(facts, reserved_volume("b", None, "c"));
+    // Two claims of a pod are not bound to the same volume.
+    let input = with_claim(input, claim("d", "late"));
+    let input = with_volume(input, reserved_volume("b", None, "c"));
     assert_eq!(
-        decide(&pod("p", &["c", "d"], json!({})), &facts),
+        decide(&pod("p", &["c", "d"], json!({})), &input),
         SchedulingDecision::ReserveVolume("c".into(), claim_key("d"))
     );
 }

@@ -1,18 +1,18 @@
-//! Whether a node is one of those that a selector means.
+//! Node and label selectors, taints and tolerations.
 
 use k8s_openapi::{
     api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration},
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
-use crate::kinds::{Labels, NodeObject};
+use crate::kinds::{FullNode, Labels};
 
-/// Whether one of the terms holds; a term without requirements never does.
-pub(crate) fn has_matching_term(selector: &NodeSelector, node: &NodeObject) -> bool {
+/// Returns true if one of the terms matches. A term without requirements never matches.
+pub(crate) fn has_matching_term(selector: &NodeSelector, node: &FullNode) -> bool {
     selector.node_selector_terms.iter().any(|term| is_term_matched(term, node))
 }
 
-fn is_term_matched(term: &NodeSelectorTerm, node: &NodeObject) -> bool {
+fn is_term_matched(term: &NodeSelectorTerm, node: &FullNode) -> bool {
     let labels = term.match_expressions.iter().flatten();
     let fields = term.match_fields.iter().flatten();
     if labels.clone().next().is_none() && fields.clone().next().is_none() {
@@ -21,7 +21,7 @@ fn is_term_matched(term: &NodeSelectorTerm, node: &NodeObject) -> bool {
     let label = |one: &NodeSelectorRequirement| {
         is_requirement_met(one, node.slim.labels.get(&one.key).map(String::as_str))
     };
-    // The only field that there is.
+    // `metadata.name` is the only supported field.
     let field = |one: &NodeSelectorRequirement| {
         one.key == "metadata.name" && is_requirement_met(one, Some(node.slim.name.as_str()))
     };
@@ -48,7 +48,7 @@ fn is_requirement_met(requirement: &NodeSelectorRequirement, value: Option<&str>
     }
 }
 
-/// Whether labels are those that a label selector means.
+/// Returns true if a label selector matches the labels.
 pub(crate) fn is_matched_by_labels(selector: &LabelSelector, labels: &Labels) -> bool {
     let match_labels = selector.match_labels.iter().flatten();
     let has_equal_labels = match_labels.into_iter().all(|(key, value)| labels.get(key) == Some(value));
@@ -68,8 +68,8 @@ pub(crate) fn is_matched_by_labels(selector: &LabelSelector, labels: &Labels) ->
             .all(|one| is_expression_met(&one.key, &one.operator, one.values.as_deref().unwrap_or_default()))
 }
 
-/// Whether a pod may be on a node by its `nodeSelector` and the affinity that it requires.
-pub(crate) fn is_allowed_by_affinity(spec: &PodSpec, node: &NodeObject) -> bool {
+/// Returns true if a pod's `nodeSelector` and required node affinity match the node.
+pub(crate) fn is_allowed_by_affinity(spec: &PodSpec, node: &FullNode) -> bool {
     let labels = &node.slim.labels;
     let mut selected = spec.node_selector.iter().flatten();
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -79,7 +79,7 @@ pub(crate) fn is_allowed_by_affinity(spec: &PodSpec, node: &NodeObject) -> bool 
         && required.is_none_or(|required| has_matching_term(required, node))
 }
 
-/// Whether a pod bears all taints that keep pods away.
+/// Returns true if a pod tolerates all NoSchedule and NoExecute taints.
 pub(crate) fn has_tolerations_for(spec: &PodSpec, taints: &[Taint]) -> bool {
     let is_blocking = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
     let mut taints = taints.iter().filter(is_blocking);

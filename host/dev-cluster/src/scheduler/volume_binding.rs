@@ -1,28 +1,19 @@
-//! Which volumes a pod's claims get on a node (the Filter of kube-scheduler's VolumeBinding).
+//! Volumes of a pod's claims on a node (the Filter of kube-scheduler's VolumeBinding).
 
 use std::collections::HashSet;
 
 use cofferdam_domain::{Claim, ClaimKey, StorageClass, StringMap, VolumeName, VolumePhase};
 
 use super::{
-    rules::{PodClaim, SchedulerInput},
+    input::{PodClaim, SchedulerInput},
+    reason::NodeRejection,
     selectors,
 };
-use crate::kinds::{NodeObject, VolumeObject};
+use crate::kinds::{FullNode, FullVolume};
 
-/// The volume is elsewhere.
-const REASON_NODE_CONFLICT: &str = "node(s) didn't match PersistentVolume's node affinity";
-/// Nothing fits, and nothing can be made.
-const REASON_BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to bind";
-/// The driver has too little room there.
-const REASON_NOT_ENOUGH_SPACE: &str = "node(s) did not have enough free storage";
-/// The volume is gone.
-const REASON_PV_NOT_EXIST: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
-/// The volume is in another zone.
-const REASON_ZONE_CONFLICT: &str = "node(s) had no available volume zone";
-/// Provisioner of classes whose volumes people make.
+/// Provisioner of classes without dynamic provisioning.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
-/// Labels that say in which zone or region a volume is; several values are joined by `__`.
+/// Zone and region labels of a volume; several values are joined by `__`.
 const ZONE_LABELS: [&str; 4] = [
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
@@ -30,38 +21,38 @@ const ZONE_LABELS: [&str; 4] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// What has to be written for a node.
+/// The bindings that have to be written for a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodVolumes {
-    /// Volumes that are there, and the claims that they are reserved for.
+    /// Existing volumes and the claims to reserve them for.
     pub(crate) static_bindings: Vec<(VolumeName, ClaimKey)>,
-    /// Claims that are provisioned there.
+    /// Claims to be provisioned for the node.
     pub(crate) dynamic_provisions: Vec<ClaimKey>,
 }
 
-/// Finds a volume on the node for every claim, or how to come by one.
-pub(crate) fn find_pod_volumes(
+/// Finds an existing volume for every claim, or the claims to be provisioned.
+pub(super) fn find_pod_volumes(
     claims: &[PodClaim],
-    node: &NodeObject,
+    node: &FullNode,
     input: &SchedulerInput,
-) -> Result<PodVolumes, &'static str> {
+) -> Result<PodVolumes, NodeRejection> {
     let mut pod_volumes = PodVolumes::default();
     let mut reserved = HashSet::new();
-    for need in claims {
-        match need {
+    for pod_claim in claims {
+        match pod_claim {
             PodClaim::Bound(_, name) => {
-                let volume = input.volumes.get(name).ok_or(REASON_PV_NOT_EXIST)?;
+                let volume = input.volumes.get(name).ok_or(NodeRejection::VolumeNotFound)?;
                 if !is_reachable_from(volume, node) {
-                    return Err(REASON_NODE_CONFLICT);
+                    return Err(NodeRejection::VolumeAffinity);
                 }
                 if !is_in_zone(volume, node) {
-                    return Err(REASON_ZONE_CONFLICT);
+                    return Err(NodeRejection::ZoneConflict);
                 }
             }
             PodClaim::DelayedBinding(claim, class) => {
                 let selected = claim.selected_node();
                 if selected.is_some_and(|selected| selected != node.slim.name.as_str()) {
-                    return Err(REASON_BIND_CONFLICT);
+                    return Err(NodeRejection::BindConflict);
                 }
                 let existing = if selected.is_some() {
                     None
@@ -84,32 +75,34 @@ pub(crate) fn find_pod_volumes(
     Ok(pod_volumes)
 }
 
-/// Whether the volume can be reached from the node.
-pub(crate) fn is_reachable_from(volume: &VolumeObject, node: &NodeObject) -> bool {
+/// Returns true if the volume's node affinity matches the node.
+pub(crate) fn is_reachable_from(volume: &FullVolume, node: &FullNode) -> bool {
     let affinity = volume.spec().node_affinity.as_ref();
     affinity
         .and_then(|affinity| affinity.required.as_ref())
         .is_none_or(|required| selectors::has_matching_term(required, node))
 }
 
-fn is_in_zone(volume: &VolumeObject, node: &NodeObject) -> bool {
+fn is_in_zone(volume: &FullVolume, node: &FullNode) -> bool {
     ZONE_LABELS.iter().all(|key| {
-        let (Some(at), Some(here)) = (volume.slim.meta.labels.get(key), node.slim.labels.get(*key)) else {
+        let (Some(volume_zones), Some(node_zone)) =
+            (volume.slim.meta.labels.get(key), node.slim.labels.get(*key))
+        else {
             return true;
         };
-        at.split("__").any(|zone| zone == here)
+        volume_zones.split("__").any(|zone| zone == node_zone)
     })
 }
 
-/// The volume for a claim: one that is reserved for it, else the smallest that fits.
+/// The volume for a claim: a reserved one, else the smallest that matches.
 fn find_matching_volume<'f>(
     claim: &Claim,
-    node: &NodeObject,
+    node: &FullNode,
     input: &'f SchedulerInput,
     excluded: &HashSet<VolumeName>,
-) -> Option<&'f VolumeObject> {
+) -> Option<&'f FullVolume> {
     let request = *claim.request.as_ref().ok()?;
-    let mut best: Option<&VolumeObject> = None;
+    let mut best: Option<&FullVolume> = None;
     for volume in input.volumes.values() {
         let slim = &volume.slim;
         let reserved = slim.claim_ref.is_some();
@@ -148,29 +141,24 @@ fn is_selected_by_claim(claim: &Claim, labels: &StringMap) -> bool {
 fn check_provisioning(
     claim: &Claim,
     class: &StorageClass,
-    node: &NodeObject,
+    node: &FullNode,
     input: &SchedulerInput,
-) -> Result<(), &'static str> {
+) -> Result<(), NodeRejection> {
     let provisioner = class.provisioner.as_str();
     if provisioner.is_empty() || provisioner == NO_PROVISIONER {
-        return Err(REASON_BIND_CONFLICT);
+        return Err(NodeRejection::BindConflict);
     }
     let allowed = |term: &Vec<(String, Vec<String>)>| {
         term.iter().all(|(key, values)| node.slim.labels.get(key).is_some_and(|value| values.contains(value)))
     };
     if !class.allowed_topologies.is_empty() && !class.allowed_topologies.iter().any(allowed) {
-        return Err(REASON_BIND_CONFLICT);
+        return Err(NodeRejection::BindConflict);
     }
-    if has_enough_capacity(claim, class, node, input) { Ok(()) } else { Err(REASON_NOT_ENOUGH_SPACE) }
+    if has_enough_capacity(claim, class, node, input) { Ok(()) } else { Err(NodeRejection::NotEnoughSpace) }
 }
 
-/// Whether the driver has said that there is room; one that says nothing of it has enough.
-fn has_enough_capacity(
-    claim: &Claim,
-    class: &StorageClass,
-    node: &NodeObject,
-    input: &SchedulerInput,
-) -> bool {
+/// Returns true if a CSIStorageCapacity has enough capacity, or if the driver does not publish capacity.
+fn has_enough_capacity(claim: &Claim, class: &StorageClass, node: &FullNode, input: &SchedulerInput) -> bool {
     let Ok(request) = &claim.request else { return true };
     let driver = input.csi_drivers.get(class.provisioner.as_str());
     if driver.and_then(|driver| driver.full.spec.storage_capacity) != Some(true) {

@@ -1,27 +1,27 @@
-//! How many volumes of a driver a node takes (kube-scheduler's NodeVolumeLimits).
+//! Volume limits of a node (kube-scheduler's NodeVolumeLimits).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_domain::{ClaimKey, VolumeName};
 
-use super::rules::{PodClaim, SchedulerInput};
-use crate::kinds::{NodeObject, PodObject};
+use super::input::{PodClaim, SchedulerInput};
+use crate::kinds::{FullNode, FullPod};
 
-/// Volumes by their drivers; what is not provisioned yet counts by its claim.
+/// Volumes by driver. A claim that is not provisioned yet counts as a volume.
 type VolumesByDriver = BTreeMap<String, BTreeSet<String>>;
 
-/// Whether the node would have more volumes of a driver than it takes.
+/// Returns true if the pod would exceed a driver's volume limit on the node.
 pub(crate) fn is_limit_exceeded(
-    pod: &PodObject,
+    pod: &FullPod,
     claims: &[PodClaim],
-    node: &NodeObject,
+    node: &FullNode,
     input: &SchedulerInput,
 ) -> bool {
     let name = &node.slim.name;
     let Some(csi_node) = input.csi_nodes.get(name) else { return false };
     let mut new_volumes = VolumesByDriver::new();
-    for need in claims {
-        match need {
+    for pod_claim in claims {
+        match pod_claim {
             PodClaim::Bound(_, volume) => add_persistent_volume(&mut new_volumes, volume, input),
             PodClaim::DelayedBinding(claim, class) => {
                 add_volume(&mut new_volumes, class.provisioner.as_str(), claim.key.to_string())

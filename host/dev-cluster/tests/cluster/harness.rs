@@ -1,4 +1,4 @@
-//! A cluster, and a user of it.
+//! Test fixture: a running cluster and its API client.
 
 use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
 
@@ -28,27 +28,27 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Everything takes milliseconds; on a machine that is busy with a build it may take seconds.
+/// Timeout of waits. They take milliseconds, or seconds on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A cluster that runs.
+/// A running cluster.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     pub(crate) driver: Arc<WasmBackend>,
     pub(crate) view: NodesView,
     stop: CancellationToken,
     tasks: JoinSet<()>,
-    /// Of sockets, and of what is mounted for real.
+    /// Directory of sockets and real mounts.
     pub(crate) directory: TempDir,
 }
 
 impl Cluster {
-    /// So many nodes, and the memory driver with these settings.
+    /// Starts a cluster with this many nodes and the memory driver with these settings.
     pub(crate) async fn start(nodes: usize, settings: &[(&str, &str)]) -> Self {
         Self::start_with(nodes, settings, None, Mounts::Recorded).await
     }
 
-    /// The same, where somebody else may serve kubelet for the driver, and mounts may be real.
+    /// Starts a cluster, optionally with another node plugin for the driver and with real mounts.
     pub(crate) async fn start_with(
         nodes: usize,
         settings: &[(&str, &str)],
@@ -119,7 +119,7 @@ impl Cluster {
         self.driver.description().name.to_string()
     }
 
-    /// Ends it; what is left on the nodes.
+    /// Stops the cluster and returns what remains on its nodes.
     pub(crate) async fn stop(mut self) -> Vec<String> {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {
@@ -128,7 +128,7 @@ impl Cluster {
         self.view.leftovers()
     }
 
-    /// Events of a reason, as soon as there is one.
+    /// Waits for an event with this reason and returns its message.
     pub(crate) async fn wait_for_event(&self, reason: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let wait = async {
@@ -175,7 +175,7 @@ impl Cluster {
         self.create::<PersistentVolumeClaim>(claim).await;
     }
 
-    /// A pod with these volumes.
+    /// Creates a pod with these volumes.
     pub(crate) async fn create_pod(&self, name: &str, volumes: Value, extra: Value) {
         let mut spec = json!({
             "containers": [{"name": "c", "image": "none", "volumeMounts": []}],
@@ -233,7 +233,7 @@ impl Cluster {
         api.delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// Waits until a pod runs; its node.
+    /// Waits until a pod is Running and returns its node.
     pub(crate) async fn wait_until_running(&self, name: &str) -> String {
         let is_running = |pod: Option<&Pod>| {
             let phase = pod.and_then(|pod| pod.status.as_ref()?.phase.clone());
@@ -243,7 +243,7 @@ impl Cluster {
         pod.spec.unwrap().node_name.unwrap()
     }
 
-    /// Waits until a pod waits for a place; why.
+    /// Waits until a pod is unschedulable with this text in its message.
     pub(crate) async fn wait_until_unschedulable(&self, name: &str, text: &str) {
         let is_unschedulable = |pod: Option<&Pod>| {
             let conditions = pod.and_then(|pod| pod.status.as_ref()?.conditions.clone()).unwrap_or_default();
@@ -256,7 +256,7 @@ impl Cluster {
         wait_until(&self.pods(), name, is_unschedulable).await;
     }
 
-    /// Waits until there is no object of a kind.
+    /// Waits until no object of a kind exists.
     pub(crate) async fn wait_until_empty<K>(&self, api: &Api<K>)
     where
         K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
@@ -267,7 +267,7 @@ impl Cluster {
     }
 }
 
-/// Waits by watching, as `kubectl wait` does.
+/// Waits for a condition with a watch, as `kubectl wait` does.
 pub(crate) async fn wait_until<K>(api: &Api<K>, name: &str, is_met: impl Fn(Option<&K>) -> bool) -> Option<K>
 where
     K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
@@ -299,11 +299,11 @@ where
     };
     match tokio::time::timeout(TIMEOUT, waiting).await {
         Ok(found) => found,
-        Err(_) => panic!("{name} did not come to it: {:#?}", last.lock().unwrap()),
+        Err(_) => panic!("{name}: timed out waiting for the condition: {:#?}", last.lock().unwrap()),
     }
 }
 
-/// A pod's volume of a claim.
+/// Volumes of a pod with one claim.
 pub(crate) fn claim_volume(claim: &str) -> Value {
     json!([{"name": "v", "persistentVolumeClaim": {"claimName": claim}}])
 }

@@ -1,4 +1,4 @@
-//! What a Node service hears of kubelet: the order of calls, what they carry, and what comes after a failure.
+//! Calls of kubelet to a Node service: their order, their arguments, and retries.
 
 use std::{
     collections::BTreeMap,
@@ -32,24 +32,24 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::harness::{Cluster, claim_volume, wait_until};
 
-/// What a call found, and what it answers.
+/// Received calls and injected failures.
 #[derive(Default)]
 struct CallLog {
     calls: Vec<String>,
-    /// Failures to come, by the call's name.
+    /// Status codes of the next calls, by call; the last one is used first.
     failures: BTreeMap<&'static str, Vec<Code>>,
     problems: Vec<String>,
-    /// The next call of a name waits here.
+    /// Barriers of the next calls, by call.
     barriers: BTreeMap<&'static str, CallBarrier>,
 }
 
-/// A call that waits for the test.
+/// A call that blocks until the test releases it.
 struct CallBarrier {
     entered: oneshot::Sender<()>,
     release: oneshot::Receiver<()>,
 }
 
-/// A node plugin that somebody else brings.
+/// A node plugin of a driver.
 #[derive(Clone, Default)]
 struct ExternalNodePlugin(Arc<Mutex<CallLog>>);
 
@@ -66,23 +66,23 @@ impl ExternalNodePlugin {
         }
         let mut log = self.0.lock().unwrap();
         let next_code = log.failures.get_mut(call).and_then(Vec::pop);
-        next_code.map_or(Ok(()), |code| Err(Status::new(code, "as it was told to")))
+        next_code.map_or(Ok(()), |code| Err(Status::new(code, "injected")))
     }
 
-    /// Holds the next call of a name: what tells that it is there, and what lets it go on.
+    /// Blocks the next call. Returns a receiver that signals the call, and a sender that releases it.
     fn block_next(&self, call: &'static str) -> (oneshot::Receiver<()>, oneshot::Sender<()>) {
-        let ((entered, is_there), (open, go)) = (oneshot::channel(), oneshot::channel());
-        self.0.lock().unwrap().barriers.insert(call, CallBarrier { entered, release: go });
-        (is_there, open)
+        let ((entered, call_entered), (release_call, release)) = (oneshot::channel(), oneshot::channel());
+        self.0.lock().unwrap().barriers.insert(call, CallBarrier { entered, release });
+        (call_entered, release_call)
     }
 
     fn calls(&self) -> Vec<String> {
         self.0.lock().unwrap().calls.clone()
     }
 
-    fn check(&self, is_valid: bool, what: &str) {
+    fn check(&self, is_valid: bool, expectation: &str) {
         if !is_valid {
-            self.0.lock().unwrap().problems.push(what.to_owned());
+            self.0.lock().unwrap().problems.push(expectation.to_owned());
         }
     }
 }
@@ -100,8 +100,8 @@ impl Node for ExternalNodePlugin {
         self.check(staging.is_dir() && staging.ends_with("globalmount"), "the staging path is a directory");
         let data = staging.parent().unwrap().join("vol_data.json");
         let data = std::fs::read_to_string(data).unwrap_or_default();
-        self.check(data.contains(&request.volume_id), "the volume is written down before it is staged");
-        self.check(!request.publish_context.is_empty(), "what the attacher left is passed on");
+        self.check(data.contains(&request.volume_id), "vol_data.json is written before the stage call");
+        self.check(!request.publish_context.is_empty(), "the publish context is passed");
         self.handle_call("stage").await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
@@ -121,8 +121,8 @@ impl Node for ExternalNodePlugin {
         let request = request.into_inner();
         let target = Path::new(&request.target_path);
         self.check(target.parent().unwrap().is_dir(), "the parent of the target is a directory");
-        self.check(!target.exists(), "the target is the driver's to make");
-        self.check(!request.staging_target_path.is_empty(), "the staging path is told");
+        self.check(!target.exists(), "the target is created by the driver");
+        self.check(!request.staging_target_path.is_empty(), "the staging path is set");
         self.handle_call("publish").await?;
         std::fs::create_dir(target).unwrap();
         Ok(Response::new(NodePublishVolumeResponse {}))
@@ -133,7 +133,7 @@ impl Node for ExternalNodePlugin {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> RpcResult<NodeUnpublishVolumeResponse> {
         let target = request.into_inner().target_path;
-        self.check(Path::new(&target).is_dir(), "the target is where it was published");
+        self.check(Path::new(&target).is_dir(), "the target of the publish call");
         self.handle_call("unpublish").await?;
         let _ = std::fs::remove_dir(target);
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
@@ -144,8 +144,8 @@ impl Node for ExternalNodePlugin {
         request: Request<NodeExpandVolumeRequest>,
     ) -> RpcResult<NodeExpandVolumeResponse> {
         let request = request.into_inner();
-        self.check(Path::new(&request.volume_path).is_dir(), "the volume path is where it is published");
-        self.check(request.capacity_range.unwrap().required_bytes == 2 << 30, "the new size is told");
+        self.check(Path::new(&request.volume_path).is_dir(), "the volume path is the target path");
+        self.check(request.capacity_range.unwrap().required_bytes == 2 << 30, "the new size is set");
         self.handle_call("expand").await?;
         Ok(Response::new(NodeExpandVolumeResponse::default()))
     }
@@ -171,12 +171,12 @@ impl Node for ExternalNodePlugin {
     }
 }
 
-/// A cluster whose driver brings its own node plugin.
+/// Starts a cluster whose driver has its own node plugin.
 async fn start_cluster(plugin: &ExternalNodePlugin) -> (Cluster, tempfile::TempDir, CancellationToken) {
     start_cluster_with(plugin, &[]).await
 }
 
-/// The same, with settings of the memory driver, which is the controller.
+/// Starts a cluster with settings of the memory driver, which is the controller part.
 async fn start_cluster_with(
     plugin: &ExternalNodePlugin,
     settings: &[(&str, &str)],
@@ -223,7 +223,7 @@ async fn external_node_plugin_is_called_in_kubelets_order() {
     assert_eq!(log.calls, ["stage", "publish", "expand", "unpublish", "unstage"]);
     assert_eq!(log.problems, Vec::<String>::new());
     let pods = cluster.directory.path().join("1/kubelet/pods");
-    assert_eq!(std::fs::read_dir(pods).unwrap().count(), 0, "nothing is left of the pod");
+    assert_eq!(std::fs::read_dir(pods).unwrap().count(), 0, "the pod's directory is removed");
     stop.cancel();
 }
 
@@ -258,13 +258,13 @@ async fn volume_with_uncertain_stage_is_unstaged() {
     stop.cancel();
 }
 
-/// How many volumes a node has in use.
+/// Number of volumes in a Node's `volumesInUse`.
 async fn count_volumes_in_use(cluster: &Cluster, node: &str) -> usize {
     let node: NodeObject = cluster.nodes().get(node).await.unwrap();
     node.status.unwrap().volumes_in_use.unwrap_or_default().len()
 }
 
-/// The same driver, of which it is said that its volumes are not attached.
+/// Replaces the CSIDriver by one with `attachRequired: false`.
 async fn disable_attach(cluster: &Cluster) {
     let drivers: Api<CSIDriver> = Api::all(cluster.client.clone());
     let name = cluster.driver_name();
@@ -281,7 +281,7 @@ async fn volume_stays_in_use_while_staging_for_a_deleted_pod() {
     entered.await.unwrap();
     cluster.delete(&cluster.pods(), "p").await;
     cluster.wait_until_empty(&cluster.pods()).await;
-    // What another volume reports does not take the first one away.
+    // Another volume must not remove the first one from `volumesInUse`.
     cluster.create_claim("other", "c").await;
     cluster.create_pod("q", claim_volume("other"), json!({"nodeName": "node-1"})).await;
     cluster.wait_until_running("q").await;
@@ -302,11 +302,11 @@ async fn pod_deleted_during_publish_is_removed_after_the_call_fails() {
     cluster.create_pod("p", claim_volume("data"), json!({"nodeName": "node-1"})).await;
     entered.await.unwrap();
     cluster.delete(&cluster.pods(), "p").await;
-    // Kubelet has seen it.
+    // Wait until kubelet has seen the deletion.
     cluster.create_pod("q", json!([]), json!({"nodeName": "node-1"})).await;
     cluster.wait_until_running("q").await;
     assert!(cluster.pods().get("p").await.unwrap().metadata.deletion_timestamp.is_some());
-    // A final failure: nothing is mounted.
+    // A final error: nothing is mounted.
     plugin.0.lock().unwrap().failures = [("publish", vec![Code::Internal])].into();
     release.send(()).unwrap();
     wait_until(&cluster.pods(), "p", |pod| pod.is_none()).await;
@@ -419,7 +419,7 @@ async fn second_pod_of_a_read_write_once_pod_claim_waits_for_the_first() {
     let (cluster, _directory, stop) = start_cluster(&plugin).await;
     disable_attach(&cluster).await;
     let claim_body = json!({
-        "metadata": {"name": "alone"},
+        "metadata": {"name": "exclusive"},
         "spec": {
             "storageClassName": "c",
             "accessModes": ["ReadWriteOncePod"],
@@ -427,12 +427,12 @@ async fn second_pod_of_a_read_write_once_pod_claim_waits_for_the_first() {
         },
     });
     cluster.create::<PersistentVolumeClaim>(claim_body).await;
-    cluster.create_pod("first", claim_volume("alone"), json!({})).await;
-    assert_eq!(cluster.wait_until_running("first").await, "node-1", "the driver is there alone");
-    cluster.create_pod("next", claim_volume("alone"), json!({})).await;
+    cluster.create_pod("first", claim_volume("exclusive"), json!({})).await;
+    assert_eq!(cluster.wait_until_running("first").await, "node-1", "the driver is on node-1 only");
+    cluster.create_pod("next", claim_volume("exclusive"), json!({})).await;
     cluster.wait_until_unschedulable("next", "ReadWriteOncePod").await;
     cluster.delete(&cluster.pods(), "first").await;
-    assert_eq!(cluster.wait_until_running("next").await, "node-1", "the driver is there alone");
+    assert_eq!(cluster.wait_until_running("next").await, "node-1", "the driver is on node-1 only");
     stop.cancel();
 }
 

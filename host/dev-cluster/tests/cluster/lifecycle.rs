@@ -1,4 +1,4 @@
-//! The life of a volume, with pods.
+//! Lifecycle of a volume that pods use.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::ListParams;
@@ -14,13 +14,13 @@ async fn claim_is_mounted_expanded_moved_and_deleted() {
     cluster.create_pod("first", claim_volume("data"), json!({})).await;
     let first = cluster.wait_until_running("first").await;
 
-    // In use, and attached, as the node says it.
+    // The Node's status has the volume in use and attached.
     let node = cluster.nodes().get(&first).await.unwrap().status.unwrap();
     assert_eq!(node.volumes_in_use.unwrap().len(), 1);
     assert_eq!(node.volumes_attached.unwrap().len(), 1);
     assert_eq!(cluster.attachments().list(&ListParams::default()).await.unwrap().items.len(), 1);
 
-    // The claim cannot go while the pod has it, and grows meanwhile: the node's part comes last.
+    // Controller and node expansion while the pod runs.
     let size = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
     cluster.patch(&cluster.claims(), "data", size).await;
     let is_expanded = |claim: Option<&PersistentVolumeClaim>| {
@@ -32,7 +32,7 @@ async fn claim_is_mounted_expanded_moved_and_deleted() {
     };
     wait_until(&cluster.claims(), "data", is_expanded).await;
 
-    // Away from its node.
+    // Move to the other node.
     cluster.patch(&cluster.nodes(), &first, json!({"spec": {"unschedulable": true}})).await;
     cluster.delete(&cluster.pods(), "first").await;
     wait_until(&cluster.pods(), "first", |pod| pod.is_none()).await;
@@ -47,7 +47,7 @@ async fn claim_is_mounted_expanded_moved_and_deleted() {
 
     cluster.delete(&cluster.claims(), "data").await;
     let claim = cluster.claims().get("data").await.unwrap();
-    assert!(claim.metadata.deletion_timestamp.is_some(), "a pod keeps its claim");
+    assert!(claim.metadata.deletion_timestamp.is_some(), "the claim keeps its finalizer while a pod uses it");
     cluster.delete(&cluster.pods(), "second").await;
     cluster.wait_until_empty(&cluster.pods()).await;
     cluster.wait_until_empty(&cluster.claims()).await;
@@ -56,8 +56,8 @@ async fn claim_is_mounted_expanded_moved_and_deleted() {
     wait_until(&cluster.nodes(), &second, has_no_volumes).await;
     let remaining_keys: Vec<String> =
         cluster.driver.state_keys().into_iter().filter(|key| key.contains("volume")).collect();
-    assert_eq!(remaining_keys, Vec::<String>::new(), "the driver keeps nothing");
+    assert_eq!(remaining_keys, Vec::<String>::new(), "the driver has no volume left");
     cluster.view.wait_until_unmounted().await;
-    assert_eq!(cluster.view.leftovers(), Vec::<String>::new(), "the nodes hold nothing");
+    assert_eq!(cluster.view.leftovers(), Vec::<String>::new(), "nothing remains on the nodes");
     assert_eq!(cluster.stop().await, Vec::<String>::new());
 }

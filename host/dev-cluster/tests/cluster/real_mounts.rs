@@ -1,4 +1,4 @@
-//! The same with the kernel's own mounts, which needs root.
+//! Volumes with real mounts, which need CAP_SYS_ADMIN.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use serde_json::json;
 
 use crate::harness::{Cluster, claim_volume, wait_until};
 
-/// What the kernel has mounted beneath a directory.
+/// Mount points beneath a directory.
 fn mounts(directory: &std::path::Path) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount_points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    mount_points.filter(|place| place.starts_with(directory.to_str().unwrap())).map(str::to_owned).collect()
+    mount_points.filter(|path| path.starts_with(directory.to_str().unwrap())).map(str::to_owned).collect()
 }
 
-/// Whether this process may mount: root in a container may not.
+/// Returns true if this process has CAP_SYS_ADMIN, which root in a container may lack.
 fn can_mount() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
@@ -38,21 +38,21 @@ async fn volume_of_a_running_pod_is_mounted_by_the_kernel() {
     cluster.wait_until_running("p").await;
     let directory = cluster.directory.path().to_owned();
     let mounted = mounts(&directory);
-    assert_eq!(mounted.len(), 2, "staged, and published: {mounted:?}");
-    let target = mounted.iter().find(|place| place.ends_with("/mount")).unwrap();
+    assert_eq!(mounted.len(), 2, "a staged and a published volume: {mounted:?}");
+    let target = mounted.iter().find(|path| path.ends_with("/mount")).unwrap();
     std::fs::write(format!("{target}/file"), "content").unwrap();
 
     // A second pod of the node sees what the first one wrote.
     cluster.create_pod("q", claim_volume("data"), json!({})).await;
     cluster.wait_until_running("q").await;
-    let targets = mounts(&directory).into_iter().filter(|place| place.ends_with("/mount"));
-    for place in targets {
-        assert_eq!(std::fs::read_to_string(format!("{place}/file")).unwrap(), "content", "{place}");
+    let targets = mounts(&directory).into_iter().filter(|path| path.ends_with("/mount"));
+    for target in targets {
+        assert_eq!(std::fs::read_to_string(format!("{target}/file")).unwrap(), "content", "{target}");
     }
     cluster.delete(&cluster.pods(), "p").await;
     wait_until(&cluster.pods(), "p", |pod| pod.is_none()).await;
     assert_eq!(mounts(&directory).len(), 2);
-    // The other one is there when the cluster ends.
+    // The second pod still runs when the cluster stops.
     assert_eq!(cluster.stop().await, Vec::<String>::new());
     assert_eq!(mounts(&directory), Vec::<String>::new());
 }

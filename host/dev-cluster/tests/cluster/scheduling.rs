@@ -1,4 +1,4 @@
-//! Where pods go, and what they wait for.
+//! Scheduling of pods with volumes.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, Pod},
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::harness::{Cluster, claim_volume, wait_until};
 
-/// Two zones, of which the driver knows by the nodes' label.
+/// Topology of the memory driver by the nodes' zone labels.
 const TOPOLOGY: (&str, &str) = ("topology", "topology.kubernetes.io/zone=zone-1,zone-2,zone-3");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -28,7 +28,7 @@ async fn wait_for_first_consumer_claim_is_provisioned_on_the_selected_node() {
     let selected = &claim.metadata.annotations.unwrap()["volume.kubernetes.io/selected-node"];
     assert_eq!(selected, "node-3");
     let volume_object = cluster.volumes().get(&claim.spec.unwrap().volume_name.unwrap()).await.unwrap();
-    assert!(volume_object.spec.unwrap().node_affinity.is_some(), "the volume is of its zone");
+    assert!(volume_object.spec.unwrap().node_affinity.is_some(), "the volume has the affinity of its zone");
 
     // The next pod follows the volume.
     cluster.delete(&cluster.pods(), "first").await;
@@ -38,7 +38,7 @@ async fn wait_for_first_consumer_claim_is_provisioned_on_the_selected_node() {
     let away = json!({"nodeSelector": {"topology.kubernetes.io/zone": "zone-1"}});
     cluster.create_pod("away", claim_volume("data"), away).await;
     cluster.wait_until_unschedulable("away", "1 node(s) didn't match PersistentVolume's node affinity").await;
-    assert_eq!(cluster.stop().await, Vec::<String>::new(), "a cluster that ends leaves nothing");
+    assert_eq!(cluster.stop().await, Vec::<String>::new(), "nothing remains on the nodes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,7 +49,7 @@ async fn static_volume_is_bound_before_one_is_provisioned() {
     cluster.create_claim("data", "hand").await;
     cluster.create_pod("p", claim_volume("data"), json!({})).await;
     cluster.wait_until_unschedulable("p", "1 node(s) didn't find available persistent volumes to bind").await;
-    // A volume of no driver: there is nothing to attach, and nothing to mount that is simulated.
+    // A local volume: it is neither attached nor mounted in the simulation.
     cluster
         .create::<PersistentVolume>(json!({
             "metadata": {"name": "v"},
@@ -82,7 +82,7 @@ async fn pod_waits_while_nodes_exceed_their_volume_limit() {
         let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone());
         conditions.unwrap_or_default().iter().any(|one| one.message.as_deref() == Some(full))
     };
-    // Whichever is the last one.
+    // Any of the three pods may be the last one.
     let waiting = async |name: &'static str| {
         wait_until(&cluster.pods(), name, |pod| pod.is_some_and(is_waiting)).await;
         name
@@ -106,7 +106,7 @@ async fn pod_waits_for_csi_storage_capacity() {
     cluster.create_pod("p", claim_volume("data"), json!({})).await;
     cluster.wait_until_unschedulable("p", "1 node(s) did not have enough free storage").await;
     let capacity = json!({
-        "metadata": {"name": "room"},
+        "metadata": {"name": "capacity"},
         "storageClassName": "late",
         "nodeTopology": {"matchLabels": {"kubernetes.io/hostname": "node-1"}},
         "capacity": "10Gi",

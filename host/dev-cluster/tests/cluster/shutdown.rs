@@ -1,4 +1,4 @@
-//! How the nodes end when nobody stops them.
+//! Shutdown of the cluster when a part of it fails.
 
 use std::{fs, sync::Arc};
 
@@ -36,5 +36,5 @@ async fn registration_socket_that_cannot_be_bound_stops_the_cluster() {
     let stop = CancellationToken::new();
     let error = nodes.run(stop.clone()).await.unwrap_err().to_string();
     assert!(error.contains(&*socket.to_string_lossy()), "{error}");
-    assert!(stop.is_cancelled(), "everything else is over, too");
+    assert!(stop.is_cancelled(), "all other parts are stopped");
 }

@@ -351,9 +351,9 @@ impl SimulationFixture {
                     && is_cache_current::<Volume>(&cache, &volumes)
                     && is_cache_current::<StorageClass>(&cache, &classes)
                     // Not every role watches these kinds.
-&& (!cache.attachments.is_synced()
+                    && (!cache.attachments.is_synced()
                         || is_cache_current::<VolumeAttachment>(&cache, &attachments))
-&& (!cache.csi_nodes.is_synced()
+                    && (!cache.csi_nodes.is_synced()
                         || is_cache_current::<CsiNode>(&cache, &visible(&csi_nodes)))
                     && (!cache.csi_drivers.is_synced() || is_cache_current::<CsiDriver>(&cache, &csi_drivers))
                     && (!cache.pods.is_synced() || is_cache_current::<Pod>(&cache, &pods))

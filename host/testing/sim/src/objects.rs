@@ -19,9 +19,11 @@ pub fn class(name: &str) -> Value {
 /// A PersistentVolumeClaim of 1 GiB in the namespace `default`.
 pub fn claim(name: &str, class: &str) -> Value {
     json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": "default"},
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": "default"},
         "spec": {
-            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
         },
     })
 }

@@ -1,5 +1,5 @@
-//! The API server as one process sees it: requests are checked against the RBAC rules of its roles, effects are
-//! counted, and the process crashes after one of them.
+//! The API server as one process sees it: requests are checked against the RBAC rules of its roles, effects
+//! are counted, and the process crashes after one of them.
 
 use std::{
     sync::{Arc, atomic::Ordering},

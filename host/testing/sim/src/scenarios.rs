@@ -1,5 +1,5 @@
-//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: given objects
-//! and faults, the expected objects, events and driver calls.
+//! The scenario table of provisioner, attacher, resizer, pv-controller, protection and attach-detach: given
+//! objects and faults, the expected objects, events and driver calls.
 //!
 //! The rows run on every [`TestCluster`](crate::TestCluster); [`Scenario::skipped_on`] lists exceptions with
 //! their reasons.

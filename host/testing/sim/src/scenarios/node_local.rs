@@ -108,7 +108,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let on_n2 =
         || Scenario { volumes: BOUND_ON_N2, array_owners: &["a on n2"], calls: &[CREATE_ON_N2], ..on_n1() };
     vec![
-        Scenario { name: "node-local driver, selected node: its process creates the volume", actions: claim_on_node("n1", []), ..on_n1() },
+        Scenario {
+            name: "node-local driver, selected node: its process creates the volume",
+            actions: claim_on_node("n1", []),
+            ..on_n1()
+        },
         Scenario {
             name: "node-local volume expanded: the process of its node calls ControllerExpandVolume",
             // kube-apiserver's cached StorageClass may be stale, so the class allows expansion from the
@@ -131,7 +135,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             calls: &[CREATE_ON_N1, "expand a 2Gi on n1"],
             ..on_n1()
         },
-        Scenario { name: "node-local driver, another selected node: that node's process creates the volume", actions: claim_on_node("n2", []), ..on_n2() },
+        Scenario {
+            name: "node-local driver, another selected node: \
+                  that node's process creates the volume",
+            actions: claim_on_node("n2", []),
+            ..on_n2()
+        },
         Scenario {
             name: "selected node without a node-local process: the claim stays Pending",
             actions: claim_on_node("n3", []),
@@ -168,7 +177,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "driver reports no capacity on a node: CreateVolume is not called there",
             actions: vec![Create(class("gold")), Create(claim("a", "gold"))],
-            topology: TopologyBehavior { full_segments: &["topology.cofferdam.dev/node=n2"], reports_capacity: true, ..topology },
+            topology: TopologyBehavior {
+                full_segments: &["topology.cofferdam.dev/node=n2"],
+                reports_capacity: true,
+                ..topology
+            },
             events: SUCCEEDED_AFTER_FAILURE,
             skipped_on: CLAIM_RACE,
             ..on_n1()
@@ -208,7 +221,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             actions: claim_on_node("n1", [Until(CallsCompleted(1)), select_node("n2")]),
             // More than one fault: the replacement of a crashed process must not create the volume before
             // another node is selected.
-            create_faults: vec![DriverFault::LostResponse, DriverFault::LostRequest, DriverFault::LostRequest],
+            create_faults: vec![
+                DriverFault::LostResponse,
+                DriverFault::LostRequest,
+                DriverFault::LostRequest,
+            ],
             events: &[
                 "a Normal ExternalProvisioning",
                 "a Normal ProvisioningSucceeded",
@@ -274,7 +291,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "node-local driver with a second topology key: its value is taken from the Node label",
-            actions: [Create(node("n1", &json!({"zone": "a"})))].into_iter().chain(claim_on_node("n1", reselect_then_delete())).collect(),
+            actions: [Create(node("n1", &json!({"zone": "a"})))]
+                .into_iter()
+                .chain(claim_on_node("n1", reselect_then_delete()))
+                .collect(),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
             topology: TopologyBehavior { keys: &["zone", NODE_TOPOLOGY_KEY], ..topology },
             events: SUCCEEDED_AFTER_RESELECTION,
@@ -302,7 +322,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 .chain(claim_on_node("n1", reselect_then_delete()))
                 .collect(),
             create_faults: vec![DriverFault::Refuse(ErrorKind::ResourceExhausted)],
-            topology: TopologyBehavior { keys: &["disk.example/host"], keys_only_in_csi_node: true, ..topology },
+            topology: TopologyBehavior {
+                keys: &["disk.example/host"],
+                keys_only_in_csi_node: true,
+                ..topology
+            },
             events: SUCCEEDED_AFTER_RESELECTION,
             calls: &[
                 "create gone disk.example/host=n1",
@@ -318,7 +342,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 .chain([Create(with(
                     volume("w", "none", "1Gi"),
                     &json!({"spec": {"csi": {"volumeHandle": "static-v"}, "nodeAffinity": {"required": {
-                        "nodeSelectorTerms": [{"matchExpressions": [{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": ["n2"]}]}],
+                        "nodeSelectorTerms": [{"matchExpressions": [
+                            {"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": ["n2"]},
+                        ]}],
                     }}}}),
                 ))])
                 .collect(),

@@ -34,7 +34,7 @@ fn restore_then_delete_claim(actions: impl IntoIterator<Item = UserAction>) -> V
 const LEAKED_BY_RESTORE: &[&str] = &["leaked: of-gone has neither a PersistentVolume nor a claim"];
 const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
     EnvironmentKind::Http,
-    "the embedded API server stays up during a restore: its watches report it with the bookmark after a minute",
+    "the embedded API server stays up during a restore: its watches report it after a minute",
 )];
 
 /// A test of its own covers it over HTTP.
@@ -83,7 +83,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             actions: vec![
                 Create(with(
                     class("gold"),
-                    &json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}),
+                    &json!({"metadata": {"annotations": {
+                        "storageclass.kubernetes.io/is-default-class": "true",
+                    }}}),
                 )),
                 Create(with(claim("a", "gold"), &json!({"spec": {"storageClassName": null}}))),
             ],
@@ -379,7 +381,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             actions: vec![
                 Create(with(
                     class("gold"),
-                    &json!({"allowedTopologies": [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]}),
+                    &json!({"allowedTopologies": [
+                        {"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]},
+                    ]}),
                 )),
                 Create(claim("a", "gold")),
             ],

@@ -1,0 +1,118 @@
+//! State of a kubelet: its volumes, drivers and work queue.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use cofferdam_cluster::queue::Queue;
+use cofferdam_domain::{Claim, ClaimKey, DriverName, NodeName, PodKey, Quantity, Uid};
+use k8s_openapi::api::core::v1 as core;
+use tokio::{sync::watch, time::Instant};
+
+use super::{paths::VolumePaths, retries::Retries, rules::MountState, volume_id::VolumeId};
+use crate::{
+    client::ClusterClient,
+    files::Files,
+    kinds::{FullPod, FullVolume},
+};
+
+/// Component name in events.
+pub(super) const COMPONENT: &str = "kubelet";
+
+/// Work queue key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Key {
+    /// The registration socket of a driver.
+    Plugin(PathBuf),
+    /// The node's status.
+    Node,
+    Pod(PodKey),
+    Volume(VolumeId),
+}
+
+/// A volume of a pod, resolved to its PersistentVolume or inline source.
+#[derive(Clone)]
+pub(super) struct VolumeToMount {
+    pub(super) id: VolumeId,
+    pub(super) pod: Arc<FullPod>,
+    pub(super) driver: DriverName,
+    pub(super) handle: String,
+    pub(super) volume: Option<Arc<FullVolume>>,
+    pub(super) claim: Option<Arc<Claim>>,
+    pub(super) inline: Option<core::CSIVolumeSource>,
+    /// True if the pod or the PersistentVolume is read-only.
+    pub(super) read_only: bool,
+    pub(super) attachable: bool,
+}
+
+/// A volume that is or may be mounted.
+#[derive(Clone)]
+pub(super) struct MountedVolume {
+    pub(super) paths: VolumePaths,
+    pub(super) driver: DriverName,
+    pub(super) claim: Option<ClaimKey>,
+    pub(super) attachable: bool,
+    pub(super) device_state: MountState,
+    /// True if NodeStageVolume was called.
+    pub(super) stage_attempted: bool,
+    pub(super) pod_mounts: BTreeMap<Uid, PodMount>,
+    /// Its size when it was mounted or last expanded.
+    pub(super) size: Option<Quantity>,
+    /// True if the driver refused to expand it while it is in use.
+    pub(super) expansion_refused: bool,
+}
+
+impl MountedVolume {
+    /// Returns true if it is or may be mounted.
+    pub(super) fn is_possibly_mounted(&self) -> bool {
+        self.device_state != MountState::NotMounted || !self.pod_mounts.is_empty()
+    }
+}
+
+/// A mount of a volume for a pod.
+#[derive(Clone)]
+pub(super) struct PodMount {
+    pub(super) state: MountState,
+    /// The volume as it was mounted. It stays mounted if the claim changes later.
+    pub(super) desired: VolumeToMount,
+    /// Paths by its PersistentVolume: several may have the same handle.
+    pub(super) paths: VolumePaths,
+}
+
+/// A registered driver.
+#[derive(Clone)]
+pub(super) struct Plugin {
+    pub(super) endpoint: PathBuf,
+    pub(super) root_dir: RootDir,
+}
+
+/// Kubelet's root directory for the volumes of a driver.
+#[derive(Clone)]
+pub(crate) struct RootDir {
+    /// Path of the root directory.
+    pub(crate) path: String,
+    /// Access to its files.
+    pub(crate) files: Arc<dyn Files>,
+}
+
+/// The kubelet of one node.
+pub(crate) struct Kubelet {
+    pub(super) client: Arc<ClusterClient>,
+    pub(super) node_name: NodeName,
+    pub(super) node_index: usize,
+    pub(super) queue: Queue<Key>,
+    pub(super) plugins: Mutex<HashMap<DriverName, Plugin>>,
+    /// Registration sockets, and the root directories of their drivers' volumes.
+    pub(super) registration_sockets: Mutex<BTreeMap<PathBuf, RootDir>>,
+    pub(super) registered: watch::Sender<BTreeSet<PathBuf>>,
+    pub(super) mounted_volumes: Mutex<BTreeMap<VolumeId, MountedVolume>>,
+    pub(super) retries: Retries,
+    /// Number of volumes that are or may be mounted.
+    pub(super) mounted_count: watch::Sender<usize>,
+    /// Time since when a pod waits for its volumes.
+    pub(super) waiting_since: Mutex<HashMap<PodKey, (Uid, Instant)>>,
+    /// Serializes updates of Node and CSINode by registrations.
+    pub(super) registration_lock: tokio::sync::Mutex<()>,
+}

@@ -1,0 +1,53 @@
+//! Input of scheduling decisions.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use cofferdam_domain::{Claim, ClaimKey, NodeName, StorageClass, Uid, VolumeAttachment, VolumeName};
+
+use crate::kinds::{CsiStorageCapacity, FullCsiDriver, FullCsiNode, FullNode, FullPod, FullVolume};
+
+/// State of the cluster that a decision depends on.
+#[derive(Clone, Debug, Default)]
+pub struct SchedulerInput {
+    /// Nodes, by name.
+    pub nodes: BTreeMap<NodeName, Arc<FullNode>>,
+    /// Claims.
+    pub claims: HashMap<ClaimKey, Arc<Claim>>,
+    /// PersistentVolumes, by name: the first of several equal matches is used.
+    pub volumes: BTreeMap<VolumeName, Arc<FullVolume>>,
+    /// StorageClasses.
+    pub classes: HashMap<String, Arc<StorageClass>>,
+    /// VolumeAttachments.
+    pub volume_attachments: Vec<Arc<VolumeAttachment>>,
+    /// CSINodes.
+    pub csi_nodes: HashMap<NodeName, Arc<FullCsiNode>>,
+    /// CSIDrivers.
+    pub csi_drivers: HashMap<String, Arc<FullCsiDriver>>,
+    /// CSIStorageCapacities.
+    pub capacities: Vec<Arc<CsiStorageCapacity>>,
+    /// Other pods that have a node or an assumed node.
+    pub assigned_pods: Vec<(NodeName, Arc<FullPod>)>,
+    /// The assumed node of this pod.
+    pub assumed: Option<AssumedNode>,
+}
+
+/// A node that was selected for a pod whose volumes are not bound yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssumedNode {
+    /// The node.
+    pub node: NodeName,
+    /// Claims whose selected-node annotation was set to it.
+    pub annotated_claims: BTreeSet<Uid>,
+}
+
+/// A claim of a pod, by its binding.
+#[derive(Clone, Debug)]
+pub(crate) enum PodClaim {
+    /// A bound claim and its volume.
+    Bound(Arc<Claim>, VolumeName),
+    /// An unbound claim with WaitForFirstConsumer.
+    DelayedBinding(Arc<Claim>, Arc<StorageClass>),
+}
