@@ -235,7 +235,7 @@ impl DevCluster {
                         .display()
                         .to_string()
                         .parse()
-                        .map_err(DevError::Setup)?;
+                        .map_err(setup_error)?;
                     let segments = manifest.topology_segments(name.as_str(), &labels).map_err(setup_error)?;
                     let topology = NodeIdentity { node_id: name.to_string(), topology_segments: segments };
                     let socket = ServerSocket::bind(&SocketOptions::new(address.clone())).await?;
