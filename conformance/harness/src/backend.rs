@@ -52,8 +52,8 @@ impl BackendFixture {
         let settings =
             format!("nodes = {node:?}\nvolumes-per-node = \"{MAX_VOLUMES}\"\ncapacity = \"{CAPACITY}\"\n");
         let policy = format!(
-            "attachments = [\"tmpfs\", \"none\"]\ntmpfs-most = \
-             {MAX_TMPFS_BYTES}\n\n[node.inline]\ntmpfs-most = {MAX_INLINE_BYTES}\n"
+            "connection-kinds = [\"tmpfs\", \"none\"]\ntmpfs-max-bytes = \
+             {MAX_TMPFS_BYTES}\n\n[node.inline]\ntmpfs-max-bytes = {MAX_INLINE_BYTES}\n"
         );
         Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
     }
@@ -68,7 +68,7 @@ impl BackendFixture {
         let settings = format!("node = {node:?}\n");
         let extra_section = format!("\n[backend.{CONFIG_SECTION}.pool]\ndirectory = {pool:?}\n");
         let policy = format!(
-            "attachments = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
+            "connection-kinds = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
              filesystems = [\"ext4\", \"xfs\"]\n"
         );
         Self::new(run, "pool", cofferdam_carried::POOL, &settings, &extra_section, &policy)

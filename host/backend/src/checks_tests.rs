@@ -37,7 +37,7 @@ fn invalid_volume_fields_are_rejected() {
     );
     assert_rejected(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
     assert_rejected(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
-    assert_rejected(|volume| volume.context = pairs("cofferdam.dev/attachment", "{}"), "are the host's");
+    assert_rejected(|volume| volume.context = pairs("cofferdam.dev/connection-info", "{}"), "are the host's");
     assert_rejected(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
     assert_rejected(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
     assert_rejected(|volume| volume.topology = vec![Segments::new()], "has 0 keys");

@@ -1,4 +1,4 @@
-//! Where a driver listens.
+//! Addresses of CSI drivers.
 
 use std::{
     fmt,
@@ -6,34 +6,51 @@ use std::{
     str::FromStr,
 };
 
-/// Scheme of a unix socket.
+/// URI scheme of unix sockets.
 const SCHEME: &str = "unix:";
-/// Longest path of a unix socket on Linux, in bytes.
+/// Maximum length of a unix socket path on Linux in bytes.
 const MAX_PATH_BYTES: usize = 107;
+
+/// A text that is not the address of a unix socket.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// The text is not a path, `unix:PATH` or `unix:///PATH`.
+    #[error("{text:?} is not a driver's socket: expected a path, unix:PATH or unix:///PATH")]
+    Invalid {
+        /// The text.
+        text: String,
+    },
+    /// The path is longer than Linux allows for unix sockets.
+    #[error("the socket's path {path:?} has {} bytes: expected at most {MAX_PATH_BYTES}", path.len())]
+    TooLong {
+        /// The path.
+        path: String,
+    },
+}
 
 /// A driver's unix socket: a path, `unix:PATH` or `unix:///PATH`.
 ///
-/// Not `unix://PATH` with a relative path, which the sidecars' `--csi-address` takes: behind two slashes
-/// stands a host in every other address, and who wrote it so has most likely forgotten the third.
+/// Unlike the sidecars' `--csi-address`, `unix://PATH` with a relative path is rejected: most likely the
+/// third slash is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(PathBuf);
 
 impl Address {
-    /// The socket's path.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether a text is an address for certain: it names the scheme.
+    /// Returns true if a text has the `unix:` scheme.
     pub fn has_scheme(text: &str) -> bool {
         text.starts_with(SCHEME)
     }
 }
 
 impl FromStr for Address {
-    type Err = String;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         let path = match text.strip_prefix(SCHEME) {
             Some(rest) => match rest.strip_prefix("//") {
                 Some(path) => Some(path).filter(|path| path.starts_with('/')),
@@ -42,15 +59,10 @@ impl FromStr for Address {
             None => Some(text).filter(|text| !text.contains("://")),
         };
         let Some(path) = path.filter(|path| !path.is_empty() && !path.contains('\0')) else {
-            return Err(format!(
-                "{text:?} is not a driver's socket: expected a path, unix:PATH or unix:///PATH"
-            ));
+            return Err(AddressError::Invalid { text: text.to_owned() });
         };
         if path.len() > MAX_PATH_BYTES {
-            return Err(format!(
-                "the socket's path {path:?} has {} bytes: expected at most {MAX_PATH_BYTES}",
-                path.len()
-            ));
+            return Err(AddressError::TooLong { path: path.to_owned() });
         }
         Ok(Self(PathBuf::from(path)))
     }

@@ -1,8 +1,8 @@
-//! One driver's connection over its whole life: it is made, watched, and made again.
+//! The connection to one driver: established, supervised and re-established.
 //!
-//! The Go sidecars end their process when it is lost, to be started again by kubelet. A process that serves
-//! other drivers and other roles cannot: as node-driver-registrar does, it tries again, and asks the driver
-//! anew who it is before any call goes through.
+//! The Go sidecars exit when the connection is lost, and kubelet restarts them. A process that serves other
+//! drivers cannot. Like node-driver-registrar, it reconnects and identifies the driver again before other
+//! calls are sent.
 
 use std::{os::unix::fs::FileTypeExt as _, sync::Arc, time::Duration};
 
@@ -16,35 +16,35 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     address::Address,
-    error::ConnectError,
+    error::{ConnectError, NotConnected},
     grpc::GrpcConnection,
     identity::{CsiIdentity, IdentityError, IdentityQuery},
     metrics::{ConnectionMetrics, DriverConnectionMetrics},
 };
 
-/// First pause before the next try; it doubles with each.
+/// Initial reconnect backoff. It doubles with each attempt.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
-/// Longest pause, as the sidecars' connections have it.
+/// Maximum reconnect backoff, as in the sidecars.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// Pause between two probes of a driver that is not ready, as in the sidecars.
+/// Interval between probes of a driver that is not ready, as in the sidecars.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a wait is told in the log, as in the sidecars.
+/// Interval between log messages while waiting, as in the sidecars.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a call waits for a connection: longer than the longest pause, so that it does not fail while a
-/// driver that is back has not been tried.
+/// Maximum time that a call waits for a connection. Longer than the maximum backoff, so that a restarted
+/// driver gets at least one attempt.
 const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 
-/// What a connection is made with.
+/// Options of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
     pub(crate) address: Address,
-    /// The driver that has to be there.
+    /// The expected driver name.
     pub(crate) expected_driver: Option<DriverName>,
-    /// How long one answer may take.
+    /// Timeout of one call.
     pub(crate) call_timeout: Duration,
-    /// How long to try to connect at first.
+    /// Timeout of the first connection.
     pub(crate) connect_timeout: Duration,
-    /// How long to wait for a driver that is not ready; absent for ever.
+    /// Timeout of the wait for readiness; absent for no timeout.
     pub(crate) ready_timeout: Option<Duration>,
     pub(crate) metrics: BackendMetrics,
 }
@@ -55,30 +55,30 @@ enum ConnectionState {
     Disconnected(Arc<str>),
 }
 
-/// A driver's connection.
+/// A supervised connection to one driver.
 #[derive(Debug)]
 pub(crate) struct Connection {
     state: watch::Receiver<ConnectionState>,
     _supervisor: AbortOnDropHandle<()>,
 }
 
-/// A connection whose driver has said who it is.
+/// An established connection to an identified driver.
 struct DriverSession {
     connection: GrpcConnection,
     closed: AbortOnDropHandle<String>,
     identity: CsiIdentity,
 }
 
-/// A session that lasted this long was one: the next loss is met without a long pause.
+/// A session of at least this duration resets the backoff.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// Pauses between tries, without end.
+/// Returns the delays between attempts. The sequence is endless.
 fn backoff_delays() -> impl Iterator<Item = Duration> {
     std::iter::successors(Some(INITIAL_BACKOFF), |delay| Some((*delay * 2).min(MAX_BACKOFF)))
 }
 
 impl Connection {
-    /// Connects for the first time.
+    /// Establishes the first connection and starts its supervisor.
     ///
     /// # Errors
     /// [`ConnectError`]
@@ -95,31 +95,35 @@ impl Connection {
         Ok((Self { state, _supervisor: AbortOnDropHandle::new(supervisor) }, identity))
     }
 
-    /// The connection, once there is one.
+    /// Waits for a usable connection.
     ///
     /// # Errors
-    /// Why there is none, when that takes too long.
-    pub(crate) async fn grpc_connection(&self, deadline: Instant) -> Result<GrpcConnection, String> {
+    /// [`NotConnected`] after [`CONNECTION_WAIT`] or at the deadline.
+    pub(crate) async fn grpc_connection(&self, deadline: Instant) -> Result<GrpcConnection, NotConnected> {
         let mut state = self.state.clone();
         let wait_deadline = deadline.min(Instant::now() + CONNECTION_WAIT);
-        // A connection that has just ended may not be known as lost yet.
-        let is_usable =
-            |state: &ConnectionState| matches!(state, ConnectionState::Connected(wire) if !wire.is_closed());
+        // The supervisor may not have noticed a lost connection yet.
+        let is_usable = |state: &ConnectionState| match state {
+            ConnectionState::Connected(connection) => !connection.is_closed(),
+            ConnectionState::Disconnected(_) => false,
+        };
         let current = match timeout_at(wait_deadline, state.wait_for(is_usable)).await {
             Ok(Ok(state)) => state.clone(),
-            // Still down, or the supervisor is gone with the process.
+            // Still disconnected, or the supervisor has stopped.
             Ok(Err(_)) | Err(_) => self.state.borrow().clone(),
         };
         match current {
-            ConnectionState::Connected(wire) if wire.is_closed() => Err("the connection is lost".to_owned()),
-            ConnectionState::Connected(wire) => Ok(wire),
-            ConnectionState::Disconnected(reason) => Err(reason.to_string()),
+            ConnectionState::Connected(connection) if connection.is_closed() => {
+                Err(NotConnected { reason: "the connection is lost".into() })
+            }
+            ConnectionState::Connected(connection) => Ok(connection),
+            ConnectionState::Disconnected(reason) => Err(NotConnected { reason }),
         }
     }
 
-    /// Waits until the connection is there, or until it is not.
+    /// Waits until the driver is connected, or disconnected.
     pub(crate) async fn wait_until(&self, is_connected: bool) {
-        // An error means that the process ends.
+        // An error means that the process is exiting.
         let _ = self
             .state
             .clone()
@@ -129,7 +133,8 @@ impl Connection {
 }
 
 impl ConnectionOptions {
-    /// The first session. Whoever does not listen yet is waited for; whoever answers with a refusal is not.
+    /// Opens the first session. Waits for a driver that does not listen yet; an error response is returned
+    /// immediately.
     async fn open_first_session(&self) -> Result<DriverSession, ConnectError> {
         let started = Instant::now();
         let mut last_logged = started;
@@ -179,10 +184,11 @@ impl ConnectionOptions {
         }
     }
 
-    /// Connects, waits until the driver is ready, and asks who it is.
+    /// Connects, waits for readiness and identifies the driver.
     async fn open_session(&self, ready_timeout: Option<Duration>) -> Result<DriverSession, IdentityError> {
-        let (connection, closed) =
-            GrpcConnection::connect(&self.address).await.map_err(IdentityError::ConnectionLost)?;
+        let (connection, closed) = GrpcConnection::connect(&self.address)
+            .await
+            .map_err(|error| IdentityError::ConnectionLost(error.to_string()))?;
         let closed = AbortOnDropHandle::new(tokio::spawn(closed));
         let identity_query =
             IdentityQuery { connection: &connection, timeout: self.call_timeout, metrics: &self.metrics };
@@ -208,7 +214,7 @@ impl ConnectionOptions {
         Ok(DriverSession { connection, closed, identity })
     }
 
-    /// Watches a session, and makes the next one when it ends; for ever.
+    /// Supervises the session and re-establishes it whenever it ends. Never returns.
     async fn supervise(
         self,
         mut session: DriverSession,
@@ -221,7 +227,8 @@ impl ConnectionOptions {
         loop {
             let connected_at = Instant::now();
             metrics.set_connected();
-            tracing::info!(%driver, version = session.identity.description.version, "connected to the CSI driver");
+            let version = &session.identity.description.version;
+            tracing::info!(%driver, version, "connected to the CSI driver");
             let reason = session.closed.await.unwrap_or_else(|error| error.to_string());
             metrics.count_lost_connection();
             let reason = printable(&reason);
@@ -237,7 +244,7 @@ impl ConnectionOptions {
         }
     }
 
-    /// The next session of the same driver.
+    /// Opens a new session with the same driver.
     async fn reconnect(
         &self,
         expected: &CsiIdentity,
@@ -246,8 +253,7 @@ impl ConnectionOptions {
     ) -> DriverSession {
         loop {
             sleep(delays.next().unwrap_or(MAX_BACKOFF)).await;
-            // A driver that starts slowly is looked at again on a new connection, so that the state tells of
-            // it.
+            // A driver that is not ready is probed on a new connection, so that the state shows the reason.
             let reason = match self.open_session(Some(Duration::ZERO)).await {
                 Ok(session) => match self.check_driver_name(session) {
                     Ok(session) => {
@@ -267,14 +273,17 @@ impl ConnectionOptions {
     }
 }
 
-/// Tells of a driver that came back with other capabilities: what is offered here was fixed when it was
-/// connected first.
+/// Warns if the driver's capabilities changed. The abilities of the backend are those of the first
+/// connection.
 fn warn_if_capabilities_changed(before: &CsiIdentity, now: &CsiIdentity) {
     if (&before.controller_capabilities, &before.plugin_capabilities)
         != (&now.controller_capabilities, &now.plugin_capabilities)
     {
         let driver = &before.description.name;
-        tracing::warn!(%driver, "the CSI driver has other capabilities than before: they count from the next start on");
+        tracing::warn!(
+            %driver,
+            "the CSI driver's capabilities have changed; restart this process to use the new ones"
+        );
     }
 }
 

@@ -1,67 +1,75 @@
-//! Why a driver did not become a backend.
+//! Errors of the connection to a driver.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use cofferdam_domain::{DriverName, storage::StorageError};
 
 use crate::address::Address;
 
-/// A driver that cannot be used. Every message is one line that names the socket.
+/// A call to a driver that is not connected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub(crate) struct NotConnected {
+    /// The reason, from the last attempt to connect.
+    pub(crate) reason: Arc<str>,
+}
+
+/// A driver that cannot be used. The text is one line and names the socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody listens, or whoever does speaks something else.
+    /// The connection failed, or the server does not speak gRPC.
     #[error("{address}: no CSI driver after {elapsed:.1?}: {reason}")]
     Unreachable {
-        /// The socket.
+        /// The socket's address.
         address: Address,
-        /// How long it was tried.
+        /// The time since the first attempt.
         elapsed: Duration,
-        /// What the last try met.
+        /// The error of the last attempt.
         reason: String,
     },
-    /// What is there will never be listened on: a file, a directory.
-    #[error("{address}: is not a socket; expected the one of a CSI driver, or nothing there yet")]
+    /// The path is not a socket.
+    #[error("{address}: is not a socket; expected the socket of a CSI driver, or no file")]
     NotASocket {
         /// The path.
         address: Address,
     },
-    /// The driver says that it is not ready.
+    /// The driver is not ready.
     #[error("{address}: the driver is not ready after {elapsed:.1?}: {reason}")]
     NotReady {
-        /// The socket.
+        /// The socket's address.
         address: Address,
-        /// How long it was waited for.
+        /// The time since the first probe.
         elapsed: Duration,
-        /// What it said last.
+        /// The driver's last message.
         reason: String,
     },
-    /// The driver refused a question that every driver answers.
+    /// A mandatory Identity or capability call failed.
     #[error("{address}: {method} failed: {source}")]
     CallFailed {
-        /// The socket.
+        /// The socket's address.
         address: Address,
-        /// The call, by its path.
+        /// The gRPC path of the call.
         method: &'static str,
-        /// What it answered.
+        /// The driver's error.
         source: StorageError,
     },
-    /// Another driver listens there.
+    /// Another driver listens on the socket.
     #[error("{address}: the driver is {found}; expected {expected} (`driver-name`)")]
     WrongDriver {
-        /// The socket.
+        /// The socket's address.
         address: Address,
-        /// The driver.
+        /// The driver's name.
         found: DriverName,
-        /// The driver that the operator wants.
+        /// The configured name.
         expected: DriverName,
     },
-    /// What the driver says of itself cannot be true.
-    #[error("{address}: the driver describes itself wrongly: {reason}")]
+    /// The driver's description is invalid.
+    #[error("{address}: the driver's description is invalid: {reason}")]
     InvalidIdentity {
-        /// The socket.
+        /// The socket's address.
         address: Address,
-        /// What is wrong with it.
+        /// The violated rule.
         reason: String,
     },
 }

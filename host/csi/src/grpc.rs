@@ -1,8 +1,8 @@
-//! One gRPC connection, and what the other side really said on it.
+//! A gRPC connection that distinguishes the driver's statuses from transport errors.
 //!
-//! tonic's client makes a status of everything that goes wrong, also of a broken connection and of an answer
-//! that cannot be read. Whether a failure is final depends on who said it: a status is the driver's word only
-//! when it was seen in the driver's own headers or trailers.
+//! tonic converts every failure to a status, including lost connections and malformed responses. Whether a
+//! failure is final depends on its origin: a status is the driver's only if it was received in headers or
+//! trailers.
 
 use std::{
     panic::AssertUnwindSafe,
@@ -33,25 +33,24 @@ use crate::{
     },
 };
 
-/// Largest answer that is read, in bytes: gRPC's own default, which drivers are used to.
+/// Maximum size of a response in bytes: gRPC's default.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
-/// Largest headers and trailers that are read, in bytes: a status' message is for people.
+/// Maximum size of headers and trailers in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
-/// What gRPC calls the other end of a unix socket.
+/// The authority that gRPC uses for unix sockets.
 pub(crate) const ORIGIN: &str = "http://localhost";
-/// Where the driver's word stands.
+/// Header and trailer of the driver's status code.
 const GRPC_STATUS: &str = "grpc-status";
-/// What more a driver may say of a failure. Nobody here reads it, and tonic 0.14 panics when it is not
-/// base64.
+/// Trailer with status details. They are not used, and tonic 0.14 panics if they are not base64.
 const GRPC_STATUS_DETAILS: &str = "grpc-status-details-bin";
 
-/// The connection broke, or the other side does not speak gRPC.
+/// The connection was lost, or the server does not speak gRPC.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectionLost(String);
 
 impl From<hyper::Error> for ConnectionLost {
-    /// Without the source: tonic would look into it and make a status of what it finds.
+    /// Without the source: tonic would convert it to a status.
     fn from(error: hyper::Error) -> Self {
         let mut text = error.to_string();
         let mut cause = std::error::Error::source(&error);
@@ -63,7 +62,7 @@ impl From<hyper::Error> for ConnectionLost {
     }
 }
 
-/// The gRPC code that the driver sent for one call.
+/// The status code that the driver sent for one call.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverStatusCell(Arc<AtomicI32>);
 
@@ -74,7 +73,7 @@ impl DriverStatusCell {
         Self(Arc::new(AtomicI32::new(Self::UNSET)))
     }
 
-    /// Listens to headers or trailers, and takes out what tonic must not see.
+    /// Records the code in headers or trailers and removes the status details.
     fn record(&self, headers: &mut HeaderMap) {
         headers.remove(GRPC_STATUS_DETAILS);
         let code = headers.get(GRPC_STATUS).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -92,18 +91,19 @@ impl DriverStatusCell {
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcConnection(http2::SendRequest<tonic::body::Body>);
 
-/// What ends when the connection does, with the reason.
+/// Resolves to the reason when the connection ends.
 pub(crate) type ClosedFuture = BoxFuture<'static, String>;
 
 impl GrpcConnection {
-    /// Connects. What is returned beside the wire carries the connection: it must be polled.
-    pub(crate) async fn connect(address: &Address) -> Result<(Self, ClosedFuture), String> {
-        let stream = UnixStream::connect(address.path()).await.map_err(|error| error.to_string())?;
+    /// Connects. The returned future drives the connection and must be polled.
+    pub(crate) async fn connect(address: &Address) -> Result<(Self, ClosedFuture), ConnectionLost> {
+        let stream =
+            UnixStream::connect(address.path()).await.map_err(|error| ConnectionLost(error.to_string()))?;
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(MAX_HEADER_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| ConnectionLost::from(error).to_string())?;
+            .map_err(ConnectionLost::from)?;
         let closed_reason = async move {
             match connection.await {
                 Ok(()) => "the driver closed it".to_owned(),
@@ -113,13 +113,13 @@ impl GrpcConnection {
         Ok((Self(sender), Box::pin(closed_reason)))
     }
 
-    /// Whether nothing can be sent any more.
+    /// Returns true if the connection is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 
-    /// Makes one call: sends its deadline along, holds it here, and tells the driver's word from everything
-    /// else.
+    /// Sends one call with its deadline and enforces it. Distinguishes the driver's status from transport
+    /// errors.
     pub(crate) async fn call<Q, R>(
         self,
         request: Q,
@@ -129,22 +129,22 @@ impl GrpcConnection {
         let remaining = deadline.saturating_duration_since(Instant::now());
         let driver_status = DriverStatusCell::new();
         let mut request = tonic::Request::new(request);
-        // In whole milliseconds, not to end at the driver before it ends here.
+        // Rounded up, so that the driver does not time out before this client.
         let timeout_millis = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
         request.set_timeout(Duration::from_millis(timeout_millis));
         request.extensions_mut().insert(driver_status.clone());
-        // A driver's bytes can make a library panic. That must not end more than this call, least of all the
-        // task that keeps the connection.
+        // Malformed bytes may cause a panic in a library. It must only fail this call, not the connection's
+        // task.
         let call = AssertUnwindSafe(method(self, request)).catch_unwind();
         let Ok(result) = tokio::time::timeout_at(deadline, call).await else {
             return Err(RpcError::DeadlineExceeded(remaining));
         };
         let Ok(response) = result else {
-            return Err(RpcError::MalformedResponse("reading it failed in this program".to_owned()));
+            return Err(RpcError::MalformedResponse("decoding it panicked".to_owned()));
         };
         match response {
             Ok(response) if driver_status.has_code(Code::Ok) => Ok(response.into_inner()),
-            Ok(_) => Err(RpcError::ConnectionLost("the answer ended without a status".to_owned())),
+            Ok(_) => Err(RpcError::ConnectionLost("the response ended without a status".to_owned())),
             Err(status) if driver_status.has_code(status.code()) => {
                 Err(RpcError::Status(status.code(), status.message().to_owned()))
             }
@@ -172,11 +172,11 @@ impl GrpcConnection {
     }
 }
 
-/// One method of CSI as a generated client calls it.
+/// A method of a generated client.
 pub(crate) type GrpcMethod<Q, R> =
     fn(GrpcConnection, tonic::Request<Q>) -> BoxFuture<'static, Result<tonic::Response<R>, tonic::Status>>;
 
-/// What a status is that tonic made by itself.
+/// Converts a status that tonic generated.
 fn transport_error(status: &tonic::Status) -> RpcError {
     let connection_lost =
         std::error::Error::source(status).and_then(|source| source.downcast_ref::<ConnectionLost>());
@@ -203,7 +203,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for GrpcConnection {
     }
 }
 
-/// A body whose trailers are listened to, and rid of what tonic must not see.
+/// A response body that records the status in its trailers and removes the status details.
 #[derive(Debug)]
 pub struct StatusRecordingBody {
     body: Incoming,
@@ -211,7 +211,7 @@ pub struct StatusRecordingBody {
 }
 
 impl StatusRecordingBody {
-    /// Listens to an answer.
+    /// Wraps a response.
     pub(crate) fn wrap(
         mut response: http::Response<Incoming>,
         status: DriverStatusCell,
@@ -257,9 +257,9 @@ mod tests {
         let socket = directory.path().join("csi.sock");
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
         let address = socket.to_str().unwrap().parse().unwrap();
-        let (wire, _closed) = GrpcConnection::connect(&address).await.unwrap();
+        let (connection, _closed) = GrpcConnection::connect(&address).await.unwrap();
         let method: GrpcMethod<(), ()> = |_, _| Box::pin(async { panic!("on purpose") });
-        let fault = wire.call((), Instant::now() + Duration::from_secs(30), method).await.unwrap_err();
-        assert!(matches!(fault, RpcError::MalformedResponse(_)), "{fault:?}");
+        let error = connection.call((), Instant::now() + Duration::from_secs(30), method).await.unwrap_err();
+        assert!(matches!(error, RpcError::MalformedResponse(_)), "{error:?}");
     }
 }

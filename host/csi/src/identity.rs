@@ -1,4 +1,4 @@
-//! Who a driver is and what it can do, asked once a connection as the sidecars ask it.
+//! The driver's identity and capabilities, queried once per connection as in the sidecars.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -26,78 +26,78 @@ const CONTROLLER_CAPABILITIES_METHOD: &str = "/csi.v1.Controller/ControllerGetCa
 const NODE_CAPABILITIES_METHOD: &str = "/csi.v1.Node/NodeGetCapabilities";
 const GROUP_CAPABILITIES_METHOD: &str = "/csi.v1.GroupController/GroupControllerGetCapabilities";
 
-/// The version of a driver that names none, which CSI does not allow and the sidecars do.
+/// Version of a driver that reports none. CSI requires one; the sidecars do not.
 const UNKNOWN_VERSION: &str = "unknown";
 
-/// What a driver says of itself.
+/// The driver's description and capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CsiIdentity {
     pub(crate) description: Description,
     pub(crate) abilities: BTreeSet<Ability>,
     pub(crate) plugin_capabilities: BTreeSet<PluginCapability>,
     pub(crate) controller_capabilities: BTreeSet<ControllerCapability>,
-    /// Volumes grow on their nodes, and the controller has no part in it.
+    /// True if volumes are expanded by the node service alone.
     pub(crate) has_node_only_expansion: bool,
 }
 
 impl CsiIdentity {
-    /// Whether its controller service has a capability.
+    /// Returns true if the controller service has a capability.
     pub(crate) fn has_capability(&self, capability: ControllerCapability) -> bool {
         self.controller_capabilities.contains(&capability)
     }
 }
 
-/// Why a driver that was connected is not used.
+/// A failed identification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IdentityError {
-    /// The connection broke: another one may do.
+    /// The connection was lost. A new one may succeed.
     ConnectionLost(String),
-    /// It is not ready.
+    /// The driver is not ready.
     NotReady(String),
-    /// It refused a question.
+    /// A call failed.
     CallFailed(&'static str, StorageError),
-    /// What it says cannot be true.
+    /// A response is invalid.
     InvalidResponse(String),
 }
 
-/// Asks a driver.
+/// Identity queries on one connection.
 pub(crate) struct IdentityQuery<'a> {
     pub(crate) connection: &'a GrpcConnection,
-    /// How long one answer may take.
+    /// Timeout of one call.
     pub(crate) timeout: Duration,
     pub(crate) metrics: &'a BackendMetrics,
 }
 
 impl IdentityQuery<'_> {
-    /// Whether the driver is ready. No word on it means that it is; a driver that has not answered in time is
-    /// not.
+    /// Probes the driver. As CSI specifies, a response without `ready` means ready. A timeout means not
+    /// ready.
     ///
     /// # Errors
-    /// [`Unfit`]
+    /// [`IdentityError`]
     pub(crate) async fn probe(&self, name: Option<&DriverName>) -> Result<(), IdentityError> {
         let method: GrpcMethod<_, v1::ProbeResponse> =
-            |wire, request| Box::pin(async { wire.identity().probe(request).await });
+            |connection, request| Box::pin(async { connection.identity().probe(request).await });
         match self.call(PROBE_METHOD, v1::ProbeRequest {}, method, &self.metrics.call_metrics(name)).await {
-            Ok(answer) if answer.ready.unwrap_or(true) => Ok(()),
-            Ok(_) => Err(IdentityError::NotReady("Probe says so".to_owned())),
+            Ok(response) if response.ready.unwrap_or(true) => Ok(()),
+            Ok(_) => Err(IdentityError::NotReady("Probe returned false".to_owned())),
             Err(RpcError::DeadlineExceeded(_) | RpcError::Status(Code::DeadlineExceeded, _)) => {
-                Err(IdentityError::NotReady("Probe is not answered in time".to_owned()))
+                Err(IdentityError::NotReady("Probe timed out".to_owned()))
             }
-            Err(fault) => Err(identity_error(PROBE_METHOD, fault)),
+            Err(error) => Err(identity_error(PROBE_METHOD, error)),
         }
     }
 
-    /// Everything that a driver says of itself.
+    /// Queries the description and all capabilities.
     ///
     /// # Errors
-    /// [`Unfit`]
+    /// [`IdentityError`]
     pub(crate) async fn fetch_identity(&self) -> Result<CsiIdentity, IdentityError> {
         let method: GrpcMethod<_, v1::GetPluginInfoResponse> =
-            |wire, request| Box::pin(async { wire.identity().get_plugin_info(request).await });
+            |connection, request| Box::pin(async { connection.identity().get_plugin_info(request).await });
         let unnamed_driver_metrics = self.metrics.call_metrics(None);
         let info =
             self.call(PLUGIN_INFO_METHOD, v1::GetPluginInfoRequest {}, method, &unnamed_driver_metrics).await;
-        let info = info.map_err(|fault| identity_error(PLUGIN_INFO_METHOD, fault))?;
+        let info = info.map_err(|error| identity_error(PLUGIN_INFO_METHOD, error))?;
         let name = DriverName::from(info.name.as_str());
         let version =
             if info.vendor_version.is_empty() { UNKNOWN_VERSION.to_owned() } else { info.vendor_version };
@@ -141,53 +141,55 @@ impl IdentityQuery<'_> {
         &self,
         calls: &CallMetrics,
     ) -> Result<BTreeSet<PluginCapability>, IdentityError> {
-        let method: GrpcMethod<_, v1::GetPluginCapabilitiesResponse> =
-            |wire, request| Box::pin(async { wire.identity().get_plugin_capabilities(request).await });
-        let answer =
+        let method: GrpcMethod<_, v1::GetPluginCapabilitiesResponse> = |connection, request| {
+            Box::pin(async { connection.identity().get_plugin_capabilities(request).await })
+        };
+        let response =
             self.call(PLUGIN_CAPABILITIES_METHOD, v1::GetPluginCapabilitiesRequest {}, method, calls).await;
-        let answer = answer.map_err(|fault| identity_error(PLUGIN_CAPABILITIES_METHOD, fault))?;
-        Ok(answer.capabilities.iter().filter_map(plugin_capability).collect())
+        let response = response.map_err(|error| identity_error(PLUGIN_CAPABILITIES_METHOD, error))?;
+        Ok(response.capabilities.iter().filter_map(plugin_capability).collect())
     }
 
     async fn controller_capabilities(
         &self,
         calls: &CallMetrics,
     ) -> Result<BTreeSet<ControllerCapability>, IdentityError> {
-        let method: GrpcMethod<_, v1::ControllerGetCapabilitiesResponse> =
-            |wire, request| Box::pin(async { wire.controller().controller_get_capabilities(request).await });
-        let answer = self
+        let method: GrpcMethod<_, v1::ControllerGetCapabilitiesResponse> = |connection, request| {
+            Box::pin(async { connection.controller().controller_get_capabilities(request).await })
+        };
+        let response = self
             .call(CONTROLLER_CAPABILITIES_METHOD, v1::ControllerGetCapabilitiesRequest {}, method, calls)
             .await;
-        let answer = answer.map_err(|fault| identity_error(CONTROLLER_CAPABILITIES_METHOD, fault))?;
-        Ok(answer.capabilities.iter().filter_map(controller_capability).collect())
+        let response = response.map_err(|error| identity_error(CONTROLLER_CAPABILITIES_METHOD, error))?;
+        Ok(response.capabilities.iter().filter_map(controller_capability).collect())
     }
 
     async fn has_group_snapshots(&self, calls: &CallMetrics) -> Result<bool, IdentityError> {
         use v1::group_controller_service_capability::{Type, rpc};
-        let method: GrpcMethod<_, v1::GroupControllerGetCapabilitiesResponse> = |wire, request| {
-            Box::pin(async { wire.group_controller().group_controller_get_capabilities(request).await })
+        let method: GrpcMethod<_, v1::GroupControllerGetCapabilitiesResponse> = |connection, request| {
+            Box::pin(async { connection.group_controller().group_controller_get_capabilities(request).await })
         };
-        let answer = self
+        let response = self
             .call(GROUP_CAPABILITIES_METHOD, v1::GroupControllerGetCapabilitiesRequest {}, method, calls)
             .await;
-        let answer = answer.map_err(|fault| identity_error(GROUP_CAPABILITIES_METHOD, fault))?;
-        let capabilities = answer.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+        let response = response.map_err(|error| identity_error(GROUP_CAPABILITIES_METHOD, error))?;
+        let capabilities = response.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
         Ok(capabilities.into_iter().any(|Type::Rpc(capabilities)| {
             capabilities.r#type() == rpc::Type::CreateDeleteGetVolumeGroupSnapshot
         }))
     }
 
-    /// Whether the node service behind this socket expands volumes, as external-resizer asks it. Most
-    /// controllers' sockets have no node service, which is a no. One that cannot answer now is asked again:
-    /// what it says first counts for as long as this process runs.
+    /// Returns true if the node service on this socket supports expansion, as external-resizer checks it.
+    /// Most controller sockets have no node service; then the result is false. A transient failure fails the
+    /// session, because the result is used until this process restarts.
     async fn has_node_expansion(&self, calls: &CallMetrics) -> Result<bool, IdentityError> {
         use v1::node_service_capability::{Type, rpc};
         let method: GrpcMethod<_, v1::NodeGetCapabilitiesResponse> =
-            |wire, request| Box::pin(async { wire.node().node_get_capabilities(request).await });
-        let answer =
+            |connection, request| Box::pin(async { connection.node().node_get_capabilities(request).await });
+        let response =
             match self.call(NODE_CAPABILITIES_METHOD, v1::NodeGetCapabilitiesRequest {}, method, calls).await
             {
-                Ok(answer) => answer,
+                Ok(response) => response,
                 Err(RpcError::ConnectionLost(reason)) => return Err(IdentityError::ConnectionLost(reason)),
                 Err(RpcError::Status(Code::Unavailable | Code::DeadlineExceeded, reason)) => {
                     return Err(IdentityError::ConnectionLost(format!(
@@ -196,12 +198,12 @@ impl IdentityQuery<'_> {
                 }
                 Err(RpcError::DeadlineExceeded(after)) => {
                     return Err(IdentityError::ConnectionLost(format!(
-                        "{NODE_CAPABILITIES_METHOD} had no answer within {after:?}"
+                        "{NODE_CAPABILITIES_METHOD} had no response within {after:?}"
                     )));
                 }
                 Err(RpcError::Status(..) | RpcError::MalformedResponse(_)) => return Ok(false),
             };
-        let capabilities = answer.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
+        let capabilities = response.capabilities.iter().filter_map(|capability| capability.r#type.as_ref());
         Ok(capabilities
             .into_iter()
             .any(|Type::Rpc(capabilities)| capabilities.r#type() == rpc::Type::ExpandVolume))
@@ -215,23 +217,23 @@ impl IdentityQuery<'_> {
         calls: &CallMetrics,
     ) -> Result<R, RpcError> {
         let started = Instant::now();
-        let answer = self.connection.clone().call(request, started + self.timeout, method).await;
-        let failure_labels = answer.as_ref().err().map(|fault| {
-            let failure = CsiCallFailure::Rpc(fault.clone());
+        let response = self.connection.clone().call(request, started + self.timeout, method).await;
+        let failure_labels = response.as_ref().err().map(|error| {
+            let failure = CsiCallFailure::Rpc(error.clone());
             let label = failure.label();
             (failure.into_error(ResourceExhaustedMeaning::Final, &Redactor::default()).kind.as_str(), label)
         });
         let (code, outcome) = failure_labels.unwrap_or(("OK", "ok"));
         calls.observe(path, code, outcome, started.elapsed());
-        answer
+        response
     }
 }
 
-fn identity_error(method: &'static str, fault: RpcError) -> IdentityError {
-    match fault {
+fn identity_error(method: &'static str, error: RpcError) -> IdentityError {
+    match error {
         RpcError::ConnectionLost(reason) => IdentityError::ConnectionLost(reason),
-        fault @ (RpcError::Status(..) | RpcError::MalformedResponse(_) | RpcError::DeadlineExceeded(_)) => {
-            let failure = CsiCallFailure::Rpc(fault);
+        error @ (RpcError::Status(..) | RpcError::MalformedResponse(_) | RpcError::DeadlineExceeded(_)) => {
+            let failure = CsiCallFailure::Rpc(error);
             IdentityError::CallFailed(
                 method,
                 failure.into_error(ResourceExhaustedMeaning::Final, &Redactor::default()),
@@ -240,7 +242,7 @@ fn identity_error(method: &'static str, fault: RpcError) -> IdentityError {
     }
 }
 
-/// A plugin capability; those that mean nothing here, or are newer than this program, are left out.
+/// Converts a plugin capability. Unknown and unused capabilities are dropped.
 fn plugin_capability(capability: &v1::PluginCapability) -> Option<PluginCapability> {
     use v1::plugin_capability::{Type, service, volume_expansion};
     match capability.r#type.as_ref()? {
@@ -282,38 +284,36 @@ fn controller_capability(capability: &v1::ControllerServiceCapability) -> Option
 }
 
 fn abilities(controller: &BTreeSet<ControllerCapability>, has_group_snapshots: bool) -> BTreeSet<Ability> {
-    use ControllerCapability as Csi;
     let has = |capability| controller.contains(&capability);
     #[rustfmt::skip] // one row an ability
     let rows = [
-        (Ability::Cloning,        has(Csi::CloneVolume)),
-        (Ability::Restoring,      has(Csi::CreateDeleteSnapshot)),
-        (Ability::Publishing,     has(Csi::PublishUnpublishVolume)),
-        (Ability::Expansion,      has(Csi::ExpandVolume)),
-        (Ability::Modification,   has(Csi::ModifyVolume)),
-        (Ability::Snapshots,      has(Csi::CreateDeleteSnapshot)),
+        (Ability::Cloning,        has(ControllerCapability::CloneVolume)),
+        (Ability::Restoring,      has(ControllerCapability::CreateDeleteSnapshot)),
+        (Ability::Publishing,     has(ControllerCapability::PublishUnpublishVolume)),
+        (Ability::Expansion,      has(ControllerCapability::ExpandVolume)),
+        (Ability::Modification,   has(ControllerCapability::ModifyVolume)),
+        (Ability::Snapshots,      has(ControllerCapability::CreateDeleteSnapshot)),
         (Ability::GroupSnapshots, has_group_snapshots),
-        (Ability::Listing,        has(Csi::ListVolumes)),
-        (Ability::Inspection,     has(Csi::GetVolume)),
-        (Ability::Capacity,       has(Csi::GetCapacity)),
+        (Ability::Listing,        has(ControllerCapability::ListVolumes)),
+        (Ability::Inspection,     has(ControllerCapability::GetVolume)),
+        (Ability::Capacity,       has(ControllerCapability::GetCapacity)),
     ];
     rows.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
 }
 
-/// What is a feature here. `volume-mount-group` is the node service's to say, and it is not asked.
+/// Derives the features. `volume-mount-group` belongs to the node service, which is not queried for it.
 fn features(
     plugin: &BTreeSet<PluginCapability>,
     controller: &BTreeSet<ControllerCapability>,
 ) -> Vec<Feature> {
-    use ControllerCapability as Csi;
     let has_controller = |capability| controller.contains(&capability);
     #[rustfmt::skip] // one row a feature
     let rows = [
-        (Feature::PublishReadonly,       has_controller(Csi::PublishReadonly)),
-        (Feature::PublishedNodes,        has_controller(Csi::ListVolumesPublishedNodes)),
-        (Feature::VolumeCondition,       has_controller(Csi::VolumeCondition)),
+        (Feature::PublishReadonly,       has_controller(ControllerCapability::PublishReadonly)),
+        (Feature::PublishedNodes,        has_controller(ControllerCapability::ListVolumesPublishedNodes)),
+        (Feature::VolumeCondition,       has_controller(ControllerCapability::VolumeCondition)),
         (Feature::OnlineExpansion,       plugin.contains(&PluginCapability::OnlineExpansion)),
-        (Feature::SingleNodeMultiWriter, has_controller(Csi::SingleNodeMultiWriter)),
+        (Feature::SingleNodeMultiWriter, has_controller(ControllerCapability::SingleNodeMultiWriter)),
     ];
     rows.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
 }
@@ -332,7 +332,7 @@ mod tests {
             })
             .collect();
         let numbers: Vec<_> = capabilities.iter().map(|capability| *capability as i32).collect();
-        assert_eq!(numbers, (1..=15).collect::<Vec<_>>(), "numbers that nobody knows are left out");
+        assert_eq!(numbers, (1..=15).collect::<Vec<_>>(), "unknown numbers are dropped");
         assert_eq!(abilities(&capabilities, true), Ability::ALL.into());
         assert_eq!(abilities(&BTreeSet::new(), false), BTreeSet::new());
         let plugin = [PluginCapability::OnlineExpansion].into();

@@ -1,10 +1,8 @@
-//! The Container Storage Interface: its messages, existing drivers as backends, and servers that face
-//! outward.
+//! The Container Storage Interface (CSI): its messages, existing drivers as backends, and servers.
 //!
-//! [`v1`] has CSI 1.12's messages with their clients and servers. A [`CsiBackend`] is a driver that listens
-//! on a unix socket: it stands behind the same trait as a component in the sandbox, under the same guards and
-//! the same checks, and roles cannot tell the two apart. In the other direction [`server`] has what every
-//! server of ours on a unix socket is made of.
+//! [`v1`] has CSI 1.12's messages, clients and servers. A [`CsiBackend`] is a driver on a unix socket. It
+//! implements the same trait as a sandboxed component, with the same checks, and controllers do not
+//! distinguish the two. [`server`] has what all unix socket servers of this program share.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -22,7 +20,7 @@ pub mod server;
 mod status;
 pub mod v1;
 
-pub use address::Address;
+pub use address::{Address, AddressError};
 pub use backend::{CsiBackend, CsiConfig};
 pub use error::ConnectError;
 pub use metrics::ConnectionMetrics;

@@ -1,4 +1,4 @@
-//! What operators see of the connections to drivers. The calls count where all drivers' calls do.
+//! Metrics of the connections to CSI drivers. Calls are counted by the metrics of all backends.
 
 use std::sync::atomic::AtomicI64;
 
@@ -14,7 +14,7 @@ struct ConnectionLabels {
     driver_name: String,
 }
 
-/// The metrics of all connections of a process.
+/// The connection metrics of a process.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionMetrics {
     connected: Family<ConnectionLabels, Gauge>,
@@ -22,7 +22,7 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Makes the metrics and adds them to a registry. A process has one of them.
+    /// Creates and registers the metrics. Once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
@@ -32,7 +32,7 @@ impl ConnectionMetrics {
         );
         registry.register(
             "cofferdam_csi_connections_lost",
-            "Connections to the CSI driver that ended by themselves",
+            "Connections to the CSI driver that were lost",
             metrics.connections_lost.clone(),
         );
         metrics
@@ -47,7 +47,7 @@ impl ConnectionMetrics {
     }
 }
 
-/// The connection of one driver.
+/// The metrics of one driver's connection.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverConnectionMetrics {
     connected: Gauge<i64, AtomicI64>,

@@ -1,4 +1,4 @@
-//! A connection for one question or two, as kubelet and livenessprobe open them.
+//! Short-lived connections for a few calls, as in kubelet and livenessprobe.
 
 use http::{Request, Response, Uri};
 use hyper::client::conn::http2;
@@ -9,12 +9,11 @@ use tonic::{Status, body::Body};
 
 use crate::grpc::{ConnectionLost, DriverStatusCell, ORIGIN, StatusRecordingBody};
 
-/// What carries the calls of one connection.
+/// The transport of one connection.
 pub type Channel =
     tower::util::BoxCloneSyncService<Request<Body>, Response<StatusRecordingBody>, ConnectionLost>;
 
-/// A connection that ends with its owner. Errors of calls are what tonic makes of them: nobody asks here
-/// whether a failure is final.
+/// A connection that is closed when dropped. Errors are tonic's; they do not say whether a failure is final.
 #[derive(Debug)]
 pub struct OneShotConnection {
     channel: Channel,
@@ -22,10 +21,10 @@ pub struct OneShotConnection {
 }
 
 impl OneShotConnection {
-    /// Greets whoever listens at the other end.
+    /// Performs the HTTP/2 handshake.
     ///
     /// # Errors
-    /// `Unavailable`, if they do not speak HTTP/2.
+    /// `Unavailable` if the server does not speak HTTP/2.
     pub async fn handshake(stream: UnixStream) -> Result<Self, Status> {
         let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
         let (sender, connection) = handshake.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -43,13 +42,13 @@ impl OneShotConnection {
         Ok(Self { channel: Channel::new(channel), _connection: AbortOnDropHandle::new(connection) })
     }
 
-    /// A client of one of the services, by its `with_origin`.
+    /// Creates a service client from its `with_origin` constructor.
     pub fn client<C>(&self, with_origin: impl FnOnce(Channel, Uri) -> C) -> C {
         with_origin(self.channel.clone(), Uri::from_static(ORIGIN))
     }
 }
 
-/// Whether a call has failed because its connection did: nobody knows what came of it.
+/// Returns true if a call failed because the connection was lost. Its result is then unknown.
 pub fn is_connection_lost(status: &Status) -> bool {
     std::error::Error::source(status).is_some_and(|source| source.is::<ConnectionLost>())
 }
@@ -66,6 +65,6 @@ mod tests {
         drop(server_end);
         let status = connection.client(IdentityClient::with_origin).probe(ProbeRequest {}).await.unwrap_err();
         assert!(is_connection_lost(&status), "{status:?}");
-        assert!(!is_connection_lost(&Status::unknown("the driver's own word")));
+        assert!(!is_connection_lost(&Status::unknown("a status of the driver")));
     }
 }

@@ -1,9 +1,8 @@
-//! How kubelet learns of a driver: the messages, client and server of its plugin registration, made of
-//! `proto/registration.proto`.
+//! kubelet's plugin registration API, generated from `proto/registration.proto`.
 #![expect(
     missing_docs,
     clippy::allow_attributes_without_reason,
-    reason = "generated: kubelet's own names, documented in proto/registration.proto where a name does not say it"
+    reason = "generated; documented in proto/registration.proto"
 )]
 
 include!("generated/pluginregistration.rs");

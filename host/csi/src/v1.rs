@@ -1,9 +1,9 @@
-//! CSI 1.12's messages, clients and servers, made of `proto/csi.proto`. `Debug` shows nothing of fields that
-//! CSI marks secret.
+//! CSI 1.12's messages, clients and servers, generated from `proto/csi.proto`. `Debug` redacts the fields
+//! that CSI marks as secret.
 #![expect(
     missing_docs,
     clippy::allow_attributes_without_reason,
-    reason = "generated: CSI's own names, documented in proto/csi.proto where a name does not say it"
+    reason = "generated; documented in proto/csi.proto"
 )]
 
 include!("generated/csi.v1.rs");

@@ -1,4 +1,4 @@
-//! The Rust code in `src/generated` matches the files in `proto/`.
+//! Checks that the Rust code in `src/generated` matches the files in `proto/`.
 //!
 //! The code is committed so that a build of the program needs neither `protoc` nor a protobuf compiler in
 //! Rust. To regenerate it after a change of `proto/`, run `UPDATE=1 cargo test --package cofferdam-csi --test
@@ -30,7 +30,8 @@ fn committed_code_matches_the_proto_files() -> Result<(), Box<dyn Error>> {
         let found = fs::read_to_string(committed.join(&file))?;
         assert!(
             found == generated,
-            "src/generated/{} does not match proto/: run `UPDATE=1 cargo test --package cofferdam-csi --test generated`",
+            "src/generated/{} does not match proto/: run `UPDATE=1 cargo test --package cofferdam-csi \
+             --test generated`",
             file.display()
         );
     }
@@ -95,7 +96,7 @@ fn debug_impls(messages: &[Secretive]) -> Result<String, std::fmt::Error> {
     Ok(code)
 }
 
-/// The paths of all calls: what metrics may name.
+/// The gRPC paths of all methods, for metric labels.
 fn paths(pool: &DescriptorPool) -> Result<String, std::fmt::Error> {
     let mut code = "&[\n".to_owned();
     for service in pool.services() {

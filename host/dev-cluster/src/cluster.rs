@@ -238,9 +238,8 @@ impl DevCluster {
                         .display()
                         .to_string()
                         .parse()
-                        .map_err(DevError::Setup)?;
-                    let segments =
-                        manifest.topology_segments(name.as_str(), &labels).map_err(DevError::Setup)?;
+                        .map_err(setup_error)?;
+                    let segments = manifest.topology_segments(name.as_str(), &labels).map_err(setup_error)?;
                     let topology = NodeIdentity { node_id: name.to_string(), topology_segments: segments };
                     let socket = ServerSocket::bind(&SocketOptions::new(address.clone())).await?;
                     let records = node_dir.join(format!("{index}.volumes"));
@@ -263,7 +262,7 @@ impl DevCluster {
             ));
             let socket = registry.join(format!("{}@reg.sock", driver.name));
             // Check the length of the path here, where the error can be reported.
-            socket.display().to_string().parse::<Address>().map_err(DevError::Setup)?;
+            socket.display().to_string().parse::<Address>().map_err(setup_error)?;
             node.registration_sockets.insert(socket.clone());
             self.registrars.push((registrar, Arc::clone(&node.kubelet), socket, root_dir));
         }
@@ -312,7 +311,7 @@ impl DevCluster {
         root: &str,
         policy: NodePolicy,
     ) -> Result<NodeVolumes<M>, DevError> {
-        let roots = KubeletRoots::new([root.to_owned()]).map_err(DevError::Setup)?;
+        let roots = KubeletRoots::new([root.to_owned()]).map_err(setup_error)?;
         Ok(NodeVolumes::new(mounter, roots, policy))
     }
 
@@ -433,12 +432,16 @@ fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
     policy
 }
 
+fn setup_error(error: impl std::fmt::Display) -> DevError {
+    DevError::Setup(error.to_string())
+}
+
 #[cfg(target_os = "linux")]
 fn real_mounter(policy: &NodePolicy, records: &Path) -> Result<cofferdam_node::LinuxMounter, DevError> {
     if !can_mount() {
         return Err(DevError::Setup("real mounts need CAP_SYS_ADMIN: run as root".to_owned()));
     }
-    cofferdam_node::LinuxMounter::open(policy, records).map_err(DevError::Setup)
+    cofferdam_node::LinuxMounter::open(policy, records).map_err(setup_error)
 }
 
 /// Returns true if the process has CAP_SYS_ADMIN, or if that is unknown.

@@ -111,7 +111,7 @@ pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key under which an attachment of ours travels to the node, in volume attributes and in attachment
 /// metadata.
-pub const CONNECTION_INFO: &str = "cofferdam.dev/attachment";
+pub const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
 /// Topology key whose value is the name of the node. The host knows it without asking anybody.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
 /// Key of the volume attribute that says what the volume's content was made of, `volume` or `snapshot`. A

@@ -1,45 +1,100 @@
-//! What the node knows of attachments, and the one strict reader of their fields.
+//! The connection info that this node understands, and the strict parser of its fields.
 
 use cofferdam_domain::storage::ConnectionInfo;
 
-use crate::{path::RelativePath, policy::ConnectionKind};
+use crate::{
+    path::{PathError, RelativePath},
+    policy::ConnectionKind,
+};
 
-/// Key of a volume's context that says what its content was made of, `volume` or `snapshot`. Such a volume is
-/// never formatted.
+/// Volume context key of the content source, `volume` or `snapshot`. A volume that has it is never formatted.
 pub const CONTENT_SOURCE: &str = cofferdam_domain::names::CONTENT_SOURCE;
 
-/// Longest stable id in bytes: a file name.
+/// Maximum length of a stable id in bytes: the limit of a file name.
 const MAX_STABLE_ID_BYTES: usize = 255;
 
-/// How a node reaches a volume: what the node knows how to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeConnection {
-    /// A directory that the node has already.
-    Directory {
-        /// Beneath the root that the policy names.
-        path: RelativePath,
+/// Connection info that this node cannot use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidConnection {
+    /// The kind is unknown.
+    #[error(
+        "the connection info's kind is {kind:?}: expected one of {}",
+        ConnectionKind::ALL.map(ConnectionKind::as_str).join(", ")
+    )]
+    Kind {
+        /// The kind.
+        kind: String,
     },
-    /// A file that the node has already, used as a block device.
-    Image {
-        /// Beneath the root that the policy names.
-        path: RelativePath,
+    /// The version of the kind is not supported.
+    #[error("connection info {kind} has version {version}: expected 1; a newer version needs a newer node")]
+    Version {
+        /// The kind.
+        kind: ConnectionKind,
+        /// The version.
+        version: u32,
     },
-    /// Memory of the node.
-    Tmpfs {
-        /// Bytes.
-        size: u64,
+    /// A field is missing.
+    #[error("connection info {kind} has no field {field:?}")]
+    MissingField {
+        /// The kind.
+        kind: ConnectionKind,
+        /// The missing field.
+        field: &'static str,
     },
-    /// A block device that the node has already.
-    LocalDevice {
-        /// Its name in `/dev/disk/by-id`.
+    /// A field is unknown.
+    #[error("connection info {kind} has the unknown field {field:?}")]
+    UnknownField {
+        /// The kind.
+        kind: ConnectionKind,
+        /// The unknown field.
+        field: String,
+    },
+    /// The path is invalid.
+    #[error(transparent)]
+    Path(#[from] PathError),
+    /// The size is invalid.
+    #[error("the connection info's size is {size:?}: expected a positive decimal number of bytes")]
+    Size {
+        /// The value.
+        size: String,
+    },
+    /// The stable id is invalid.
+    #[error("the stable id {stable_id:?} is not a name in /dev/disk/by-id")]
+    StableId {
+        /// The value.
         stable_id: String,
     },
-    /// Nothing that a node would do.
+}
+
+/// The parsed connection info of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeConnection {
+    /// An existing directory of the node.
+    Directory {
+        /// The path below the policy's root.
+        path: RelativePath,
+    },
+    /// An existing file of the node, attached as a loop device.
+    Image {
+        /// The path below the policy's root.
+        path: RelativePath,
+    },
+    /// A tmpfs.
+    Tmpfs {
+        /// Size in bytes.
+        size: u64,
+    },
+    /// An existing block device of the node.
+    LocalDevice {
+        /// The name in `/dev/disk/by-id`.
+        stable_id: String,
+    },
+    /// No storage: the node mounts an empty read-only directory.
     None,
 }
 
 impl NodeConnection {
-    /// The kind.
+    /// Returns the kind.
     pub const fn kind(&self) -> ConnectionKind {
         match self {
             Self::Directory { .. } => ConnectionKind::Directory,
@@ -50,25 +105,19 @@ impl NodeConnection {
         }
     }
 
-    /// Reads a record: every field is required, each once, and nothing is guessed.
+    /// Parses connection info. Every field is required and unknown fields are errors.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn parse(connection_info: &ConnectionInfo) -> Result<Self, String> {
-        let kind = ConnectionKind::from_name(&connection_info.kind).ok_or_else(|| {
-            let known = ConnectionKind::ALL.map(ConnectionKind::as_str).join(", ");
-            format!("the attachment's kind is {:?}: expected one of {known}", connection_info.kind)
-        })?;
+    /// [`InvalidConnection`]
+    pub fn parse(connection_info: &ConnectionInfo) -> Result<Self, InvalidConnection> {
+        let kind = ConnectionKind::from_name(&connection_info.kind)
+            .ok_or_else(|| InvalidConnection::Kind { kind: connection_info.kind.clone() })?;
         if connection_info.version != 1 {
-            return Err(format!(
-                "the attachment {kind} has version {}: expected 1; a newer one needs a newer node",
-                connection_info.version
-            ));
+            return Err(InvalidConnection::Version { kind, version: connection_info.version });
         }
         let mut fields = connection_info.fields.clone();
-        let mut take_field = |name: &str| {
-            fields.remove(name).ok_or_else(|| format!("the attachment {kind} has no field {name:?}"))
-        };
+        let mut take_field =
+            |field: &'static str| fields.remove(field).ok_or(InvalidConnection::MissingField { kind, field });
         let connection = match kind {
             ConnectionKind::Directory => Self::Directory { path: RelativePath::parse(&take_field("path")?)? },
             ConnectionKind::Image => Self::Image { path: RelativePath::parse(&take_field("path")?)? },
@@ -78,28 +127,25 @@ impl NodeConnection {
             }
             ConnectionKind::None => Self::None,
         };
-        match fields.keys().next() {
-            Some(unknown) => {
-                Err(format!("the attachment {kind} has a field {unknown:?} that it must not have"))
-            }
+        match fields.into_keys().next() {
+            Some(field) => Err(InvalidConnection::UnknownField { kind, field }),
             None => Ok(connection),
         }
     }
 }
 
-/// A decimal number of bytes, in its only spelling.
-fn parse_size(text: &str) -> Result<u64, String> {
+/// Parses a decimal number of bytes in its canonical spelling.
+fn parse_size(text: &str) -> Result<u64, InvalidConnection> {
     let number = text.parse::<u64>().ok().filter(|number| *number > 0 && number.to_string() == text);
-    number
-        .ok_or_else(|| format!("the attachment's size is {text:?}: expected bytes, a decimal number from 1"))
+    number.ok_or_else(|| InvalidConnection::Size { size: text.to_owned() })
 }
 
-fn parse_stable_id(text: String) -> Result<String, String> {
-    let is_valid = !text.is_empty()
-        && text.len() <= MAX_STABLE_ID_BYTES
-        && !matches!(text.as_str(), "." | "..")
-        && !text.contains(['/', '\0']);
-    if is_valid { Ok(text) } else { Err(format!("the stable id {text:?} is not a name in /dev/disk/by-id")) }
+fn parse_stable_id(stable_id: String) -> Result<String, InvalidConnection> {
+    let is_valid = !stable_id.is_empty()
+        && stable_id.len() <= MAX_STABLE_ID_BYTES
+        && !matches!(stable_id.as_str(), "." | "..")
+        && !stable_id.contains(['/', '\0']);
+    if is_valid { Ok(stable_id) } else { Err(InvalidConnection::StableId { stable_id }) }
 }
 
 #[cfg(test)]
@@ -114,13 +160,16 @@ mod tests {
     #[test]
     fn connection_info_with_missing_or_extra_fields_is_rejected() {
         let path = |text| RelativePath::parse(text).unwrap();
-        #[rustfmt::skip] // one row a case
+        let stable_id = "wwn-0x5".to_owned();
         let good = [
-            (record("directory", 1, &[("path", "a/b")]),                NodeConnection::Directory { path: path("a/b") }),
-            (record("image", 1, &[("path", "a")]),                      NodeConnection::Image { path: path("a") }),
-            (record("tmpfs", 1, &[("size", "4096")]),                   NodeConnection::Tmpfs { size: 4096 }),
-            (record("local-device", 1, &[("stable-id", "wwn-0x5")]),    NodeConnection::LocalDevice { stable_id: "wwn-0x5".to_owned() }),
-            (record("none", 1, &[]),                                    NodeConnection::None),
+            (record("directory", 1, &[("path", "a/b")]), NodeConnection::Directory { path: path("a/b") }),
+            (record("image", 1, &[("path", "a")]), NodeConnection::Image { path: path("a") }),
+            (record("tmpfs", 1, &[("size", "4096")]), NodeConnection::Tmpfs { size: 4096 }),
+            (
+                record("local-device", 1, &[("stable-id", &stable_id)]),
+                NodeConnection::LocalDevice { stable_id },
+            ),
+            (record("none", 1, &[]), NodeConnection::None),
         ];
         for (record, expected) in good {
             assert_eq!(NodeConnection::parse(&record), Ok(expected));

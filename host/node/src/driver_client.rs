@@ -1,5 +1,5 @@
-//! A driver on a socket, asked who it is and how it is: what the registrar and liveness want of it, in a
-//! connection of its own for every question, as livenessprobe does it.
+//! Client of a driver's Identity service, for the registrar and the liveness probe. Every request uses a new
+//! connection, as in livenessprobe.
 
 use std::time::Duration;
 
@@ -11,44 +11,44 @@ use cofferdam_csi::{
 use tokio::{net::UnixStream, time::timeout};
 use tonic::{Response, Status};
 
-/// Why a driver did not answer as it should.
+/// A failed Identity request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// Nobody listens.
+    /// The connection failed.
     #[error("cannot connect to {address}: {reason}")]
     Connect {
-        /// The socket.
+        /// The socket's address.
         address: String,
-        /// Why not.
+        /// The cause.
         reason: String,
     },
-    /// It answered with a failure.
-    #[error("the driver at {address} answered {code}: {message}")]
+    /// The driver returned an error status.
+    #[error("the driver at {address} returned {code}: {message}")]
     Status {
-        /// The socket.
+        /// The socket's address.
         address: String,
-        /// gRPC's code.
+        /// The gRPC status code.
         code: String,
-        /// The driver's words.
+        /// The status message.
         message: String,
     },
-    /// It says that it is not ready.
+    /// The Probe response has `ready: false`.
     #[error("the driver at {address} is not ready")]
     NotReady {
-        /// The socket.
+        /// The socket's address.
         address: String,
     },
-    /// It did not answer in time.
-    #[error("the driver at {address} did not answer within {timeout:?}")]
+    /// The request timed out.
+    #[error("the driver at {address} did not respond within {timeout:?}")]
     Timeout {
-        /// The socket.
+        /// The socket's address.
         address: String,
-        /// How long was waited.
+        /// The timeout.
         timeout: Duration,
     },
 }
 
-/// A driver's socket.
+/// An Identity client of one driver.
 #[derive(Clone, Debug)]
 pub struct DriverClient {
     address: Address,
@@ -56,12 +56,12 @@ pub struct DriverClient {
 }
 
 impl DriverClient {
-    /// A driver that may take so long for an answer.
+    /// Creates a client. `timeout` bounds connection and response together.
     pub const fn new(address: Address, timeout: Duration) -> Self {
         Self { address, timeout }
     }
 
-    /// The driver's name.
+    /// Returns the driver's name (GetPluginInfo).
     ///
     /// # Errors
     /// [`ProbeError`]
@@ -72,10 +72,10 @@ impl DriverClient {
         Ok(response.await?.name)
     }
 
-    /// Whether it can be used.
+    /// Checks that the driver is ready (Probe). As CSI specifies, a response without `ready` means ready.
     ///
     /// # Errors
-    /// [`ProbeError`], also for a driver that is not ready.
+    /// [`ProbeError`], including [`ProbeError::NotReady`].
     pub async fn probe(&self) -> Result<(), ProbeError> {
         let response = self.call(|stream| async move {
             call_identity(stream, async |client| client.probe(ProbeRequest {}).await).await

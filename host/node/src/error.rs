@@ -1,56 +1,55 @@
-//! How a call to the node fails.
+//! Errors of the node plugin.
 
 use cofferdam_domain::storage::ErrorKind;
 
-/// What the machine did not do.
+/// An error of [`Mounter`](crate::Mounter).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MounterError {
-    /// What was to be used is not there.
+    /// A file, mount or device does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// What is there must not be used: a link on the way, another kind of file, a device that something else
-    /// holds.
+    /// The object exists but must not be used: a symbolic link in the path, an unexpected file type, a device
+    /// in use.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// The system or a tool failed.
+    /// A system call or a tool failed.
     #[error("{0}")]
     Failed(String),
 }
 
-/// A call that the node did not serve, one line.
+/// A failed Node service call. The text is one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The request can never succeed.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The node's policy does not allow it.
+    /// The node's policy denies the request.
     #[error("{0}")]
     Denied(String),
-    /// The volume, or what a path names, is not there.
+    /// The volume or a path does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// It is there already, with other arguments.
+    /// The volume is staged or published with other arguments.
     #[error("{0}")]
     AlreadyExists(String),
-    /// The state forbids the call.
+    /// The state of the volume or the node forbids the call.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// A size that the volume does not have.
+    /// The requested size is out of range.
     #[error("{0}")]
     OutOfRange(String),
-    /// A step failed on the machine.
+    /// A [`Mounter`](crate::Mounter) call failed.
     #[error("cannot {step}: {source}")]
     Mounter {
-        /// What was done, as in "cannot …".
+        /// The failed step: completes "cannot …".
         step: &'static str,
-        /// Why not.
+        /// The cause.
         source: MounterError,
     },
 }
 
 impl NodeError {
-    /// The code that the caller hears. A failed step is `Internal`: kubelet takes it for final and tries
-    /// again.
+    /// The code of the response. A failed step is `Internal`, which kubelet treats as final and retries.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid(_) => ErrorKind::InvalidArgument,
@@ -69,9 +68,9 @@ impl NodeError {
     }
 }
 
-/// Names the step of a failure.
+/// Adds the failed step to an error.
 pub(crate) trait StepContext<T> {
-    /// The failure of `step`, as in "cannot …".
+    /// Wraps an error; `step` completes "cannot …".
     fn step(self, step: &'static str) -> Result<T, NodeError>;
 }
 

@@ -1,9 +1,9 @@
-//! The node: what kubelet asks of a driver on its own machine.
+//! The node plugin: CSI's Identity and Node services, and the kubelet plugin registration.
 //!
-//! A driver in the sandbox never touches a node. It returns an attachment, which says how a node reaches the
-//! volume; this crate executes it, under a [`Policy`] that the node's operator wrote and that denies what it
-//! does not name. Everything that is done goes through one port, [`Machine`], one effect at a time: the
-//! process may die after any of them, and the same call again goes on with what is missing.
+//! A sandboxed driver never touches a node. It returns connection info, which describes how a node reaches
+//! the volume. This crate connects, formats and mounts the volume under a [`NodePolicy`] that the node's
+//! operator wrote and that denies by default. Every effect is one call of the trait [`Mounter`]. The process
+//! may die after any of them; a retry of the same call continues where the first one stopped.
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -23,23 +23,20 @@ mod service;
 #[cfg(target_os = "linux")]
 mod linux;
 
-pub use connection::{CONTENT_SOURCE, NodeConnection};
+pub use connection::{CONTENT_SOURCE, InvalidConnection, NodeConnection};
 pub use driver_client::{DriverClient, ProbeError};
 pub use error::{MounterError, NodeError};
 #[cfg(target_os = "linux")]
-pub use linux::LinuxMounter;
-pub use manifest::{DriverManifest, ManifestError};
+pub use linux::{LinuxMounter, MounterSetupError};
+pub use manifest::{DriverManifest, InvalidManifest, ManifestError, MissingTopologyLabel};
 pub use mount_options::{AccessTimes, MountOptions};
 pub use mounter::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, LoopDevice,
     MountAttributes, MountPoint, Mounter, PathInfo, PathKind,
 };
-pub use node::{
-    ExpandRequest, NodeVolumeCondition, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest,
-    VolumeStats,
-};
-pub use path::{KubeletPath, KubeletRoots, RelativePath, RootedPath};
-pub use policy::{ConnectionKind, InlinePolicy, NodePolicy, StableIdPattern};
+pub use node::{ExpandRequest, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest, VolumeStats};
+pub use path::{KubeletPath, KubeletRootError, KubeletRoots, PathError, RelativePath, RootedPath};
+pub use policy::{ConnectionKind, InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};
 pub use record::{TargetRecord, VolumeRecord, VolumeRecords};
-pub use registrar::{Registrar, RegistrationState};
+pub use registrar::{Registrar, RegistrationError, RegistrationState};
 pub use service::{NodeIdentity, NodeService};

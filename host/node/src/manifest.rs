@@ -1,10 +1,10 @@
-//! What a node knows of a driver that it never runs: the manifest that `cofferdam backend inspect -o
-//! manifest` wrote.
+//! The driver manifest, written by `cofferdam backend inspect -o manifest`: the node plugin's description of
+//! a driver that it never runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::Read as _,
+    io::{self, Read as _},
     path::Path,
 };
 
@@ -17,22 +17,62 @@ use cofferdam_domain::{
 };
 use serde::Deserialize;
 
-/// The only version that is read.
+/// The supported manifest version.
 const MANIFEST_VERSION: u32 = 1;
-/// Largest manifest that is read, in bytes.
+/// Maximum manifest size in bytes.
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
-/// The topology key whose value is the node's name.
+/// Topology key whose value is the node's name.
 const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
 
-/// Why a manifest cannot be used. One line.
+/// An invalid manifest. The text is one line and continues "the manifest".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the manifest {path}: {problem}")]
-pub struct ManifestError {
-    path: String,
-    problem: String,
+pub enum InvalidManifest {
+    /// The file cannot be read.
+    #[error("cannot be read: {reason}")]
+    Unreadable {
+        /// The cause.
+        reason: String,
+    },
+    /// The file is not a manifest.
+    #[error("is malformed: {reason}; expected the output of `cofferdam backend inspect -o manifest`")]
+    Malformed {
+        /// The cause.
+        reason: String,
+    },
+    /// The version is not supported.
+    #[error(
+        "has version {found}: expected {MANIFEST_VERSION}, as written by this program's \
+         `backend inspect -o manifest`"
+    )]
+    UnsupportedVersion {
+        /// The version.
+        found: u32,
+    },
+    /// The driver's name is not a DNS subdomain.
+    #[error("has the driver name {name:?}: expected a DNS subdomain")]
+    DriverName {
+        /// The name.
+        name: String,
+    },
 }
 
-/// A driver, as its manifest describes it.
+/// An unusable manifest file. The text is one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the manifest {path} {source}")]
+pub struct ManifestError {
+    path: String,
+    source: InvalidManifest,
+}
+
+/// A Node without a label that the driver's topology needs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node {node} has no label {key:?}, which the driver's topology needs")]
+pub struct MissingTopologyLabel {
+    node: String,
+    key: String,
+}
+
+/// A driver's description and abilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverManifest {
     description: Description,
@@ -47,7 +87,7 @@ struct ManifestVersion {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ManifestDocument {
+struct ManifestFields {
     driver: DriverName,
     version: String,
     topology_keys: Vec<String>,
@@ -56,127 +96,121 @@ struct ManifestDocument {
     abilities: Vec<String>,
 }
 
-/// Whether a text is a driver's name: the socket of its registration is called so.
-fn is_dns_subdomain(name: &str) -> bool {
+/// Checks that a driver name is a DNS subdomain of at most 63 bytes: it is part of the registration socket's
+/// file name.
+fn check_driver_name(name: &DriverName) -> Result<(), InvalidManifest> {
+    let name = name.as_str();
     let is_valid_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let is_valid_byte = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
-    name.len() <= 63
+    let is_valid = name.len() <= 63
         && is_valid_end(name.bytes().next())
         && is_valid_end(name.bytes().next_back())
-        && name.bytes().all(is_valid_byte)
+        && name.bytes().all(is_valid_byte);
+    if is_valid { Ok(()) } else { Err(InvalidManifest::DriverName { name: name.to_owned() }) }
 }
 
 impl DriverManifest {
-    /// The manifest of a driver that runs in this process.
+    /// The manifest of a driver that runs in this process. The node plugin serves no controller methods, so
+    /// the placement is always central.
     ///
     /// # Errors
-    /// When its name is none, for the socket of its registration is called so.
-    pub fn from_description(description: Description, abilities: BTreeSet<Ability>) -> Result<Self, String> {
-        if !is_dns_subdomain(description.name.as_str()) {
-            return Err(format!(
-                "names the driver {:?}: expected a DNS subdomain",
-                description.name.as_str()
-            ));
-        }
+    /// [`InvalidManifest::DriverName`]
+    pub fn from_description(
+        description: Description,
+        abilities: BTreeSet<Ability>,
+    ) -> Result<Self, InvalidManifest> {
+        check_driver_name(&description.name)?;
         Ok(Self { description: Description { placement: Placement::Central, ..description }, abilities })
     }
 
-    /// Reads a file.
+    /// Reads a manifest file.
     ///
     /// # Errors
-    /// [`ManifestError`], which names it.
+    /// [`ManifestError`], with the file's path.
     pub fn open(path: &Path) -> Result<Self, ManifestError> {
-        let fail = |problem: String| ManifestError { path: path.display().to_string(), problem };
+        let fail = |source| ManifestError { path: path.display().to_string(), source };
+        let unreadable = |error: io::Error| fail(InvalidManifest::Unreadable { reason: error.to_string() });
         let mut bytes = Vec::new();
-        let file = File::open(path).map_err(|error| fail(error.to_string()))?;
-        file.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes).map_err(|error| fail(error.to_string()))?;
+        let file = File::open(path).map_err(unreadable)?;
+        file.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes).map_err(unreadable)?;
         Self::parse(&bytes).map_err(fail)
     }
 
-    /// Reads a document.
+    /// Parses a JSON manifest.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn parse(document: impl AsRef<[u8]>) -> Result<Self, String> {
-        let parse_error = |error: serde_json::Error| {
-            format!("is none: {error}; expected what `cofferdam backend inspect -o manifest` writes")
-        };
-        let document = document.as_ref();
-        // First of all: another version has other members.
-        let ManifestVersion { manifest_version: version } =
-            serde_json::from_slice(document).map_err(parse_error)?;
-        if version != MANIFEST_VERSION {
-            return Err(format!(
-                "has version {version}: expected {MANIFEST_VERSION}, as this program's `backend inspect -o manifest` writes it"
-            ));
+    /// [`InvalidManifest`]
+    pub fn parse(json: impl AsRef<[u8]>) -> Result<Self, InvalidManifest> {
+        let malformed = |error: serde_json::Error| InvalidManifest::Malformed { reason: error.to_string() };
+        let json = json.as_ref();
+        // The version first: other versions may have other fields.
+        let ManifestVersion { manifest_version: found } = serde_json::from_slice(json).map_err(malformed)?;
+        if found != MANIFEST_VERSION {
+            return Err(InvalidManifest::UnsupportedVersion { found });
         }
-        let document: ManifestDocument = serde_json::from_slice(document).map_err(parse_error)?;
-        if !is_dns_subdomain(document.driver.as_str()) {
-            return Err(format!("names the driver {:?}: expected a DNS subdomain", document.driver.as_str()));
-        }
-        // An ability that a later release has is nothing that a node does.
-        let abilities = document.abilities.iter().filter_map(|name| Ability::from_interface(name)).collect();
+        let manifest: ManifestFields = serde_json::from_slice(json).map_err(malformed)?;
+        check_driver_name(&manifest.driver)?;
+        // Unknown abilities come from later releases and do not concern the node.
+        let abilities = manifest.abilities.iter().filter_map(|name| Ability::from_interface(name)).collect();
         let description = Description {
-            name: document.driver,
-            version: document.version,
-            topology_keys: document.topology_keys,
+            name: manifest.driver,
+            version: manifest.version,
+            topology_keys: manifest.topology_keys,
             placement: Placement::Central,
-            volumes_per_node: document.volumes_per_node,
-            features: document.features,
+            volumes_per_node: manifest.volumes_per_node,
+            features: manifest.features,
         };
         Ok(Self { description, abilities })
     }
 
-    /// The driver's name.
+    /// Returns the driver's name.
     pub const fn driver(&self) -> &DriverName {
         &self.description.name
     }
 
-    /// The vendor's version.
+    /// Returns the vendor's version.
     pub fn version(&self) -> &str {
         &self.description.version
     }
 
-    /// How many volumes fit a node; absent when there is no limit.
+    /// Returns the maximum number of volumes per node; absent if unlimited.
     pub const fn volumes_per_node(&self) -> Option<u32> {
         self.description.volumes_per_node
     }
 
-    /// Whether the driver says that it has a feature.
+    /// Returns true if the driver declares a feature.
     pub fn has_feature(&self, feature: Feature) -> bool {
         self.description.has_feature(feature)
     }
 
-    /// Whether attachments come with each publication, and not with the volume.
+    /// Returns true if ControllerPublishVolume returns the connection info, instead of CreateVolume.
     pub fn has_publishing(&self) -> bool {
         self.abilities.contains(&Ability::Publishing)
     }
 
-    /// What the Identity service says of the driver.
+    /// Returns the capabilities for GetPluginCapabilities.
     pub fn plugin_capabilities(&self) -> BTreeSet<PluginCapability> {
         plugin_capabilities(&self.abilities, &self.description)
     }
 
-    /// Keys whose values only the Node object knows: its labels of these names.
+    /// Returns the topology keys whose values are labels of the Node object.
     pub fn topology_labels(&self) -> impl Iterator<Item = &str> {
         self.description.topology_keys.iter().map(String::as_str).filter(|key| *key != NODE_TOPOLOGY_KEY)
     }
 
-    /// Where this node is, for the driver's keys.
+    /// Returns the node's topology segments for the driver's keys.
     ///
     /// # Errors
-    /// The key for which there is no value.
+    /// [`MissingTopologyLabel`]
     pub fn topology_segments(
         &self,
         node: &str,
         labels: &BTreeMap<String, String>,
-    ) -> Result<BTreeMap<String, String>, String> {
+    ) -> Result<BTreeMap<String, String>, MissingTopologyLabel> {
         let value = |key: &String| match (key.as_str(), labels.get(key)) {
             (NODE_TOPOLOGY_KEY, _) => Ok((key.clone(), node.to_owned())),
             (_, Some(value)) => Ok((key.clone(), value.clone())),
-            (_, None) => {
-                Err(format!("the node {node} has no label {key:?}, which the driver's topology needs"))
-            }
+            (_, None) => Err(MissingTopologyLabel { node: node.to_owned(), key: key.clone() }),
         };
         self.description.topology_keys.iter().map(value).collect()
     }
@@ -186,9 +220,11 @@ impl DriverManifest {
 mod tests {
     use super::*;
 
-    const VALID_MANIFEST: &str = r#"{"manifestVersion":1,"driver":"pool.example.com","version":"2","digest":"sha256:0","placement":"node",
-        "topologyKeys":["topology.cofferdam.dev/node","zone"],"volumesPerNode":7,"features":["volume-mount-group"],
-        "abilities":["expansion","publishing","telepathy"]}"#;
+    const VALID_MANIFEST: &str = r#"{
+        "manifestVersion":1,"driver":"pool.example.com","version":"2","digest":"sha256:0","placement":"node",
+        "topologyKeys":["topology.cofferdam.dev/node","zone"],"volumesPerNode":7,
+        "features":["volume-mount-group"],"abilities":["expansion","publishing","telepathy"]
+    }"#;
 
     #[test]
     fn manifest_of_backend_inspect_is_parsed() {
@@ -200,7 +236,7 @@ mod tests {
         let labels = |value: &str| [("zone".to_owned(), value.to_owned())].into();
         let segments = manifest.topology_segments("n1", &labels("a")).unwrap();
         assert_eq!(segments.values().collect::<Vec<_>>(), ["n1", "a"]);
-        assert!(manifest.topology_segments("n1", &BTreeMap::new()).unwrap_err().contains("zone"));
+        assert!(manifest.topology_segments("n1", &BTreeMap::new()).unwrap_err().to_string().contains("zone"));
         for (from, to) in [
             ("\"manifestVersion\":1", "\"manifestVersion\":2"),
             ("pool.example.com", "../etc"),
@@ -209,9 +245,9 @@ mod tests {
         ] {
             assert!(DriverManifest::parse(VALID_MANIFEST.replace(from, to)).is_err(), "{from} {to}");
         }
-        let newer_version = DriverManifest::parse(r#"{"manifestVersion":2}"#).unwrap_err();
+        let newer_version = DriverManifest::parse(r#"{"manifestVersion":2}"#).unwrap_err().to_string();
         assert!(newer_version.contains("version 2"), "{newer_version}");
-        let component = DriverManifest::parse(b"\0asm\xff").unwrap_err();
+        let component = DriverManifest::parse(b"\0asm\xff").unwrap_err().to_string();
         assert!(component.contains("inspect -o manifest"), "{component}");
         let missing = DriverManifest::open(Path::new("/nowhere/manifest.json")).unwrap_err().to_string();
         assert!(missing.contains("/nowhere/manifest.json"), "{missing}");

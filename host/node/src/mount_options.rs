@@ -1,60 +1,60 @@
-//! Mount options, by allow-list: what is not named here is refused.
+//! Mount options. Only the options listed here are allowed.
 
 use crate::{
     error::NodeError,
     mounter::{Filesystem, MountAttributes},
 };
 
-/// How something is mounted.
+/// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// Attributes of the mount.
+    /// Per-mount attributes.
     pub attributes: MountAttributes,
-    /// When times of access are written; absent leaves it to the kernel.
+    /// Access time updates.
     pub access_times: Option<AccessTimes>,
-    /// Options of the filesystem, with their values.
+    /// Filesystem-specific options and their values.
     pub data: Vec<(String, Option<String>)>,
 }
 
-/// When times of access are written.
+/// Access time updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessTimes {
-    /// Never.
+    /// `noatime`
     Never,
-    /// When the file was changed since, or a day has passed.
+    /// `relatime`
     Relative,
-    /// Always.
+    /// `strictatime`
     Strict,
 }
 
-/// Most bytes of an option: the longest one is an SELinux context.
+/// Maximum length of an SELinux context in bytes.
 const MAX_LABEL_BYTES: usize = 512;
 
-/// What an option may have as its value.
+/// The value that an option takes.
 #[derive(Clone, Copy)]
 enum OptionValue {
-    /// Nothing.
+    /// No value.
     None,
-    /// A decimal number.
+    /// A decimal number of at most 10 digits.
     Number,
-    /// One of these.
+    /// One of the listed values.
     OneOf(&'static [&'static str]),
     /// An SELinux label.
     SelinuxLabel,
 }
 
-/// Options of every filesystem on a device.
+/// Options of all filesystems on block devices.
 const DEVICE_OPTIONS: [(&str, OptionValue); 5] = [
     ("discard", OptionValue::None),
     ("nodiscard", OptionValue::None),
     ("lazytime", OptionValue::None),
     ("nolazytime", OptionValue::None),
-    // Kubelet's own, for pods with SELinux labels.
+    // kubelet adds it for SELinux-labelled pods.
     ("context", OptionValue::SelinuxLabel),
 ];
 const EXT4_OPTIONS: [(&str, OptionValue); 8] = [
     ("commit", OptionValue::Number),
-    // Not "panic": a volume's content must not be able to stop the node.
+    // Not "panic": corrupt volume content must not crash the node.
     ("errors", OptionValue::OneOf(&["continue", "remount-ro"])),
     ("data", OptionValue::OneOf(&["ordered", "writeback", "journal"])),
     ("barrier", OptionValue::None),
@@ -74,14 +74,14 @@ const XFS_OPTIONS: [(&str, OptionValue); 7] = [
 ];
 const TMPFS_OPTIONS: [(&str, OptionValue); 1] = [("context", OptionValue::SelinuxLabel)];
 
-/// What is mounted, which decides what an option means.
+/// The type of a mount. It selects the allowed options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MountType {
-    /// A filesystem on a device.
+    /// A filesystem on a block device.
     Device(Filesystem),
-    /// Memory.
+    /// A tmpfs.
     Tmpfs,
-    /// Something that is mounted already.
+    /// A bind mount.
     Bind,
 }
 
@@ -98,17 +98,17 @@ impl MountType {
 }
 
 impl MountOptions {
-    /// Reads the options of a capability; `least` is taken away whatever they say.
+    /// Parses the mount flags of a capability. `base_attributes` are set regardless of the flags.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] for an option that is not on the list.
+    /// [`NodeError::Denied`] for an option that is not allowed.
     pub(crate) fn from_flags(
         flags: &[String],
         mount_type: MountType,
         base_attributes: MountAttributes,
     ) -> Result<Self, NodeError> {
         let mut options = Self { attributes: base_attributes, ..Self::default() };
-        // PVs of in-tree times hold several options in one text.
+        // PersistentVolumes migrated from in-tree plugins have several options in one flag.
         for flag in flags.iter().flat_map(|flag| UnquotedCommas(flag)).filter(|flag| !flag.is_empty()) {
             if !options.apply_generic(flag) {
                 options.data.push(filesystem_option(flag, mount_type)?);
@@ -117,7 +117,8 @@ impl MountOptions {
         Ok(options)
     }
 
-    /// Takes an option that every mount has; those that only grant what is granted anyway change nothing.
+    /// Applies a filesystem-independent option. Options that only confirm the default are ignored. Returns
+    /// false for any other option.
     fn apply_generic(&mut self, flag: &str) -> bool {
         let attributes = &mut self.attributes;
         match flag {
@@ -135,11 +136,11 @@ impl MountOptions {
     }
 }
 
-/// An option that only some filesystems have.
+/// Parses a filesystem-specific option.
 fn filesystem_option(flag: &str, mount_type: MountType) -> Result<(String, Option<String>), NodeError> {
     let denied = || {
         let truncated: String = flag.chars().take(64).collect();
-        NodeError::Denied(format!("the mount option {truncated:?} is not on this node's list"))
+        NodeError::Denied(format!("the mount option {truncated:?} is not allowed on this node"))
     };
     let (name, value) = match flag.split_once('=') {
         Some((name, value)) => (name, Some(value)),
@@ -169,13 +170,13 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// `user:role:type:level`, whose level has commas.
+/// Checks the form `user:role:type:level`; the level may contain commas.
 fn is_selinux_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b',');
     text.split(':').count() >= 3 && text.bytes().all(inner)
 }
 
-/// Parts of a text between commas, none of which is within quotes.
+/// Splits a text at commas outside of double quotes.
 struct UnquotedCommas<'a>(&'a str);
 
 impl<'a> Iterator for UnquotedCommas<'a> {

@@ -1,4 +1,4 @@
-//! The port to the machine: what the node looks at, and what it does, one effect a call.
+//! The interface to the operating system: queries, and effects of one step each.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use crate::{
 
 type Result<T> = std::result::Result<T, MounterError>;
 
-/// Identity of a file: the number of its filesystem and its inode. It stays when the file is renamed.
+/// Identity of a file: device number of its filesystem, and inode. It survives a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct FileId {
     /// Major and minor number of the filesystem.
     pub device: (u32, u32),
-    /// Inode.
+    /// Inode number.
     pub inode: u64,
 }
 
 /// A block device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Device {
-    /// The kernel's name, such as `loop3`.
+    /// Kernel name, such as `loop3`.
     pub name: String,
     /// Major and minor number.
     pub number: (u32, u32),
@@ -42,25 +42,25 @@ pub struct LoopDevice {
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
-    /// The file.
+    /// The backing file.
     pub file_id: FileId,
-    /// Whether it refuses writes.
+    /// True if it is read-only.
     pub read_only: bool,
 }
 
-/// What is known of a device that somebody else may use.
+/// A block device and its current users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The device.
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
-    /// Why it is not free, for people: mounts, partitions, holders, swap, or an exclusive opener. Empty when
-    /// it is.
+    /// Messages about its users: mounts, partitions, holders, swap, or an exclusive opener. Empty if the
+    /// device is free.
     pub users: Vec<String>,
 }
 
-/// Attributes of one mount; each takes something away.
+/// Attributes of one mount. Each restricts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an attribute of its own, as in mount(8)")]
 pub struct MountAttributes {
@@ -75,7 +75,7 @@ pub struct MountAttributes {
 }
 
 impl MountAttributes {
-    /// Whether everything that `other` takes away is taken away here.
+    /// Returns true if every attribute of `other` is also set in `self`.
     pub const fn includes(self, other: Self) -> bool {
         (self.read_only || !other.read_only)
             && (self.no_suid || !other.no_suid)
@@ -84,59 +84,59 @@ impl MountAttributes {
     }
 }
 
-/// One mount at a place.
+/// One mount at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountPoint {
     /// Filesystem type.
     pub fs_type: String,
-    /// What the kernel's table calls its source.
+    /// Mount source as shown in mountinfo.
     pub source: String,
     /// Major and minor number of the filesystem.
     pub device: (u32, u32),
     /// Attributes of this mount.
     pub attributes: MountAttributes,
-    /// Whether the whole filesystem is read-only, as after an error.
+    /// True if the filesystem itself is read-only, for example remounted after an I/O error.
     pub filesystem_read_only: bool,
 }
 
-/// What a place is.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// A directory.
     Directory,
-    /// A file of this many bytes.
+    /// A regular file, with its size in bytes.
     File(u64),
-    /// A block device of this number.
+    /// A block device, with its major and minor number.
     Device((u32, u32)),
-    /// A link, a pipe, or anything else.
+    /// Any other type, such as a symbolic link or a pipe.
     Other,
 }
 
-/// What is at a place.
+/// The file at a path, and the mounts on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathInfo {
-    /// What it is; of a mount, what is mounted.
+    /// The file type; for a mount point, of the mounted root.
     pub kind: PathKind,
-    /// Its identity.
+    /// The file's identity.
     pub id: FileId,
-    /// The mounts there, the last one on top.
+    /// The mounts at this path. The last one is on top.
     pub mounts: Vec<MountPoint>,
 }
 
-/// What a device holds.
+/// The content of a device, from `blkid` and its first and last bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceContent {
-    /// Nothing: no signature, and zeros where they would be.
+    /// No signature, and zeros at both ends.
     Blank,
-    /// A filesystem of this type.
+    /// A filesystem, with its type.
     Filesystem(String),
-    /// Bytes that no program knows: what a format that was broken off leaves, or somebody's data.
+    /// Data without a known signature, such as an interrupted format or user data.
     Unknown,
-    /// Something else that is known, for people.
+    /// Another known signature, with a description.
     Other(String),
 }
 
-/// A filesystem that the node can make, check and grow.
+/// A filesystem that the node can create, check and expand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Filesystem {
@@ -147,10 +147,10 @@ pub enum Filesystem {
 }
 
 impl Filesystem {
-    /// Every one.
+    /// All filesystems.
     pub const ALL: [Self; 2] = [Self::Ext4, Self::Xfs];
 
-    /// The name, as `mount -t` takes it.
+    /// Returns the type name for `mount -t`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -158,189 +158,191 @@ impl Filesystem {
         }
     }
 
-    /// The filesystem of a name.
+    /// Looks up a filesystem by its type name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|filesystem| filesystem.as_str() == name)
     }
 }
 
-/// What is bound to a place.
+/// The source of a bind mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindSource {
-    /// A directory of the operator's.
+    /// A directory below a root that the operator configured.
     Directory(RootedPath),
-    /// A device's node.
+    /// A block device's node.
     Device(Device),
-    /// What is at another place.
+    /// The file or mount at another kubelet path.
     KubeletPath(KubeletPath),
 }
 
-/// How full a filesystem is.
+/// Usage of a filesystem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilesystemUsage {
-    /// Bytes.
+    /// Capacity in bytes.
     pub total: u64,
-    /// Bytes that are in use.
+    /// Used bytes.
     pub used: u64,
-    /// Bytes that a user can still write.
+    /// Bytes available to unprivileged users.
     pub available: u64,
-    /// Inodes; 0 where the filesystem does not count them.
+    /// Number of inodes; 0 if the filesystem does not count them.
     pub inodes: u64,
-    /// Inodes in use.
+    /// Used inodes.
     pub inodes_used: u64,
-    /// Inodes that are free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// A Linux machine. What looks has no effect; what acts is one effect, and does nothing when it fails.
+/// Mount, device and record operations of one node. A query has no effect. A method marked *Effect* makes one
+/// change, and none if it fails.
 ///
-/// Implementations open every path from its root, beneath it, and follow no link.
+/// Implementations open every path below its root and follow no symbolic links.
 pub trait Mounter: Send + Sync {
-    /// What is at a place; absent when nothing is.
+    /// Returns the file at a path and the mounts on it; absent if the path does not exist.
     ///
     /// # Errors
-    /// [`MachineError::Refused`] when a link or a mount is on the way.
+    /// [`MounterError::FailedPrecondition`] if the path contains a symbolic link or crosses a mount.
     fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>>;
 
-    /// Other places where the top mount of this one is mounted too, for people.
+    /// Returns other paths at which the top mount of this path is mounted, for error messages.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn mount_refs(&self, path: &KubeletPath) -> Result<Vec<String>>;
 
-    /// Identity of a directory.
+    /// Returns the identity of a directory.
     ///
     /// # Errors
-    /// [`MachineError::Missing`], or [`MachineError::Refused`] for what is no directory.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a directory.
     fn directory_id(&self, path: &RootedPath) -> Result<FileId>;
 
-    /// Identity of a plain file, and its size in bytes.
+    /// Returns the identity of a regular file, and its size in bytes.
     ///
     /// # Errors
-    /// [`MachineError::Missing`], or [`MachineError::Refused`] for what is no plain file.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a regular file.
     fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)>;
 
-    /// The loop devices of a file.
+    /// Returns the loop devices that are backed by a file.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn loop_devices(&self, file: FileId) -> Result<Vec<LoopDevice>>;
 
-    /// A device by its name in `/dev/disk/by-id`.
+    /// Looks up a device by its name in `/dev/disk/by-id`.
     ///
     /// # Errors
-    /// [`MachineError::Missing`], or [`MachineError::Refused`] for what is no block device.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a block device.
     fn block_device(&self, stable_id: &str) -> Result<DeviceInfo>;
 
-    /// What a device holds.
+    /// Probes the content of a device.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn device_content(&self, device: &Device) -> Result<DeviceContent>;
 
-    /// Size of a device in bytes.
+    /// Returns the size of a device in bytes.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn device_size(&self, number: (u32, u32)) -> Result<u64>;
 
-    /// How full the filesystem at a place is.
+    /// Returns the usage of the filesystem at a path.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn usage(&self, path: &KubeletPath) -> Result<FilesystemUsage>;
 
-    /// Group of the directory at a place; absent unless the group may write there and new files inherit it.
+    /// Returns the group of the directory at a path; absent unless the group may write and new files inherit
+    /// it (setgid).
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn mount_group(&self, path: &KubeletPath) -> Result<Option<u32>>;
 
-    /// Every record.
+    /// Reads all records. Unreadable records are part of the result.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]; one that cannot be read is part of the answer.
+    /// [`MounterError::Failed`] if the records cannot be listed.
     fn records(&self) -> Result<VolumeRecords>;
 
-    /// The record of a volume.
+    /// Reads the record of a volume.
     ///
     /// # Errors
-    /// [`MachineError::Failed`], also for one that cannot be read.
+    /// [`MounterError::Failed`], also if the record is unreadable.
     fn record(&self, volume: &str) -> Result<Option<VolumeRecord>>;
 
-    /// Effect: keeps a record, in place of an earlier one. It is on the disk when this returns.
+    /// Effect: saves a record, replacing an earlier one. It is on disk when this returns.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn save_record(&self, record: &VolumeRecord) -> Result<()>;
 
-    /// Effect: forgets a record.
+    /// Effect: deletes a record.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn delete_record(&self, volume: &str) -> Result<()>;
 
-    /// Effect: makes a directory whose parent is there.
+    /// Effect: creates a directory in an existing parent.
     ///
     /// # Errors
-    /// [`MachineError`]
+    /// [`MounterError`]
     fn make_directory(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: makes an empty file whose parent is there.
+    /// Effect: creates an empty file in an existing parent.
     ///
     /// # Errors
-    /// [`MachineError`]
+    /// [`MounterError`]
     fn make_file(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: removes an empty directory or an empty file on which nothing is mounted. What holds anything
-    /// stays.
+    /// Effect: removes an empty directory or an empty file that is not a mount point. Nothing that has
+    /// content is removed.
     ///
     /// # Errors
-    /// [`MachineError::Refused`] when it is not empty.
+    /// [`MounterError::FailedPrecondition`] if it is not empty.
     fn remove_if_empty(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: puts a loop device before a file.
+    /// Effect: attaches a loop device to a file.
     ///
     /// # Errors
-    /// [`MachineError::Refused`] when the file of this path is not `file` any more.
+    /// [`MounterError::FailedPrecondition`] if the file at this path is no longer `file`.
     fn attach_loop(&self, path: &RootedPath, file: FileId, read_only: bool) -> Result<Device>;
 
-    /// Effect: tells a loop device the size that its file has now.
+    /// Effect: updates the size of a loop device to that of its file.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn refresh_loop_size(&self, device: &Device) -> Result<()>;
 
-    /// Effect: takes a loop device from its file.
+    /// Effect: detaches a loop device.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
-    /// Effect: makes a filesystem. A device that is not blank is refused here once more; `unfinished` allows
-    /// for what an earlier run of the same tool has left, but never for a filesystem that can be recognised.
+    /// Effect: creates a filesystem. The device's content is probed again: it must be blank, or, with
+    /// `is_retry`, may hold what an interrupted format left. A recognised filesystem is never overwritten.
     ///
     /// # Errors
-    /// [`MachineError`]
+    /// [`MounterError`]
     fn make_filesystem(&self, device: &Device, filesystem: Filesystem, is_retry: bool) -> Result<()>;
 
-    /// Effect: repairs what can be repaired without asking.
+    /// Effect: checks a filesystem and repairs what is safe to repair automatically.
     ///
     /// # Errors
-    /// [`MachineError::Failed`] when more than that is needed.
+    /// [`MounterError::Failed`] if it needs a manual repair.
     fn check_filesystem(&self, device: &Device, filesystem: Filesystem) -> Result<()>;
 
-    /// Effect: grows the filesystem at a place to the size of its device; one that has that size stays as it
-    /// is.
+    /// Effect: expands the filesystem at a path to the size of its device. A filesystem of that size is
+    /// unchanged.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn grow_filesystem(&self, device: &Device, filesystem: Filesystem, path: &KubeletPath) -> Result<()>;
 
     /// Effect: mounts a device's filesystem.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn mount_device(
         &self,
         device: &Device,
@@ -349,41 +351,40 @@ pub trait Mounter: Send + Sync {
         path: &KubeletPath,
     ) -> Result<()>;
 
-    /// Effect: mounts memory of a size in bytes, under a name that the mount table shows.
+    /// Effect: mounts a tmpfs of a size in bytes. `name` is the mount source shown in mountinfo.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: gives mounted memory another size in bytes.
+    /// Effect: changes the size of a mounted tmpfs, in bytes.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: binds something to a place.
+    /// Effect: bind-mounts a source at a path.
     ///
     /// # Errors
-    /// [`MachineError`]
+    /// [`MounterError`]
     fn bind(&self, source: &BindSource, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: takes away from the top mount of a place what `attributes` says; what is taken away already
-    /// stays so.
+    /// Effect: adds attributes to the top mount at a path. Attributes that are already set stay set.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn restrict(&self, path: &KubeletPath, attributes: MountAttributes) -> Result<()>;
 
-    /// Effect: unmounts the top mount of a place. One that is in use stays.
+    /// Effect: unmounts the top mount at a path. A busy mount is not unmounted.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn unmount(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: gives everything at a place to a group that may write there. The place itself comes last, so
-    /// that a run that was cut short is seen.
+    /// Effect: makes a group the owner of everything below a path, with write access. The directory at the
+    /// path is changed last, so that an interrupted run is detectable.
     ///
     /// # Errors
-    /// [`MachineError::Failed`]
+    /// [`MounterError::Failed`]
     fn set_mount_group(&self, path: &KubeletPath, group: u32) -> Result<()>;
 }

@@ -1,32 +1,71 @@
-//! Paths that cannot leave where they begin: kubelet's, and those that operators give for attachments.
+//! Paths confined to a root: kubelet's paths, and the paths in connection info.
 //!
-//! What is checked here is the text. The machine opens every one of them from its root's descriptor, beneath
-//! it, without links: the text alone is never the defence.
+//! These types validate only the text. The [`Mounter`](crate::Mounter) opens each path relative to its root's
+//! file descriptor, with `RESOLVE_BENEATH` and without following symbolic links.
 
 use std::fmt;
 
 use crate::error::NodeError;
 
-/// Longest path in bytes, as `docs/attachments.md` says.
+/// Maximum path length in bytes; see `docs/attachments.md`.
 const MAX_PATH_BYTES: usize = 4096;
-/// Longest name of a file.
+/// Maximum file name length in bytes (`NAME_MAX`).
 const MAX_NAME_BYTES: usize = 255;
 
-/// Names parted by `/`, none of them empty, `.` or `..`.
+/// An invalid [`RelativePath`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// The path is too long.
+    #[error("a path has {bytes} bytes: expected at most {MAX_PATH_BYTES}")]
+    TooLong {
+        /// The path's length in bytes.
+        bytes: usize,
+    },
+    /// The path has a component that could leave its root, or that no file can have.
+    #[error("the path {path:?} {problem}: expected names separated by /, none of them . or ..")]
+    Invalid {
+        /// The path.
+        path: String,
+        /// The problem, as a verb phrase.
+        problem: &'static str,
+    },
+}
+
+/// Invalid kubelet root directories.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KubeletRootError {
+    /// No root is given.
+    #[error("no kubelet root: expected at least one, such as /var/lib/kubelet")]
+    None,
+    /// A root is not an absolute path.
+    #[error("the kubelet root {root:?} is relative: expected an absolute path such as /var/lib/kubelet")]
+    Relative {
+        /// The root.
+        root: String,
+    },
+    /// A root is an invalid path, or `/`.
+    #[error("the kubelet root {root:?} is invalid: {source}")]
+    Path {
+        /// The root.
+        root: String,
+        /// The problem with the path below `/`.
+        source: PathError,
+    },
+}
+
+/// A relative path: names separated by `/`, none of them empty, `.` or `..`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RelativePath(String);
 
 impl RelativePath {
-    /// Reads a path.
+    /// Parses a path.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let invalid = |problem: &str| {
-            Err(format!("the path {text:?} {problem}: expected names parted by /, none of them . or .."))
-        };
+    /// [`PathError`]
+    pub fn parse(text: &str) -> Result<Self, PathError> {
+        let invalid = |problem: &'static str| Err(PathError::Invalid { path: text.to_owned(), problem });
         if text.len() > MAX_PATH_BYTES {
-            return Err(format!("a path has {} bytes: expected at most {MAX_PATH_BYTES}", text.len()));
+            return Err(PathError::TooLong { bytes: text.len() });
         }
         if text.starts_with('/') {
             return invalid("is absolute");
@@ -34,8 +73,8 @@ impl RelativePath {
         for name in text.split('/') {
             match name {
                 "" => return invalid("has an empty name"),
-                "." | ".." => return invalid("leaves its directory"),
-                _ if name.contains('\0') => return invalid("has a byte 0"),
+                "." | ".." => return invalid("has a name . or .."),
+                _ if name.contains('\0') => return invalid("has a NUL byte"),
                 _ if name.len() > MAX_NAME_BYTES => return invalid("has a name that is too long"),
                 _ => {}
             }
@@ -43,12 +82,12 @@ impl RelativePath {
         Ok(Self(text.to_owned()))
     }
 
-    /// The path as text.
+    /// Returns the path as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The directory that it is in, absent for a single name, and its own name.
+    /// Splits off the last name. The parent is absent if the path is a single name.
     pub fn split_parent(&self) -> (Option<&str>, &str) {
         match self.0.rsplit_once('/') {
             Some((parent, name)) => (Some(parent), name),
@@ -63,12 +102,12 @@ impl fmt::Debug for RelativePath {
     }
 }
 
-/// Something beneath a root that the node's operator names.
+/// A path below a root that the node's operator configured.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RootedPath {
-    /// The root: an absolute path.
+    /// The root, an absolute path.
     pub root: String,
-    /// The way from there.
+    /// The path relative to the root.
     pub relative_path: RelativePath,
 }
 
@@ -78,22 +117,22 @@ impl fmt::Display for RootedPath {
     }
 }
 
-/// A path of kubelet's: a staging path, a target path, or something in them.
+/// A staging path, a target path, or a path below one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KubeletPath(RootedPath);
 
 impl KubeletPath {
-    /// Kubelet's root that it is beneath.
+    /// Returns the kubelet root that contains it.
     pub fn root(&self) -> &str {
         &self.0.root
     }
 
-    /// The way from there.
+    /// The path relative to the root.
     pub fn relative_path(&self) -> &RelativePath {
         &self.0.relative_path
     }
 
-    /// A name in this place.
+    /// Appends a name.
     #[must_use]
     pub(crate) fn join(&self, name: &'static str) -> Self {
         let path = RelativePath(format!("{}/{name}", self.0.relative_path.as_str()));
@@ -107,44 +146,42 @@ impl fmt::Display for KubeletPath {
     }
 }
 
-/// Kubelet's root directories.
+/// Kubelet's root directories (`--root-dir`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletRoots(Vec<String>);
 
 impl KubeletRoots {
-    /// The roots, as kubelet spells them.
+    /// Validates the roots, in the spelling that kubelet uses in its requests.
     ///
     /// # Errors
-    /// When there is none, or one is not absolute or is all of the machine.
-    pub fn new(roots: impl IntoIterator<Item = String>) -> Result<Self, String> {
+    /// [`KubeletRootError`] if there is no root, or a root is not an absolute path or is `/`.
+    pub fn new(roots: impl IntoIterator<Item = String>) -> Result<Self, KubeletRootError> {
         let mut all = Vec::new();
         for root in roots {
             let trimmed = root.trim_end_matches('/');
-            let relative = trimmed.strip_prefix('/').ok_or_else(|| {
-                format!(
-                    "kubelet's root {root:?} is not one: expected an absolute path such as /var/lib/kubelet"
-                )
-            })?;
-            RelativePath::parse(relative)?;
+            let relative =
+                trimmed.strip_prefix('/').ok_or_else(|| KubeletRootError::Relative { root: root.clone() })?;
+            RelativePath::parse(relative)
+                .map_err(|source| KubeletRootError::Path { root: root.clone(), source })?;
             all.push(trimmed.to_owned());
         }
         if all.is_empty() {
-            return Err("no kubelet root: expected at least one, such as /var/lib/kubelet".to_owned());
+            return Err(KubeletRootError::None);
         }
-        // The longest first: of two roots, one within the other, the closer one is meant.
+        // Longest first: of two nested roots, the inner one matches.
         all.sort_by_key(|root| std::cmp::Reverse(root.len()));
         Ok(Self(all))
     }
 
-    /// The roots.
+    /// Returns the roots.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)
     }
 
-    /// A path of kubelet's.
+    /// Resolves a path of a request. `field` names the request field in errors.
     ///
     /// # Errors
-    /// [`NodeError::Invalid`] when it is beneath none of the roots; `field` names it.
+    /// [`NodeError::Invalid`] if the path is below none of the roots.
     pub fn resolve(&self, field: &str, path: &str) -> Result<KubeletPath, NodeError> {
         if path.is_empty() {
             return Err(NodeError::Invalid(format!("{field} is missing")));
@@ -154,7 +191,7 @@ impl KubeletRoots {
         let Some((root, rest)) = root_and_rest else {
             let roots = self.0.join(", ");
             return Err(NodeError::Invalid(format!(
-                "{field} {path:?} is not beneath a root of kubelet: expected {roots}"
+                "{field} {path:?} is not below a kubelet root: expected {roots}"
             )));
         };
         let path = RelativePath::parse(rest.trim_end_matches('/'))

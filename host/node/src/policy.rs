@@ -1,5 +1,5 @@
-//! What a driver may have done on this node. It denies by default: what the operator does not name is
-//! refused.
+//! The node's policy: the operations that a driver's connection info may cause on this node. Everything that
+//! is not allowed is denied.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -15,27 +15,27 @@ use crate::{
     path::RootedPath,
 };
 
-/// A kind of attachment that the node can execute.
+/// A kind of connection info that the node supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ConnectionKind {
-    /// A directory that the node has already.
+    /// An existing directory of the node.
     Directory,
-    /// A file that the node has already, used as a block device.
+    /// An existing file of the node, attached as a loop device.
     Image,
-    /// Memory.
+    /// A tmpfs.
     Tmpfs,
-    /// A block device that the node has already.
+    /// An existing block device of the node.
     LocalDevice,
-    /// Nothing.
+    /// No storage.
     None,
 }
 
 impl ConnectionKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::None];
 
-    /// The name in an attachment.
+    /// Returns the name used in connection info.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Directory => "directory",
@@ -46,7 +46,7 @@ impl ConnectionKind {
         }
     }
 
-    /// The kind of a name.
+    /// Looks up a kind by its name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
@@ -58,24 +58,71 @@ impl fmt::Display for ConnectionKind {
     }
 }
 
-/// A pattern of stable ids: a text in which `*` stands for anything, also nothing.
+/// An invalid [`StableIdPattern`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// The pattern would match every device.
+    #[error("the pattern {pattern:?} matches every device: expected a part of a stable id")]
+    MatchesEverything {
+        /// The pattern.
+        pattern: String,
+    },
+    /// The pattern contains a slash.
+    #[error("the pattern {pattern:?} contains /: expected names in /dev/disk/by-id")]
+    Slash {
+        /// The pattern.
+        pattern: String,
+    },
+}
+
+/// Settings of a [`NodePolicy`] that are inconsistent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// A kind is allowed, but a setting that it needs is missing.
+    #[error("connection-kinds has {kind}: expected {setting} to be set")]
+    MissingSetting {
+        /// The kind.
+        kind: ConnectionKind,
+        /// The configuration key of the setting.
+        setting: &'static str,
+    },
+    /// A setting is given for a kind that is not allowed.
+    #[error("{setting} is set: expected {kind} in connection-kinds")]
+    UnusedSetting {
+        /// The configuration key of the setting.
+        setting: &'static str,
+        /// The kind.
+        kind: ConnectionKind,
+    },
+    /// Devices are allowed, but no filesystem is.
+    #[error("filesystems is empty: expected ext4, xfs, or both")]
+    NoFilesystems,
+    /// A root is not an absolute path, or is `/`.
+    #[error("the root {root:?} is invalid: expected an absolute path other than /")]
+    Root {
+        /// The root.
+        root: String,
+    },
+}
+
+/// A glob for stable ids. `*` matches any text, including the empty one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StableIdPattern(String);
 
 impl StableIdPattern {
-    /// A pattern.
+    /// Validates a pattern.
     ///
     /// # Errors
-    /// When it would match every device, which nobody means who writes a pattern.
-    pub fn new(text: impl Into<String>) -> Result<Self, String> {
-        let text = text.into();
-        if text.trim_matches('*').is_empty() {
-            return Err(format!("the pattern {text:?} matches every device: expected more of a stable id"));
+    /// [`PatternError`] if the pattern would match every device, or contains `/`.
+    pub fn new(pattern: impl Into<String>) -> Result<Self, PatternError> {
+        let pattern = pattern.into();
+        if pattern.trim_matches('*').is_empty() {
+            return Err(PatternError::MatchesEverything { pattern });
         }
-        if text.contains('/') {
-            return Err(format!("the pattern {text:?} has a /: expected names in /dev/disk/by-id"));
+        if pattern.contains('/') {
+            return Err(PatternError::Slash { pattern });
         }
-        Ok(Self(text))
+        Ok(Self(pattern))
     }
 
     fn matches(&self, id: &str) -> bool {
@@ -102,38 +149,38 @@ impl<'de> Deserialize<'de> for StableIdPattern {
     }
 }
 
-/// What a pod may have without a PersistentVolume. Its author chooses the attributes.
+/// Inline (ephemeral) volumes. The pod's author chooses their attributes, so the policy bounds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct InlinePolicy {
-    /// Largest memory of one volume in bytes; absent refuses inline volumes.
+    /// Maximum size in bytes of a tmpfs for an inline volume. If absent, inline volumes are denied.
     pub tmpfs_max_bytes: Option<u64>,
 }
 
-/// What one driver may have done on this node.
+/// The policy for one driver on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct NodePolicy {
-    /// Kinds of attachments that are executed.
+    /// Allowed kinds of connection info.
     #[serde(default)]
     pub connection_kinds: BTreeSet<ConnectionKind>,
-    /// Where the paths of `directory` begin: an absolute path.
+    /// Root of the paths of kind `directory`: an absolute path.
     pub directory_root: Option<String>,
-    /// Where the paths of `image` begin: an absolute path.
+    /// Root of the paths of kind `image`: an absolute path.
     pub image_root: Option<String>,
-    /// Stable ids of `local-device`.
+    /// Allowed stable ids of kind `local-device`.
     #[serde(default)]
     pub stable_ids: Vec<StableIdPattern>,
-    /// Largest `tmpfs` in bytes.
+    /// Maximum size in bytes of kind `tmpfs`.
     pub tmpfs_max_bytes: Option<u64>,
-    /// Filesystems that are mounted from devices, and made on blank ones; the first one unless a volume names
-    /// another.
+    /// Filesystems that may be mounted from devices and created on blank ones. The first is the default if a
+    /// volume requests none.
     #[serde(default = "default_filesystems")]
     pub filesystems: BTreeSet<Filesystem>,
-    /// Whether programs in a volume may change their user when they start.
+    /// True if setuid and setgid bits in a volume take effect (omits `nosuid`).
     #[serde(default)]
     pub allow_suid: bool,
-    /// Whether device nodes in a volume are devices.
+    /// True if device nodes in a volume can be opened (omits `nodev`).
     #[serde(default)]
     pub allow_devices: bool,
     /// Inline volumes of pods.
@@ -163,46 +210,46 @@ impl Default for NodePolicy {
 }
 
 impl NodePolicy {
-    /// Checks what no single value can tell.
+    /// Checks that the settings are consistent with each other.
     ///
     /// # Errors
-    /// A kind that is named without what it needs, or a root that is none.
-    pub fn validate(&self) -> Result<(), String> {
+    /// [`PolicyError`]
+    pub fn validate(&self) -> Result<(), PolicyError> {
         let has_kind = |kind| self.has_kind(kind);
         let requirements = [
             (ConnectionKind::Directory, "directory-root", self.directory_root.is_some()),
             (ConnectionKind::Image, "image-root", self.image_root.is_some()),
             (ConnectionKind::LocalDevice, "stable-ids", !self.stable_ids.is_empty()),
-            (ConnectionKind::Tmpfs, "tmpfs-most", self.tmpfs_max_bytes.is_some()),
+            (ConnectionKind::Tmpfs, "tmpfs-max-bytes", self.tmpfs_max_bytes.is_some()),
         ];
-        for (kind, key, is_set) in requirements {
+        for (kind, setting, is_set) in requirements {
             if has_kind(kind) && !is_set {
-                return Err(format!("attachments names {kind}: expected {key} beside it"));
+                return Err(PolicyError::MissingSetting { kind, setting });
             }
             if is_set && !has_kind(kind) {
-                return Err(format!("{key} is given: expected {kind} in attachments"));
+                return Err(PolicyError::UnusedSetting { setting, kind });
             }
         }
         if (has_kind(ConnectionKind::Image) || has_kind(ConnectionKind::LocalDevice))
             && self.filesystems.is_empty()
         {
-            return Err("filesystems is empty: expected ext4, xfs, or both".to_owned());
+            return Err(PolicyError::NoFilesystems);
         }
         for root in self.directory_root.iter().chain(&self.image_root) {
             let names = root.strip_prefix('/').map(|path| path.trim_end_matches('/'));
             if names.is_none_or(|names| crate::path::RelativePath::parse(names).is_err()) {
-                return Err(format!("the root {root:?} is none: expected an absolute path, not /"));
+                return Err(PolicyError::Root { root: root.clone() });
             }
         }
         Ok(())
     }
 
-    /// Whether a kind is executed.
+    /// Returns true if a kind is allowed.
     pub fn has_kind(&self, kind: ConnectionKind) -> bool {
         self.connection_kinds.contains(&kind)
     }
 
-    /// What every mount takes away.
+    /// Returns the attributes of every mount.
     pub(crate) fn base_attributes(&self) -> MountAttributes {
         MountAttributes {
             no_suid: !self.allow_suid,
@@ -211,19 +258,20 @@ impl NodePolicy {
         }
     }
 
-    /// Who executes an attachment: the registry of kinds, and the place where each of them is denied or not.
+    /// Returns the connector for connection info that the policy allows. Every allow/deny decision about
+    /// connection info is made here.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] for what the operator did not name.
+    /// [`NodeError::Denied`] unless the policy allows it.
     pub(crate) fn connector(&self, connection: NodeConnection) -> Result<Box<dyn Connector>, NodeError> {
         let kind = connection.kind();
-        let denied = |what: String| NodeError::Denied(format!("{what} is not allowed on this node"));
+        let denied = |subject: String| NodeError::Denied(format!("{subject} is not allowed on this node"));
         if !self.connection_kinds.contains(&kind) {
-            return Err(denied(format!("the attachment {kind}")));
+            return Err(denied(format!("the connection info {kind}")));
         }
         let rooted = |root: &Option<String>, path| match root {
             Some(root) => Ok(RootedPath { root: root.trim_end_matches('/').to_owned(), relative_path: path }),
-            None => Err(denied(format!("the attachment {kind} without a root"))),
+            None => Err(denied(format!("the connection info {kind} without a root"))),
         };
         Ok(match connection {
             NodeConnection::Directory { path } => {

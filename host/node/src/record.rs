@@ -1,4 +1,5 @@
-//! What the node writes down of a volume, before it acts: enough to go on, and to undo, after its death.
+//! The record of a volume. It is saved before each effect, so that a restarted process can continue or undo
+//! the operation.
 
 use std::collections::BTreeMap;
 
@@ -10,51 +11,53 @@ use crate::{error::MounterError, mounter::FileId};
 /// One publication of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetRecord {
-    /// How it is used there.
+    /// The requested capability.
     pub capability: VolumeCapability,
-    /// Whether for reading only.
+    /// True if the target is read-only.
     pub read_only: bool,
 }
 
-/// A volume on this node. It says what was asked, never what is mounted: for that the machine is asked.
+/// A volume on this node. The record holds requests, never the actual state: [`Mounter`](crate::Mounter)
+/// reports the mounts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
     /// The volume's handle.
     pub volume: String,
-    /// Where it is staged; absent for inline volumes.
+    /// The staging path; absent for inline volumes.
     pub staging_path: Option<String>,
-    /// How it is reached; absent for inline volumes.
+    /// The connection info; absent for inline volumes.
     pub connection_info: Option<ConnectionInfo>,
-    /// How it was staged.
+    /// The capability it was staged with.
     pub capability: VolumeCapability,
-    /// Bytes of an inline volume, or of memory that has grown.
+    /// Size in bytes of an inline volume, or of an expanded tmpfs.
     pub size: Option<u64>,
-    /// The image behind its loop device.
+    /// The image file behind its loop device.
     pub image_id: Option<FileId>,
-    /// The device that it is.
+    /// The number of its block device.
     pub device_number: Option<(u32, u32)>,
-    /// A filesystem was begun on a blank device, and nothing was seen of its end.
+    /// Formatting of a blank device has started and is not known to have finished.
     pub format_in_progress: bool,
-    /// Staging has ended.
+    /// Staging has finished.
     pub is_staged: bool,
-    /// Where it is published.
+    /// Its publications, by target path.
     pub targets: BTreeMap<String, TargetRecord>,
 }
 
-/// Everything that is written down.
+/// All stored records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeRecords {
-    /// The records.
+    /// The records that were read.
     pub readable: Vec<VolumeRecord>,
-    /// Why others cannot be read, for people.
+    /// One message for each record that cannot be read.
     pub unreadable: Vec<String>,
 }
 
 impl VolumeRecords {
-    /// Every record. What takes storage for itself has to know all of them; what gives it back has not.
+    /// Returns all records, or an error if one is unreadable. Staging needs every record to detect shared
+    /// storage; unstaging does not.
     ///
     /// # Errors
-    /// [`MachineError::Failed`] when one cannot be read.
+    /// [`MounterError::Failed`] if a record is unreadable.
     pub fn all_or_error(self) -> Result<Vec<VolumeRecord>, MounterError> {
         match self.unreadable.first() {
             None => Ok(self.readable),

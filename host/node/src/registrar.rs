@@ -1,13 +1,13 @@
-//! Tells kubelet of the driver: a socket in its directory of plugins, for as long as the driver shall be
-//! known.
+//! Registers a driver with kubelet: serves the registration socket in kubelet's plugin directory until
+//! shutdown.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cofferdam_csi::{
-    Address,
+    Address, AddressError,
     registration::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
-        registration_server::{Registration as Service, RegistrationServer},
+        registration_server::{Registration as RegistrationService, RegistrationServer},
     },
     server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
 };
@@ -15,26 +15,43 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// What kubelet calls drivers of storage.
+/// Plugin type of CSI drivers.
 const PLUGIN_TYPE: &str = "CSIPlugin";
-/// The versions that kubelet is told: the API's major version, as every registrar says it.
+/// Supported CSI versions. node-driver-registrar reports the same value.
 const SUPPORTED_VERSIONS: [&str; 1] = ["1.0.0"];
-/// How long one answer may take; kubelet waits a second.
+/// Timeout of one call. kubelet waits for 1 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// First pause after kubelet refused; it doubles with each.
+/// Initial backoff after a failed registration. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
-/// Longest pause.
+/// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// How far it is.
+/// An unhealthy registration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegistrationError {
+    /// The registration socket does not exist.
+    #[error("the registration socket {} does not exist", path.display())]
+    SocketMissing {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// kubelet rejected the driver.
+    #[error("kubelet rejected the driver: {reason}")]
+    Rejected {
+        /// kubelet's error.
+        reason: String,
+    },
+}
+
+/// The state of a registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// Kubelet has not answered yet.
+    /// No status from kubelet yet.
     #[default]
     Pending,
-    /// Kubelet uses the driver.
+    /// kubelet has registered the driver.
     Registered,
-    /// Kubelet refused, for this reason; it is tried again.
+    /// kubelet rejected the driver with this error. The registration is retried.
     Failed(String),
 }
 
@@ -55,39 +72,40 @@ struct RegistrationHandler {
 }
 
 impl Registrar {
-    /// A driver that kubelet reaches at `endpoint`, a path on the host; `directory` is kubelet's directory of
-    /// plugins.
+    /// Creates the registrar of a driver. `endpoint` is the path of the driver's CSI socket on the host.
+    /// `directory` is kubelet's plugin registration directory.
     pub fn new(driver: String, endpoint: String, directory: &std::path::Path) -> Self {
-        // Kubelet names the server by the socket's whole path, percent-encoded, which is no host; the HTTP/2
-        // of ours refuses such a request. Before an "@" it is a user's name, and may be anything.
+        // kubelet uses the percent-encoded socket path as `:authority`, which is not a valid host, and the
+        // `h2` crate rejects such requests. The text before an "@" is parsed as user info, which may be
+        // percent-encoded.
         let socket = directory.join(format!("{driver}@reg.sock"));
         Self { driver, endpoint, socket, state: watch::Sender::new(RegistrationState::Pending) }
     }
 
-    /// How far it is, now and later.
+    /// Subscribes to the registration state.
     pub fn state(&self) -> watch::Receiver<RegistrationState> {
         self.state.subscribe()
     }
 
-    /// Whether it does its work: the socket is there, and kubelet did not refuse.
+    /// Checks that the socket exists and that kubelet has not rejected the driver.
     ///
     /// # Errors
-    /// What is wrong, for people.
-    pub fn check_health(&self) -> Result<(), String> {
+    /// [`RegistrationError`]
+    pub fn check_health(&self) -> Result<(), RegistrationError> {
         if !self.socket.exists() {
-            return Err(format!("the socket {} is not there", self.socket.display()));
+            return Err(RegistrationError::SocketMissing { path: self.socket.clone() });
         }
         match &*self.state.borrow() {
             RegistrationState::Pending | RegistrationState::Registered => Ok(()),
-            RegistrationState::Failed(reason) => Err(format!("kubelet refused the driver: {reason}")),
+            RegistrationState::Failed(reason) => Err(RegistrationError::Rejected { reason: reason.clone() }),
         }
     }
 
-    /// Serves until `stop`; then the socket goes, and kubelet forgets the driver. Where kubelet refuses, the
-    /// socket goes too and comes back after a pause: that is what makes kubelet ask again.
+    /// Serves the registration socket until `stop`. Removing the socket makes kubelet unregister the driver.
+    /// After a rejection the socket is removed and created again after a backoff, which makes kubelet retry.
     ///
     /// # Errors
-    /// When the socket cannot be listened on.
+    /// [`SocketError`] if the socket cannot be created.
     pub async fn serve(
         self: Arc<Self>,
         metrics: &ServerMetrics,
@@ -107,7 +125,8 @@ impl Registrar {
             let options = ServerOptions { driver: self.driver.clone(), default_timeout: CALL_TIMEOUT };
             let server = Server::new(socket, options, metrics).with_service(RegistrationServer::new(handler));
             let mut server_task = tokio::spawn(server.serve(attempt.clone()));
-            tracing::info!(driver = self.driver, socket = %self.socket.display(), "kubelet may register the driver");
+            let (driver, socket) = (&self.driver, self.socket.display());
+            tracing::info!(driver, %socket, "waiting for kubelet to register the driver");
             loop {
                 tokio::select! {
                     _ = &mut server_task => break,
@@ -129,7 +148,7 @@ impl Registrar {
 
     fn address(&self) -> Result<Address, SocketError> {
         let path = self.socket.display().to_string();
-        path.parse().map_err(|error: String| SocketError::Io {
+        path.parse().map_err(|error: AddressError| SocketError::Io {
             path: path.clone(),
             step: "use the socket's path",
             source: std::io::Error::other(error),
@@ -138,7 +157,7 @@ impl Registrar {
 }
 
 #[tonic::async_trait]
-impl Service for RegistrationHandler {
+impl RegistrationService for RegistrationHandler {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(PluginInfo {
             r#type: PLUGIN_TYPE.to_owned(),
@@ -154,10 +173,10 @@ impl Service for RegistrationHandler {
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
         if plugin_registered {
-            tracing::info!(driver = self.driver, "kubelet has registered the driver");
+            tracing::info!(driver = self.driver, "kubelet registered the driver");
             self.state.send_replace(RegistrationState::Registered);
         } else {
-            tracing::warn!(driver = self.driver, error, "kubelet refused the driver");
+            tracing::warn!(driver = self.driver, error, "kubelet rejected the driver");
             self.state.send_replace(RegistrationState::Failed(error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -104,7 +104,7 @@ async fn invalid_volumes_from_a_guest_are_rejected() {
         ("large-context", "the context has 5001 bytes"),
         ("repeated-key", "the context has the key \"k\" twice"),
         ("odd-topology", "the topology key \"not a key\" is not a label's key"),
-        ("odd-attachment", "the attachment's kind is \"Di/rectory\""),
+        ("odd-attachment", "the connection info's kind is \"Di/rectory\""),
     ] {
         let error = create(&backend, lie, 100).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
@@ -236,7 +236,7 @@ async fn secrets_in_guest_answers_are_redacted_or_rejected() {
         ("echo-context", "the context holds a secret of the call under the key \"password\""),
         ("echo-key", "the context has the key \"[secret]\" twice"),
         ("echo-attachment", "the attachment holds a secret of the call under the key \"path\""),
-        ("echo-kind", "the attachment's kind is \"the array says: [secret].\""),
+        ("echo-kind", "the connection info's kind is \"the array says: [secret].\""),
         ("echo-topology", "the topology key \"the array says: [secret].\" is not a label's key"),
         ("echo-error", "the array says: [secret]."),
     ] {

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use cofferdam_csi::Address;
+use cofferdam_csi::{Address, AddressError};
 use cofferdam_domain::DriverName;
 use cofferdam_wasm::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};
@@ -84,9 +84,9 @@ impl<'de> Deserialize<'de> for CsiSocketAddress {
 }
 
 impl FromStr for CsiSocketAddress {
-    type Err = String;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         text.parse().map(Self)
     }
 }

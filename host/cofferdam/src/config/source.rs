@@ -202,7 +202,7 @@ pub(crate) fn check_backend_location(location: &str) -> Result<(), String> {
         return Err("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH".to_owned());
     }
     if Address::has_scheme(location) {
-        return location.parse::<Address>().map(drop);
+        return location.parse::<Address>().map(drop).map_err(|error| error.to_string());
     }
     match location.contains("://") {
         true => Err(format!("{location:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),

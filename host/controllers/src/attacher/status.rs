@@ -87,7 +87,7 @@ mod tests {
             [("path".to_owned(), "v".to_owned())].into()
         );
         let json = r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"v"}}"#;
-        let expected = [("cofferdam.dev/attachment".to_owned(), json.to_owned())];
+        let expected = [("cofferdam.dev/connection-info".to_owned(), json.to_owned())];
         assert_eq!(into_publish_context(connection_info("directory")), expected.into());
     }
 

@@ -251,8 +251,11 @@ impl CsiBackend {
         Q: fmt::Debug,
         R: fmt::Debug,
     {
-        let connection =
-            self.connection.grpc_connection(deadline).await.map_err(CsiCallFailure::NotConnected)?;
+        let connection = self
+            .connection
+            .grpc_connection(deadline)
+            .await
+            .map_err(|error| CsiCallFailure::NotConnected(error.to_string()))?;
         if Instant::now() >= deadline {
             return Err(CsiCallFailure::Overloaded);
         }

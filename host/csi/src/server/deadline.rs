@@ -1,4 +1,4 @@
-//! How long a caller waits for its answer.
+//! Deadlines of calls.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
-/// gRPC's header: up to 8 digits and a unit.
+/// gRPC's timeout header: up to 8 digits and a unit.
 const GRPC_TIMEOUT: &str = "grpc-timeout";
-/// Longest wait that is believed, so that nothing overflows; longer than any backend's own limit.
+/// Maximum timeout, to avoid overflow. Longer than any backend's limit.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// When the caller of a request gives up. The server puts it into the extensions of every request.
+/// The deadline of a request. The server adds it to the request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// What a request's headers say, or else `patience` from now.
+    /// Reads the deadline from the headers; without one it is `default_timeout` from now.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a header that is no time.
+    /// `INVALID_ARGUMENT` if the header is malformed.
     pub(super) fn from_headers(headers: &HeaderMap, default_timeout: Duration) -> Result<Self, Status> {
         let timeout = match headers.get(GRPC_TIMEOUT) {
             None => default_timeout,
@@ -32,13 +32,13 @@ impl Deadline {
         Ok(Self(Instant::now() + timeout.min(MAX_TIMEOUT)))
     }
 
-    /// How long there is from now on; nothing for a request that no server of ours has seen.
+    /// Returns the remaining time; zero for a request that did not pass a [`Server`](super::Server).
     pub fn remaining<T>(request: &Request<T>) -> Duration {
         let deadline = request.extensions().get::<Self>();
         deadline.map_or(Duration::ZERO, |deadline| deadline.0.saturating_duration_since(Instant::now()))
     }
 
-    /// The moment.
+    /// Returns the deadline.
     pub fn instant(self) -> Instant {
         self.0
     }

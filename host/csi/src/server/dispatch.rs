@@ -1,4 +1,4 @@
-//! What every call passes on its way to a service: its deadline, a wall around defects, and the metrics.
+//! Common handling of all calls: deadline, panic handling and metrics.
 
 use std::{
     any::Any, cell::Cell, collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, time::Duration,
@@ -15,13 +15,13 @@ use super::{
     metrics::{DriverServerMetrics, go_code_name, method_label},
 };
 
-/// What callers hear of a defect: the panic itself is in the log.
-const PANIC_RESPONSE: &str = "a defect of this program ended the call: its log says more";
+/// Response of a call that panicked. The log has the panic message.
+pub const PANIC_RESPONSE: &str = "a bug in this program ended the call; see its log";
 
-/// How much of a service's name is repeated to who asked for it.
+/// Maximum length of a service name that an error repeats.
 const MAX_SERVICE_NAME: usize = 100;
 
-/// The services behind one socket. `B` is the body of a request.
+/// The services of one socket. `B` is the request body.
 pub(super) struct Dispatcher<B> {
     services: BTreeMap<&'static str, BoxCloneSyncService<Request<B>, Response<Body>, Infallible>>,
     driver: String,
@@ -29,7 +29,7 @@ pub(super) struct Dispatcher<B> {
     metrics: DriverServerMetrics,
 }
 
-/// A call that is counted when it has ended, also when nobody waits for it any more.
+/// Records a call's metrics on drop, so that cancelled calls are counted too.
 struct ServerCallGuard<'a> {
     driver: &'a str,
     metrics: &'a DriverServerMetrics,
@@ -43,17 +43,17 @@ impl Drop for ServerCallGuard<'_> {
         let (code, elapsed) = (self.code.get(), self.started.elapsed());
         self.metrics.call_finished(self.method, code, elapsed);
         let (driver, method, code) = (self.driver, self.method, go_code_name(code));
-        tracing::debug!(driver, method, code, ?elapsed, "answered a CSI call");
+        tracing::debug!(driver, method, code, ?elapsed, "CSI call finished");
     }
 }
 
 impl<B: Send + 'static> Dispatcher<B> {
-    /// A gate with nothing behind it. Callers who name no deadline wait for `patience`.
+    /// Creates a dispatcher without services. Calls without a deadline get `default_timeout`.
     pub(super) fn new(driver: String, default_timeout: Duration, metrics: DriverServerMetrics) -> Self {
         Self { services: BTreeMap::new(), driver, default_timeout, metrics }
     }
 
-    /// Puts a service behind it.
+    /// Adds a service.
     pub(super) fn add_service<S>(&mut self, service: S)
     where
         S: NamedService
@@ -66,7 +66,7 @@ impl<B: Send + 'static> Dispatcher<B> {
         self.services.insert(S::NAME, BoxCloneSyncService::new(service));
     }
 
-    /// Answers one call.
+    /// Handles one call.
     pub(super) async fn handle(&self, request: Request<B>) -> Response<Body> {
         self.metrics.call_started();
         let call_guard = ServerCallGuard {
@@ -93,25 +93,20 @@ impl<B: Send + 'static> Dispatcher<B> {
         request.extensions_mut().insert(deadline);
         let handler = AssertUnwindSafe(service.clone().oneshot(request)).catch_unwind();
         match timeout_at(deadline.instant(), handler).await {
-            Ok(Ok(Ok(answer))) => Ok(answer),
+            Ok(Ok(Ok(response))) => Ok(response),
             Ok(Ok(Err(never))) => match never {},
             Ok(Err(panic)) => {
-                tracing::error!(
-                    driver = self.driver,
-                    panic = panic_message(&*panic),
-                    "a defect ended a CSI call"
-                );
+                tracing::error!(driver = self.driver, panic = panic_message(&*panic), "a CSI call panicked");
                 Err(Status::internal(PANIC_RESPONSE))
             }
-            Err(_) => Err(Status::deadline_exceeded("the call did not end within its deadline")),
+            Err(_) => Err(Status::deadline_exceeded("the deadline of the call is exceeded")),
         }
     }
 }
 
-/// What a panic says, as far as it is known when the program is built. A text that was made while it ran may
-/// hold what must not be logged.
+/// Returns a static panic message. A formatted message may contain values that must not be logged.
 fn panic_message(panic: &(dyn Any + Send)) -> &'static str {
-    panic.downcast_ref::<&'static str>().copied().unwrap_or("(a text that is not shown)")
+    panic.downcast_ref::<&'static str>().copied().unwrap_or("(message withheld)")
 }
 
 #[cfg(test)]

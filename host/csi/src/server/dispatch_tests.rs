@@ -7,7 +7,7 @@ use std::{
 };
 
 use prometheus_client::registry::Registry;
-use tonic::Request as Call;
+use tonic::Request as TonicRequest;
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     v1::{self, identity_server},
 };
 
-/// What the service does with a call.
+/// Behavior of the service.
 #[derive(Clone, Copy)]
 enum ProbeBehavior {
     Respond,
@@ -40,7 +40,7 @@ impl Drop for SetOnDrop {
 impl identity_server::Identity for ProbeDriver {
     async fn probe(
         &self,
-        request: Call<v1::ProbeRequest>,
+        request: TonicRequest<v1::ProbeRequest>,
     ) -> Result<tonic::Response<v1::ProbeResponse>, Status> {
         let _set_on_drop = SetOnDrop(Arc::clone(&self.is_dropped));
         match self.behavior {
@@ -86,7 +86,7 @@ impl DispatchFixture {
 
 const PROBE: &str = "/csi.v1.Identity/Probe";
 
-/// An empty message, as gRPC frames it.
+/// An empty message in a gRPC frame.
 fn request(path: &str, timeout: &str) -> Request<Body> {
     let body = http_body_util::Full::new(bytes::Bytes::from_static(&[0; 5]));
     Request::post(path)
@@ -97,8 +97,8 @@ fn request(path: &str, timeout: &str) -> Request<Body> {
 }
 
 async fn send_for_code(dispatcher: &Dispatcher<Body>, path: &str, timeout: &str) -> (Code, String) {
-    let answer = dispatcher.handle(request(path, timeout)).await;
-    let status = Status::from_header_map(answer.headers());
+    let response = dispatcher.handle(request(path, timeout)).await;
+    let status = Status::from_header_map(response.headers());
     status.map_or((Code::Ok, String::new()), |status| (status.code(), status.message().to_owned()))
 }
 
@@ -111,7 +111,8 @@ async fn call_carries_its_deadline_and_is_counted() {
     assert_eq!(
         fixture.metrics_text(),
         format!(
-            "in_flight{{driver_name=\"a.example\"}} 0\nseconds_count{{{labels}\"InvalidArgument\"}} 1\nseconds_count{{{labels}\"OK\"}} 1"
+            "in_flight{{driver_name=\"a.example\"}} 0\n\
+             seconds_count{{{labels}\"InvalidArgument\"}} 1\nseconds_count{{{labels}\"OK\"}} 1"
         )
     );
 }
@@ -157,8 +158,8 @@ async fn deadline_cancels_the_handler() {
 async fn client_disconnect_cancels_the_handler() {
     let fixture = dispatch_fixture(ProbeBehavior::Hang);
     {
-        let mut answer = std::pin::pin!(fixture.dispatcher.handle(request(PROBE, "5S")));
-        assert!(futures::poll!(answer.as_mut()).is_pending());
+        let mut response = std::pin::pin!(fixture.dispatcher.handle(request(PROBE, "5S")));
+        assert!(futures::poll!(response.as_mut()).is_pending());
         assert!(!fixture.is_dropped.load(Ordering::Acquire));
     }
     assert!(fixture.is_dropped.load(Ordering::Acquire));

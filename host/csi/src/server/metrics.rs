@@ -1,4 +1,4 @@
-//! What operators see of the calls that others make here.
+//! Metrics of served CSI calls.
 
 use std::{sync::atomic::AtomicI64, time::Duration};
 
@@ -9,12 +9,12 @@ use prometheus_client::{
 };
 use tonic::Code;
 
-/// Buckets of the Go sidecars, so that both ends of a call can be laid over each other. In seconds.
+/// Bucket bounds in seconds, as in the Go sidecars, so that client and server latencies are comparable.
 const LATENCY_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
-/// Every call that a proto file of ours has, by its path.
+/// The gRPC paths of all methods.
 const METHOD_PATHS: &[&str] = include!("../generated/paths.rs");
-/// What every other path counts as: callers choose paths, and must not choose metrics.
+/// Method label of unknown paths. Clients choose paths, so arbitrary ones would be unbounded labels.
 const UNKNOWN_METHOD: &str = "unknown";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -29,7 +29,7 @@ struct ServerLabels {
     driver_name: String,
 }
 
-/// The metrics of all servers of a process.
+/// The server metrics of a process.
 #[derive(Clone, Debug)]
 pub struct ServerMetrics {
     calls: Family<ServerCallLabels, Histogram, fn() -> Histogram>,
@@ -46,17 +46,17 @@ impl Default for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Makes the metrics and adds them to a registry. A process has one of them.
+    /// Creates and registers the metrics. Once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
             "cofferdam_csi_server_operations_seconds",
-            "Duration of CSI calls that were answered here, with their gRPC status code",
+            "Duration of served CSI calls, by gRPC status code",
             metrics.calls.clone(),
         );
         registry.register(
             "cofferdam_csi_server_operations_in_flight",
-            "CSI calls that are being answered here",
+            "CSI calls being served",
             metrics.in_flight.clone(),
         );
         metrics
@@ -69,7 +69,7 @@ impl ServerMetrics {
     }
 }
 
-/// The calls of one driver.
+/// The metrics of one driver's server.
 #[derive(Clone, Debug)]
 pub(super) struct DriverServerMetrics {
     server_metrics: ServerMetrics,
@@ -93,12 +93,12 @@ impl DriverServerMetrics {
     }
 }
 
-/// A path as metrics and logs may name it.
+/// Returns the method label of a path.
 pub(super) fn method_label(path: &str) -> &'static str {
     METHOD_PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN_METHOD)
 }
 
-/// A code in Go's spelling, as the sidecars' metrics have it.
+/// Returns Go's name of a code, as in the sidecars' metrics.
 pub(super) const fn go_code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

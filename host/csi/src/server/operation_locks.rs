@@ -1,4 +1,4 @@
-//! One operation at a time for a volume, a snapshot or a name.
+//! Locks that allow one operation at a time per volume, snapshot or name.
 
 use std::{
     collections::HashSet,
@@ -8,23 +8,23 @@ use std::{
 use cofferdam_backend::in_flight::OperationKey;
 use tonic::Status;
 
-/// The operations of one server. Clones are the same.
+/// The locks of one server. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct OperationLocks(Arc<Mutex<HashSet<OperationKey>>>);
 
-/// Keeps what an operation is about until it is dropped. It can be moved into the task that does the work.
+/// A lock of one object, released on drop. It can be moved into the task that runs the operation.
 #[derive(Debug)]
-#[must_use = "the operation ends with it"]
+#[must_use = "dropping it releases the lock"]
 pub struct OperationLock {
     locks: OperationLocks,
     key: OperationKey,
 }
 
 impl OperationLocks {
-    /// Begins an operation.
+    /// Locks an object.
     ///
     /// # Errors
-    /// `ABORTED` while another operation on the same subject runs, as CSI wants it.
+    /// `ABORTED` while another operation on the object runs, as CSI recommends.
     pub fn try_acquire(&self, key: OperationKey) -> Result<OperationLock, Status> {
         if self.lock().insert(key.clone()) {
             Ok(OperationLock { locks: self.clone(), key })
@@ -67,10 +67,11 @@ mod tests {
         let error = locks.clone().try_acquire(volume()).unwrap_err();
         assert_eq!(error.code(), tonic::Code::Aborted);
         assert_eq!(error.message(), "another operation for this volume is running");
-        let _name = locks.try_acquire(OperationKey::VolumeName("v".into())).expect("a name is not an id");
-        let _other = locks.try_acquire(OperationKey::Volume("w".into())).expect("another volume");
+        let _name =
+            locks.try_acquire(OperationKey::VolumeName("v".into())).expect("names and ids do not conflict");
+        let _other = locks.try_acquire(OperationKey::Volume("w".into())).expect("volumes do not conflict");
         drop(first);
-        let _again = locks.try_acquire(volume()).expect("the first one has ended");
+        let _again = locks.try_acquire(volume()).expect("the first lock is released");
     }
 
     #[test]
@@ -78,11 +79,11 @@ mod tests {
         let locks = OperationLocks::default();
         let inner = locks.clone();
         let result = std::thread::spawn(move || {
-            let _held = inner.try_acquire(OperationKey::Volume("v".into())).unwrap();
+            let _lock = inner.try_acquire(OperationKey::Volume("v".into())).unwrap();
             panic!("on purpose");
         })
         .join();
         assert!(result.is_err());
-        let _again = locks.try_acquire(OperationKey::Volume("v".into())).expect("the first one has ended");
+        let _again = locks.try_acquire(OperationKey::Volume("v".into())).expect("the first lock is released");
     }
 }

@@ -1,4 +1,4 @@
-//! The unix socket that a server listens on.
+//! The unix socket of a server.
 
 use std::{
     fmt, fs, io,
@@ -12,34 +12,60 @@ use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
 use crate::address::Address;
 
-/// Connections that wait in the kernel to be accepted.
+/// Maximum connections waiting to be accepted.
 const BACKLOG: u32 = 128;
-/// How long to wait for another process that is setting up a socket in the same directory, or for one that
-/// listens to take a connection; both are done at once.
+/// Timeout of the wait for another process that sets up a socket in the same directory, and of the connect to
+/// an existing socket. Neither takes long.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where names of groups are looked up.
+/// The file with the group names.
 const GROUP_FILE: &str = "/etc/group";
 
-/// Who may connect: permission bits of the socket.
+/// A text that is not a socket mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a socket's mode: expected three octal digits, such as 0660")]
+pub struct InvalidSocketMode {
+    text: String,
+}
+
+/// A text that is not a group.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a group: expected a name in {GROUP_FILE} or a number")]
+pub struct InvalidSocketGroup {
+    text: String,
+}
+
+/// A group name that cannot be resolved.
+#[derive(Debug, thiserror::Error)]
+pub enum GroupError {
+    /// The group file cannot be read.
+    #[error("{GROUP_FILE}: {0}")]
+    Unreadable(#[from] io::Error),
+    /// The group does not exist.
+    #[error("{GROUP_FILE} has no group {name}")]
+    NotFound {
+        /// The group's name.
+        name: String,
+    },
+}
+
+/// Permission bits of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnixSocketMode(u32);
 
 impl Default for UnixSocketMode {
-    /// The owner only: whoever can connect can delete volumes.
+    /// The owner only: anyone who can connect can delete volumes.
     fn default() -> Self {
         Self(0o600)
     }
 }
 
 impl FromStr for UnixSocketMode {
-    type Err = String;
+    type Err = InvalidSocketMode;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidSocketMode> {
         let is_octal = (3..=4).contains(&text.len()) && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
         let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && *mode <= 0o777);
-        mode.map(Self).ok_or_else(|| {
-            format!("{text:?} is not a socket's mode: expected three octal digits, such as 0660")
-        })
+        mode.map(Self).ok_or_else(|| InvalidSocketMode { text: text.to_owned() })
     }
 }
 
@@ -49,20 +75,20 @@ impl fmt::Display for UnixSocketMode {
     }
 }
 
-/// The group that a socket is given to.
+/// The group that owns a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnixSocketGroup {
-    /// By number.
+    /// A group id.
     Id(u32),
-    /// By a name in `/etc/group`.
+    /// A name in `/etc/group`.
     Name(String),
 }
 
 impl FromStr for UnixSocketGroup {
-    type Err = String;
+    type Err = InvalidSocketGroup;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("{text:?} is not a group: expected a name in {GROUP_FILE} or a number");
+    fn from_str(text: &str) -> Result<Self, InvalidSocketGroup> {
+        let invalid = || InvalidSocketGroup { text: text.to_owned() };
         if text.is_empty() || text.contains([':', '\n', '\0']) {
             return Err(invalid());
         }
@@ -83,88 +109,87 @@ impl fmt::Display for UnixSocketGroup {
 }
 
 impl UnixSocketGroup {
-    fn resolve_id(&self) -> Result<u32, String> {
+    fn resolve_id(&self) -> Result<u32, GroupError> {
         let name = match self {
             Self::Id(id) => return Ok(*id),
             Self::Name(name) => name,
         };
-        let group_file = fs::read_to_string(GROUP_FILE).map_err(|error| format!("{GROUP_FILE}: {error}"))?;
-        group_id(&group_file, name).ok_or_else(|| format!("{GROUP_FILE} has no group {name}"))
+        let group_file = fs::read_to_string(GROUP_FILE)?;
+        group_id(&group_file, name).ok_or_else(|| GroupError::NotFound { name: name.clone() })
     }
 }
 
-/// The number of a group in lines of `name:password:number:members`.
+/// Looks up a group id in lines of `name:password:gid:members`.
 fn group_id(group_file: &str, name: &str) -> Option<u32> {
     let line = group_file.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split(':').nth(1)?.parse().ok()
 }
 
-/// What a socket is made with.
+/// Options of a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Where.
+    /// The address.
     pub address: Address,
-    /// Who may connect.
+    /// The permission bits.
     pub mode: UnixSocketMode,
-    /// The group that it is given to; absent leaves it to the process' own.
+    /// The owning group. If absent, the process's own.
     pub group: Option<UnixSocketGroup>,
 }
 
 impl SocketOptions {
-    /// A socket for the process' own user.
+    /// Options for a socket of the process's user.
     pub fn new(address: Address) -> Self {
         Self { address, mode: UnixSocketMode::default(), group: None }
     }
 }
 
-/// A socket that cannot be listened on. One line that names it.
+/// A socket that cannot be created. The text is one line and names it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// Another process listens there.
+    /// Another process listens on it.
     #[error("{path}: another process listens on this socket; expected none")]
     InUse {
-        /// The socket.
+        /// The socket's path.
         path: String,
     },
-    /// Something else has the name.
+    /// The path is not a socket.
     #[error("{path}: is not a socket; expected a socket or nothing there")]
     NotASocket {
-        /// The name.
+        /// The path.
         path: String,
     },
-    /// The group does not exist.
-    #[error("{path}: cannot give the socket to group {group}: {reason}")]
+    /// The group cannot be resolved.
+    #[error("{path}: cannot give the socket to group {group}: {source}")]
     Group {
-        /// The socket.
+        /// The socket's path.
         path: String,
         /// The group.
         group: UnixSocketGroup,
-        /// What is wrong with it.
-        reason: String,
+        /// The cause.
+        source: GroupError,
     },
-    /// The system refuses a step.
+    /// A system call failed.
     #[error("{path}: cannot {step}: {source}")]
     Io {
-        /// The socket.
+        /// The socket's path.
         path: String,
-        /// What was tried.
+        /// The failed step.
         step: &'static str,
-        /// What the system said.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A socket that is listened on. Its file goes when it is dropped.
+/// A listening socket. Its file is removed on drop.
 #[derive(Debug)]
 pub struct ServerSocket {
-    /// It goes first: while somebody listens, nobody else takes the place of the file, and so what is removed
-    /// is ours.
+    /// Dropped first: the listener keeps other processes from replacing the file before it is removed.
     file: SocketFile,
     pub(super) listener: UnixListener,
 }
 
-/// A socket's file, told from a later one of the same name.
+/// A socket's file, identified by device and inode.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -186,7 +211,7 @@ fn file_identity(metadata: &fs::Metadata) -> (u64, u64) {
 }
 
 impl ServerSocket {
-    /// Listens. A socket that nobody listens on any more is replaced. Nobody can connect before mode and
+    /// Creates and listens on a socket. A stale socket is replaced. Connections are refused until mode and
     /// group are set.
     ///
     /// # Errors
@@ -198,18 +223,18 @@ impl ServerSocket {
             |step| move |source| SocketError::Io { path: path.display().to_string(), step, source };
         let group = match &options.group {
             None => None,
-            Some(group) => Some(group.resolve_id().map_err(|reason| SocketError::Group {
+            Some(group) => Some(group.resolve_id().map_err(|source| SocketError::Group {
                 path: path_text(),
                 group: group.clone(),
-                reason,
+                source,
             })?),
         };
         let _directory_lock = lock_directory(path).await.map_err(io_error("lock its directory"))?;
         remove_stale_socket(path).await?;
         let socket = UnixSocket::new_stream().map_err(io_error("open a socket"))?;
         socket.bind(path).map_err(io_error("bind the socket"))?;
-        let metadata = fs::symlink_metadata(path).map_err(io_error("look at the socket"))?;
-        // From here on the file goes with whatever fails.
+        let metadata = fs::symlink_metadata(path).map_err(io_error("inspect the socket"))?;
+        // From here on an error removes the file.
         let file = SocketFile { path: path.to_owned(), identity: file_identity(&metadata) };
         if group.is_some() {
             std::os::unix::fs::chown(path, None, group).map_err(io_error("give the socket to its group"))?;
@@ -220,14 +245,14 @@ impl ServerSocket {
         Ok(Self { listener, file })
     }
 
-    /// Where it is.
+    /// Returns the socket's path.
     pub fn path(&self) -> &Path {
         &self.file.path
     }
 }
 
-/// Waits for other processes that set up sockets in the same directory: between looking for a listener and
-/// listening, two could each take the other's socket for a stale one.
+/// Locks the directory against other processes that set up sockets in it. Without the lock, two processes
+/// could each take the other's socket for a stale one.
 async fn lock_directory(path: &Path) -> io::Result<fs::File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let directory = fs::File::open(parent)?;
@@ -242,13 +267,13 @@ async fn lock_directory(path: &Path) -> io::Result<fs::File> {
     }
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket without a listener.
 async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
     let path_text = || path.display().to_string();
     let io_error = |step| move |source| SocketError::Io { path: path.display().to_string(), step, source };
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io_error("look at what is there")(error)),
+        Err(error) => return Err(io_error("inspect the path")(error)),
         Ok(metadata) if !metadata.file_type().is_socket() => {
             return Err(SocketError::NotASocket { path: path_text() });
         }
@@ -256,11 +281,11 @@ async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
     }
     match tokio::time::timeout(SETUP_TIMEOUT, UnixStream::connect(path)).await {
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(socket = %path.display(), "replacing a socket that nobody listens on");
+            tracing::info!(socket = %path.display(), "replacing a stale socket");
             fs::remove_file(path).map_err(io_error("remove the stale socket"))
         }
-        Ok(Err(error)) => Err(io_error("see whether anybody listens")(error)),
-        // Whoever is too busy to take a connection listens all the same.
+        Ok(Err(error)) => Err(io_error("check for a listener")(error)),
+        // A busy listener is a listener.
         Ok(Ok(_)) | Err(_) => Err(SocketError::InUse { path: path_text() }),
     }
 }

@@ -43,14 +43,14 @@ async fn socket_gets_the_configured_mode_and_group() {
 async fn stale_socket_is_replaced_and_a_live_one_is_refused() {
     let directory = tempfile::TempDir::new().unwrap();
     let options = options(&directory);
-    // A listener that ends without removing its file, as a process that is killed.
+    // A listener that exits without removing its file, like a killed process.
     drop(std::os::unix::net::UnixListener::bind(options.address.path()).unwrap());
     let socket = ServerSocket::bind(&options).await.unwrap();
     assert_eq!(
         bind_error(ServerSocket::bind(&options).await, &directory),
         "DIR/csi.sock: another process listens on this socket; expected none"
     );
-    UnixStream::connect(socket.path()).await.expect("it is still there");
+    UnixStream::connect(socket.path()).await.expect("the socket still accepts connections");
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn dropping_a_socket_keeps_a_newer_one_at_the_same_path() {
     fs::rename(first.path(), &moved_path).unwrap();
     let second = ServerSocket::bind(&options).await.unwrap();
     drop(first);
-    UnixStream::connect(second.path()).await.expect("it is the second one's");
+    UnixStream::connect(second.path()).await.expect("the second socket accepts connections");
 }
 
 #[tokio::test]

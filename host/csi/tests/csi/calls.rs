@@ -1,4 +1,4 @@
-//! Each call as the driver hears it, and its answer as the caller does.
+//! Every call: the request that the driver receives, and the result.
 
 use std::collections::BTreeMap;
 
@@ -30,13 +30,13 @@ async fn create_volume_sends_the_full_request() {
     let operator_secrets = [("ca".to_owned(), Secret::new("of the operator"))].into_iter().collect();
     let backend = connect(CsiConfig { secrets: operator_secrets, ..driver.config() }).await.unwrap();
     let segments = |zone: &str| map(&[("zone", zone)]);
-    let mut answer = volume("v-1");
-    answer.accessible_topology = vec![
+    let mut response = volume("v-1");
+    response.accessible_topology = vec![
         v1::Topology { segments: segments("b") },
-        // Says nothing.
+        // An empty topology.
         v1::Topology::default(),
     ];
-    driver.queue_reply(CREATE, created_reply(answer));
+    driver.queue_reply(CREATE, created_reply(response));
     let mut request = create_request("pvc-1");
     request.capacity.limit = Some(2 << 30);
     request.mutable_parameters = map(&[("iops", "7")]);
@@ -79,7 +79,7 @@ async fn unsupported_calls_are_not_sent_to_the_driver() {
     let assert_final = |error: cofferdam_domain::storage::StorageError, kind| {
         assert_eq!((error.kind, error.finality), (kind, Finality::Final), "{error}");
     };
-    // An earlier process may have created it, when the driver could do more.
+    // An earlier process may have created it while the driver had more capabilities.
     let assert_in_doubt = |error: cofferdam_domain::storage::StorageError, kind| {
         assert_eq!((error.kind, error.finality), (kind, Finality::Unknown), "{error}");
     };
@@ -150,17 +150,17 @@ async fn node_only_expansion_skips_controller_expand_volume() {
     let (create, expand) = (1, 9);
     #[rustfmt::skip] // one row a driver
     let table = [
-        // controller          node's answer                        expands  asked of the node
+        // controller          node's response                      expands  calls to the node
         (vec![create, expand], node_capabilities(&[1, 2, 3]),                    true,    0),
         (vec![create],         node_capabilities(&[1, 2, 3]),                    true,    1),
         (vec![create],         node_capabilities(&[1, 2]),                       false,   1),
         (vec![create],         ScriptedReply::Status(12, "no node here"),   false,   1),
         (vec![create],         ScriptedReply::Status(13, "how odd"),        false,   1),
     ];
-    for (controller, answer, can_expand, calls) in table {
+    for (controller, reply, can_expand, calls) in table {
         let before = driver.received(NODE).len();
         driver.set_controller_capabilities(&controller);
-        driver.set_reply(NODE, answer);
+        driver.set_reply(NODE, reply);
         let backend = driver.connect().await;
         assert_eq!(backend.abilities().contains(&Ability::Expansion), can_expand, "{controller:?}");
         assert_eq!(driver.received(NODE).len() - before, calls, "{controller:?}");
@@ -169,7 +169,7 @@ async fn node_only_expansion_skips_controller_expand_volume() {
     driver.queue_reply(NODE, ScriptedReply::Status(14, "not now"));
     let before = driver.received(NODE).len();
     let backend = driver.connect().await;
-    assert_eq!(driver.received(NODE).len() - before, 2, "it was asked again");
+    assert_eq!(driver.received(NODE).len() - before, 2, "the call was repeated");
     let capacity = CapacityRange { required: Some(2 << 30), limit: None };
     let request = ExpandVolume { handle: "v".into(), capacity, capability: None };
     let expanded = backend.expand_volume(call(), request).await.unwrap();
@@ -210,7 +210,7 @@ async fn unconfirmed_content_source_deletes_the_new_volume() {
         .collect();
     assert_eq!(sources, [volume_source, snapshot_source.clone()]);
 
-    // A driver that forgets the source has made an empty volume, which must not live.
+    // A driver that ignored the source has created an empty volume, which must be deleted.
     for answer in [created_reply(volume("empty")), created_from(&snapshot_source)] {
         let deleted = driver.received(DELETE).len();
         driver.queue_reply(CREATE, answer);
@@ -236,7 +236,7 @@ async fn failed_cleanup_of_a_clone_does_not_block_its_name() {
     };
     let clone = || backend.clone_volume(call(), create_request("a"), "v".into());
     driver.set_reply(DELETE, ScriptedReply::Status(14, "busy"));
-    // What may be deleted at any time is not handed out either, although the driver has filled it by now.
+    // A volume whose deletion is pending is not returned either, even if its content is correct now.
     for (answer, expected) in [
         (created_reply(volume("new")), "the content of its source"),
         (created_reply(volume("new")), "the content of its source"),
@@ -252,7 +252,7 @@ async fn failed_cleanup_of_a_clone_does_not_block_its_name() {
     assert!(clone().await.unwrap_err().message.contains("deleted again"));
     driver.queue_reply(CREATE, created_from_source());
     assert_eq!(clone().await.unwrap().handle.as_str(), "new");
-    // And now the name and the handle are one volume.
+    // From now on, the name and the handle identify the same volume.
     driver.queue_reply(CREATE, ScriptedReply::Status(14, "busy"));
     assert_eq!(clone().await.unwrap_err().kind, ErrorKind::Unavailable);
     let error = backend.modify_volume(call(), "new".into(), map(&[])).await.unwrap_err();
@@ -287,8 +287,8 @@ async fn publish_respects_readonly_and_multi_writer_capabilities() {
     driver.set_reply(PUBLISH_METHOD, message_reply(&v1::ControllerPublishVolumeResponse { publish_context }));
     let expected = ConnectionInfo { kind: "csi".to_owned(), version: 1, fields: map(&[("lun", "3")]) };
     let (all_capabilities, two_capabilities): (Vec<i32>, _) = ((1..=15).collect(), vec![1, 2]);
-    // Without PUBLISH_READONLY nothing is for reading only, without SINGLE_NODE_MULTI_WRITER no mode tells
-    // writers apart.
+    // Without PUBLISH_READONLY, `readonly` is not sent; without SINGLE_NODE_MULTI_WRITER, the single-node
+    // writer modes are not distinguished.
     for (capabilities, readonly, mode) in [(all_capabilities, true, 7), (two_capabilities, false, 1)] {
         driver.set_controller_capabilities(&capabilities);
         let backend = driver.connect().await;
@@ -330,19 +330,19 @@ async fn validate_confirms_only_the_requested_capabilities() {
         mutable_parameters: BTreeMap::new(),
     };
     let path = "/csi.v1.Controller/ValidateVolumeCapabilities";
-    let answer = |confirmed: Option<Vec<v1::VolumeCapability>>, text: &str| {
+    let reply = |confirmed: Option<Vec<v1::VolumeCapability>>, text: &str| {
         let confirmed = confirmed.map(|volume_capabilities| {
             v1::validate_volume_capabilities_response::Confirmed { volume_capabilities, ..Default::default() }
         });
         message_reply(&v1::ValidateVolumeCapabilitiesResponse { confirmed, message: text.to_owned() })
     };
-    driver.queue_reply(path, answer(None, "not\nblock"));
+    driver.queue_reply(path, reply(None, "not\nblock"));
     let found = backend.validate_volume(call(), request()).await.unwrap();
     assert_eq!(found, Validation::Refused("not block".to_owned()));
     let received: v1::ValidateVolumeCapabilitiesRequest = driver.received(path)[0].message();
-    driver.queue_reply(path, answer(Some(received.volume_capabilities), ""));
+    driver.queue_reply(path, reply(Some(received.volume_capabilities), ""));
     assert_eq!(backend.validate_volume(call(), request()).await.unwrap(), Validation::Confirmed);
-    driver.queue_reply(path, answer(Some(Vec::new()), ""));
+    driver.queue_reply(path, reply(Some(Vec::new()), ""));
     let found = backend.validate_volume(call(), request()).await.unwrap();
     assert!(matches!(found, Validation::Refused(_)), "a confirmation of something else");
 }
@@ -370,7 +370,7 @@ async fn snapshot_is_created_and_found_without_get_snapshot() {
     assert_eq!((found.handle.as_str(), found.size, found.created_at_ms), ("s", None, 2_500));
     assert!(!found.ready && found.group.is_none());
 
-    // A driver without GET_SNAPSHOT is asked for a listing of one.
+    // A driver without GET_SNAPSHOT gets a ListSnapshots with the id.
     driver.set_controller_capabilities(&[1, 5, 6]);
     let backend = driver.connect().await;
     let listed = |snapshots: Vec<v1::Snapshot>| {
@@ -399,9 +399,9 @@ async fn list_volumes_passes_token_limit_and_status() {
         volume_condition: Some(v1::VolumeCondition { abnormal: true, message: "one\ntwo".to_owned() }),
     };
     let entry = v1::list_volumes_response::Entry { volume: Some(volume("v")), status: Some(status) };
-    let answer = v1::ListVolumesResponse { entries: vec![entry], next_token: "more".to_owned() };
+    let response = v1::ListVolumesResponse { entries: vec![entry], next_token: "more".to_owned() };
     let path = "/csi.v1.Controller/ListVolumes";
-    driver.queue_reply(path, message_reply(&answer));
+    driver.queue_reply(path, message_reply(&response));
     let page_request = PageRequest { starting_token: Some("from".to_owned()), max_entries: Some(5) };
     let page = backend.list_volumes(call(), page_request).await.unwrap();
     assert_eq!(page.next_token.as_deref(), Some("more"));
@@ -421,12 +421,12 @@ async fn get_capacity_returns_available_and_maximum_size() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
     let path = "/csi.v1.Controller/GetCapacity";
-    let answer = v1::GetCapacityResponse {
+    let response = v1::GetCapacityResponse {
         available_capacity: 9,
         maximum_volume_size: Some(8),
         minimum_volume_size: None,
     };
-    driver.queue_reply(path, message_reply(&answer));
+    driver.queue_reply(path, message_reply(&response));
     let query = CapacityQuery { topology: Some(map(&[("zone", "a")])), ..CapacityQuery::default() };
     let found = backend.get_capacity(Call { ..call() }, query).await.unwrap();
     assert_eq!(found, Capacity { available: 9, maximum_volume_size: Some(8), minimum_volume_size: None });

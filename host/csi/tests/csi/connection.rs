@@ -1,4 +1,4 @@
-//! Drivers that come, go, and are others than expected.
+//! Drivers that start late, stop, or are not the expected ones.
 
 use std::{pin::pin, time::Duration};
 
@@ -34,7 +34,7 @@ async fn connect_fails_after_the_timeout_without_a_listener() {
 }
 
 #[tokio::test]
-async fn connect_fails_at_once_if_the_path_is_not_a_socket() {
+async fn connect_fails_immediately_if_the_path_is_not_a_socket() {
     let driver = FakeCsiDriver::not_listening();
     std::fs::write(driver.socket(), "").unwrap();
     let error = connect(driver.config()).await.unwrap_err();
@@ -123,7 +123,7 @@ async fn csi_capabilities_become_backend_abilities() {
     }
     assert_eq!(backend.controller_capabilities().count(), 15);
 
-    // A node-only driver has no controller to ask.
+    // A node-only driver has no controller service.
     driver.set_plugin_capabilities(&[], &[]);
     let calls = driver.received(CONTROLLER_CAPABILITIES).len();
     let backend = driver.connect().await;
@@ -158,7 +158,7 @@ async fn reconnects_after_a_driver_restart() {
     assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown), "{error}");
     assert!(error.message.contains("cannot be reached"), "{error}");
 
-    // It comes back, and is asked again who it is; a call that is there already goes through.
+    // After a restart the driver is identified again, and a waiting call succeeds.
     let info_calls = fake_driver.received(PLUGIN_INFO).len();
     let waiting = tokio::spawn({
         let backend = backend.clone();
@@ -182,7 +182,7 @@ async fn different_driver_on_the_socket_is_not_called() {
     driver.set_name("other.example");
     let info_calls = driver.received(PLUGIN_INFO).len();
     driver.listen();
-    // The second try begins after what the first one found is known.
+    // The second attempt starts after the result of the first is published.
     driver.wait_received(PLUGIN_INFO, info_calls + 2).await;
     let error = backend.create_volume(call_with_short_deadline(), create_request("a")).await.unwrap_err();
     assert!(error.message.contains("the driver is other.example; expected fake.example"), "{error}");
@@ -221,7 +221,8 @@ async fn calls_are_counted_under_the_sidecars_metric_names() {
         (DRIVER_NAME, CREATE, "Canceled"),
     ] {
         let line = format!(
-            r#"csi_sidecar_operations_seconds_count{{driver_name="{driver}",method_name="{method}",grpc_status_code="{code}"}} 1"#
+            "csi_sidecar_operations_seconds_count{{driver_name={driver:?},method_name={method:?},\
+             grpc_status_code={code:?}}} 1"
         );
         assert!(lines.contains(&line), "{line}\n{lines:#?}");
     }
@@ -230,5 +231,5 @@ async fn calls_are_counted_under_the_sidecars_metric_names() {
             && line.contains(CREATE)
             && line.contains(r#""OK""#)
     });
-    assert_eq!(buckets.count(), 14, "thirteen, and the one without an end");
+    assert_eq!(buckets.count(), 14, "13 bounds and +Inf");
 }

@@ -1,4 +1,4 @@
-//! A driver made of answers. It speaks HTTP/2 itself, so that it can also break every rule of gRPC.
+//! A scripted driver. It implements HTTP/2 itself, so that it can also violate gRPC.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,26 +34,26 @@ pub(crate) const GROUP_CAPABILITIES: &str = "/csi.v1.GroupController/GroupContro
 pub(crate) const CREATE: &str = "/csi.v1.Controller/CreateVolume";
 pub(crate) const DELETE: &str = "/csi.v1.Controller/DeleteVolume";
 
-/// What the driver does with a call.
+/// The driver's reaction to a call.
 #[derive(Clone, Debug)]
 pub(crate) enum ScriptedReply {
-    /// Answers.
+    /// A message and status OK.
     Message(Vec<u8>),
-    /// Fails.
+    /// An error status.
     Status(i32, &'static str),
-    /// Fails with trailers that gRPC does not allow, or with the same in the headers only.
+    /// An error with malformed status details, in trailers or headers.
     InvalidStatusDetails { in_headers: bool },
-    /// Answers, and fails then all the same.
+    /// A message followed by an error status.
     MessageThenStatus(Vec<u8>, i32),
-    /// Answers and does not say how the call ended.
+    /// A message without a status.
     MessageWithoutStatus(Vec<u8>),
-    /// Sends these bytes and says that all is well.
+    /// Raw bytes and status OK.
     RawBytes(Vec<u8>),
-    /// Answers as a web server.
+    /// An HTTP error.
     Http(u16),
-    /// Says nothing, for ever.
+    /// No response.
     Hang,
-    /// Ends the connection.
+    /// Closes all connections.
     CloseConnection,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn message_reply(message: &impl Message) -> ScriptedReply {
     ScriptedReply::Message(message.encode_to_vec())
 }
 
-/// What the driver heard.
+/// A received call.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedCall {
     pub(crate) path: String,
@@ -70,7 +70,7 @@ pub(crate) struct ReceivedCall {
 }
 
 impl ReceivedCall {
-    /// The message, behind gRPC's five bytes.
+    /// Decodes the message after gRPC's 5-byte prefix.
     pub(crate) fn message<M: Message + Default>(&self) -> M {
         M::decode(&self.body[5..]).unwrap()
     }
@@ -84,7 +84,7 @@ struct DriverScript {
     streams: Vec<StdStream>,
 }
 
-/// A driver. It stops when it is dropped.
+/// A scripted driver, stopped on drop.
 pub(crate) struct FakeCsiDriver {
     directory: TempDir,
     script: Arc<Mutex<DriverScript>>,
@@ -93,7 +93,7 @@ pub(crate) struct FakeCsiDriver {
 }
 
 impl FakeCsiDriver {
-    /// A driver that is not there yet.
+    /// Creates a driver that does not listen yet.
     pub(crate) fn not_listening() -> Self {
         let driver = Self {
             directory: TempDir::new().unwrap(),
@@ -109,7 +109,7 @@ impl FakeCsiDriver {
         driver
     }
 
-    /// A driver that can do everything.
+    /// Starts a driver with all capabilities.
     pub(crate) fn start() -> Self {
         let mut driver = Self::not_listening();
         driver.listen();
@@ -137,7 +137,7 @@ impl FakeCsiDriver {
         }));
     }
 
-    /// Stops as a process that is killed: connections end, the socket's file goes.
+    /// Stops like a killed process: connections are closed, the socket is removed.
     pub(crate) fn stop(&mut self) {
         if let Some(accepting) = self.accepting.take() {
             accepting.abort();
@@ -146,12 +146,12 @@ impl FakeCsiDriver {
         close_connections(&self.script);
     }
 
-    /// Answers a call so, as long as nothing else is said.
+    /// Sets the default reply of a method.
     pub(crate) fn set_reply(&self, path: &'static str, reply: ScriptedReply) {
         self.script.lock().unwrap().default_replies.insert(path, reply);
     }
 
-    /// Answers the next call so.
+    /// Queues a reply for the next call of a method.
     pub(crate) fn queue_reply(&self, path: &'static str, reply: ScriptedReply) {
         self.script.lock().unwrap().next_replies.entry(path).or_default().push_back(reply);
     }
@@ -165,7 +165,7 @@ impl FakeCsiDriver {
         self.set_reply(PLUGIN_INFO, message_reply(&info));
     }
 
-    /// Announces services and ways of expansion by CSI's numbers.
+    /// Sets the plugin services and expansion modes by CSI's numbers.
     pub(crate) fn set_plugin_capabilities(&self, services: &[i32], expansions: &[i32]) {
         use v1::plugin_capability::{Service, Type, VolumeExpansion};
         let services = services.iter().map(|r#type| Type::Service(Service { r#type: *r#type }));
@@ -179,7 +179,7 @@ impl FakeCsiDriver {
         );
     }
 
-    /// Announces what the controller can do, by CSI's numbers.
+    /// Sets the controller capabilities by CSI's numbers.
     pub(crate) fn set_controller_capabilities(&self, numbers: &[i32]) {
         use v1::controller_service_capability::{Rpc, Type};
         let capability = |r#type: &i32| v1::ControllerServiceCapability {
@@ -192,12 +192,12 @@ impl FakeCsiDriver {
         );
     }
 
-    /// What it heard of one call.
+    /// Returns the received calls of a method.
     pub(crate) fn received(&self, path: &str) -> Vec<ReceivedCall> {
         self.script.lock().unwrap().received.iter().filter(|call| call.path == path).cloned().collect()
     }
 
-    /// Waits until it has heard a call so many times.
+    /// Waits until a method was called a number of times.
     pub(crate) async fn wait_received(&self, path: &str, times: usize) {
         self.calls.subscribe().wait_for(|_| self.received(path).len() >= times).await.unwrap();
     }
@@ -222,12 +222,12 @@ impl Drop for FakeCsiDriver {
     }
 }
 
-/// Connects with metrics that nobody reads.
+/// Connects with unregistered metrics.
 pub(crate) async fn connect(config: CsiConfig) -> Result<Arc<CsiBackend>, ConnectError> {
     CsiBackend::connect(config, &BackendMetrics::default(), &ConnectionMetrics::default()).await
 }
 
-/// Connects with metrics, and a way to read them.
+/// Connects with registered metrics; returns a function that encodes them.
 pub(crate) async fn connect_with_metrics(config: CsiConfig) -> (Arc<CsiBackend>, impl Fn() -> Vec<String>) {
     let mut registry = Registry::default();
     let calls = BackendMetrics::register(&mut registry);
@@ -251,12 +251,12 @@ fn group_capabilities() -> v1::GroupControllerGetCapabilitiesResponse {
 
 fn close_connections(script: &Mutex<DriverScript>) {
     for stream in script.lock().unwrap().streams.drain(..) {
-        // It may be gone already.
+        // It may be closed already.
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
 
-/// gRPC's frame around a message.
+/// Adds gRPC's frame to a message.
 pub(crate) fn grpc_frame(message: &[u8]) -> Vec<u8> {
     let length = u32::try_from(message.len()).unwrap();
     [&[0], &length.to_be_bytes()[..], message].concat()
@@ -295,7 +295,7 @@ async fn serve(
         queued.or_else(|| script.default_replies.get(path.as_str()).cloned())
     };
     calls.send_modify(|count| *count += 1);
-    Ok(match reply.unwrap_or(ScriptedReply::Status(12, "not told what to answer")) {
+    Ok(match reply.unwrap_or(ScriptedReply::Status(12, "no reply is scripted")) {
         ScriptedReply::Message(message) => grpc_response(grpc_frame(&message), Some(trailers(0, ""))),
         ScriptedReply::Status(code, text) => grpc_response(Vec::new(), Some(trailers(code, text))),
         ScriptedReply::InvalidStatusDetails { in_headers } => {
@@ -325,7 +325,7 @@ async fn serve(
     })
 }
 
-/// Far longer than anything here takes: a test that meets it has failed.
+/// Far longer than any test takes.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A call with a secret.
@@ -334,10 +334,10 @@ pub(crate) fn call() -> Call {
     Call { deadline: TEST_TIMEOUT, secrets }
 }
 
-/// Time that a driver which does not answer is given: a busy machine brings the call to it within that.
+/// Deadline of calls that get no response. Even a busy machine delivers the call within it.
 pub(crate) const SHORT_DEADLINE: Duration = Duration::from_secs(2);
 
-/// A call that has little time.
+/// A call with [`SHORT_DEADLINE`].
 pub(crate) fn call_with_short_deadline() -> Call {
     Call { deadline: SHORT_DEADLINE, secrets: Secrets::default() }
 }
@@ -363,7 +363,7 @@ pub(crate) fn create_request(name: &str) -> CreateVolume {
     }
 }
 
-/// A volume that breaks no rule.
+/// A valid volume.
 pub(crate) fn volume(handle: &str) -> v1::Volume {
     v1::Volume {
         capacity_bytes: 1 << 30,

@@ -1,4 +1,4 @@
-//! What goes wrong, and what the caller hears of it.
+//! Faults, and the errors that the caller gets.
 
 use std::time::Duration;
 
@@ -61,17 +61,21 @@ async fn failures_without_a_driver_status_are_not_final() {
     let valid_response =
         || cofferdam_csi::v1::CreateVolumeResponse { volume: Some(volume("v")) }.encode_to_vec();
     let oversized = vec![0; (4 << 20) + 1];
-    #[rustfmt::skip] // one row a fault
     let table = [
-        ("a broken connection",  ScriptedReply::CloseConnection,                       ErrorKind::Unavailable, "broken"),
-        ("no end",               ScriptedReply::MessageWithoutStatus(valid_response()),        ErrorKind::Internal,    "untrue"),
-        ("a web server",         ScriptedReply::Http(404),                 ErrorKind::Internal,    "untrue"),
-        ("a web server's error", ScriptedReply::Http(503),                 ErrorKind::Internal,    "untrue"),
-        ("no message",           ScriptedReply::RawBytes(Vec::new()),         ErrorKind::Internal,    "untrue"),
-        ("half a message",       ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()), ErrorKind::Internal, "untrue"),
-        ("not protobuf",         ScriptedReply::Message(vec![0xff; 20]),   ErrorKind::Internal,    "untrue"),
-        ("a huge message",       ScriptedReply::Message(oversized),             ErrorKind::Internal,    "untrue"),
-        ("a strange code",       ScriptedReply::Status(99, "?"),           ErrorKind::Internal,    "untrue"),
+        ("a broken connection", ScriptedReply::CloseConnection, ErrorKind::Unavailable, "broken"),
+        ("no end", ScriptedReply::MessageWithoutStatus(valid_response()), ErrorKind::Internal, "untrue"),
+        ("a web server", ScriptedReply::Http(404), ErrorKind::Internal, "untrue"),
+        ("a web server's error", ScriptedReply::Http(503), ErrorKind::Internal, "untrue"),
+        ("no message", ScriptedReply::RawBytes(Vec::new()), ErrorKind::Internal, "untrue"),
+        (
+            "half a message",
+            ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()),
+            ErrorKind::Internal,
+            "untrue",
+        ),
+        ("not protobuf", ScriptedReply::Message(vec![0xff; 20]), ErrorKind::Internal, "untrue"),
+        ("a huge message", ScriptedReply::Message(oversized), ErrorKind::Internal, "untrue"),
+        ("a strange code", ScriptedReply::Status(99, "?"), ErrorKind::Internal, "untrue"),
     ];
     for (n, (case, reply, kind, outcome)) in table.into_iter().enumerate() {
         backend.wait_connected(true).await;
@@ -87,7 +91,7 @@ async fn failures_without_a_driver_status_are_not_final() {
     }
 }
 
-/// How many creations ended so.
+/// Returns the number of CreateVolume calls with an outcome.
 fn count_outcome(metrics: &[String], outcome: &str) -> u64 {
     let label = format!(r#"method_name="{CREATE}",outcome="{outcome}"#);
     let line =
@@ -124,11 +128,12 @@ async fn deadline_is_sent_to_the_driver_and_enforced() {
     };
     assert!(timeout <= SHORT_DEADLINE + Duration::from_millis(1), "{timeout:?}");
     let line = format!(
-        r#"csi_sidecar_operations_seconds_count{{driver_name="fake.example",method_name="{CREATE}",grpc_status_code="DeadlineExceeded"}} 1"#
+        "csi_sidecar_operations_seconds_count{{driver_name=\"fake.example\",method_name={CREATE:?},\
+         grpc_status_code=\"DeadlineExceeded\"}} 1"
     );
     assert!(metrics().contains(&line));
 
-    // The operator's own limit counts too.
+    // The operator's timeout applies too.
     let mut config = driver.config();
     config.call_timeout = SHORT_DEADLINE;
     let backend = crate::fake_driver::connect(config).await.unwrap();
@@ -148,8 +153,8 @@ async fn operation_in_doubt_allows_only_the_same_call() {
     different_request.parameters.clear();
     let error = backend.create_volume(call(), different_request).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress), "{error}");
-    assert_eq!(driver.received(CREATE).len(), 1, "the driver was not asked");
-    // A try that did nothing says nothing about the one before.
+    assert_eq!(driver.received(CREATE).len(), 1, "no second call was sent");
+    // The result of this attempt says nothing about the previous one.
     driver.queue_reply(CREATE, ScriptedReply::Status(13, "no"));
     let error = backend.create_volume(call(), create_request("a")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Unknown), "{error}");
@@ -171,7 +176,7 @@ async fn concurrent_calls_for_one_volume_are_aborted() {
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, InProgress));
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
-    // The caller is gone and nobody knows what the driver does: the same call may follow.
+    // The caller was cancelled and the result is unknown: the same call may follow.
     driver
         .queue_reply(DELETE, crate::fake_driver::message_reply(&cofferdam_csi::v1::DeleteVolumeResponse {}));
     backend.delete_volume(call(), "v".into()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The generated servers, with a driver that was written with them.
+//! A driver built on the generated servers.
 
 use cofferdam_backend::Backend;
 use cofferdam_csi::{

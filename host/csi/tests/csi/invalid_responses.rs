@@ -1,4 +1,4 @@
-//! Drivers that answer what cannot be true. Nothing of it reaches a role; nothing of it is final.
+//! Invalid responses. None is passed on, and none is a final failure.
 
 use cofferdam_backend::Backend;
 use cofferdam_csi::{CsiBackend, v1};
@@ -13,8 +13,8 @@ use crate::fake_driver::{
     message_reply, volume,
 };
 
-fn assert_contract_violation<T: std::fmt::Debug>(answer: Result<T, StorageError>, expected: &str) {
-    let error = answer.unwrap_err();
+fn assert_contract_violation<T: std::fmt::Debug>(result: Result<T, StorageError>, expected: &str) {
+    let error = result.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Unknown), "{error}");
     assert!(error.message.contains(expected), "{error}; expected {expected}");
     assert!(error.message.len() < 1_200 && !error.message.contains('\n'));
@@ -53,9 +53,9 @@ async fn invalid_volumes_are_rejected() {
         ),
         (
             changed(|volume| {
-                volume.volume_context.insert("cofferdam.dev/attachment".to_owned(), "{}".to_owned());
+                volume.volume_context.insert("cofferdam.dev/connection-info".to_owned(), "{}".to_owned());
             }),
-            "the attachment is not a document that this program wrote",
+            "malformed connection info",
         ),
         (
             changed(|volume| {
@@ -74,15 +74,15 @@ async fn invalid_volumes_are_rejected() {
     }
 }
 
-/// Ids of managed disks on Azure are as long as this one.
+/// Azure's managed disk ids are as long as this one.
 #[tokio::test]
 async fn ids_longer_than_csi_allows_are_accepted_as_in_the_sidecars() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
     let long = "x".repeat(165);
-    let mut answer = volume(&long);
-    answer.volume_context.insert("k".to_owned(), "x".repeat(5_000));
-    driver.queue_reply(CREATE, created_reply(answer));
+    let mut response = volume(&long);
+    response.volume_context.insert("k".to_owned(), "x".repeat(5_000));
+    driver.queue_reply(CREATE, created_reply(response));
     let found = backend.create_volume(call(), create_request("a")).await.unwrap();
     assert_eq!(found.handle.as_str(), long);
 }
@@ -97,7 +97,7 @@ async fn invalid_base64_status_details_are_ignored() {
         assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Final), "{error}");
         assert_eq!(error.message, "no");
     }
-    // Also while the connection is made anew: it goes on trying.
+    // Also during a reconnect: it continues.
     driver.stop();
     backend.wait_connected(false).await;
     for in_headers in [false, true] {
@@ -133,13 +133,13 @@ async fn expand_rejects_missing_negative_and_too_small_capacity() {
     for (n, (bytes, expected)) in
         [(0, "0 bytes"), (-5, "-5 bytes"), (99, "99 bytes; 100 were asked for")].into_iter().enumerate()
     {
-        let answer =
+        let response =
             v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: true };
-        driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&answer));
+        driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&response));
         assert_contract_violation(expand_volume(&backend, n).await, expected);
     }
-    let answer = v1::ControllerExpandVolumeResponse { capacity_bytes: 128, ..Default::default() };
-    driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&answer));
+    let response = v1::ControllerExpandVolumeResponse { capacity_bytes: 128, ..Default::default() };
+    driver.queue_reply("/csi.v1.Controller/ControllerExpandVolume", message_reply(&response));
     assert_eq!(expand_volume(&backend, 9).await, Ok(128));
 }
 
@@ -165,15 +165,21 @@ async fn invalid_snapshots_are_rejected() {
     };
     let table = [
         (None, "it has no snapshot"),
-        (changed(|one| one.snapshot_id.clear()), "the snapshot handle has 0 bytes"),
-        (changed(|one| one.size_bytes = -1), "the snapshot's size is -1 bytes"),
-        (changed(|one| one.creation_time = None), "has no creation time"),
+        (changed(|snapshot| snapshot.snapshot_id.clear()), "the snapshot handle has 0 bytes"),
+        (changed(|snapshot| snapshot.size_bytes = -1), "the snapshot's size is -1 bytes"),
+        (changed(|snapshot| snapshot.creation_time = None), "has no creation time"),
         (
-            changed(|one| one.creation_time = Some(Timestamp { seconds: -1, nanos: 0 })),
+            changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: -1, nanos: 0 })),
             "expected a time since then",
         ),
-        (changed(|one| one.creation_time = Some(Timestamp { seconds: i64::MAX, nanos: 0 })), "was cut"),
-        (changed(|one| one.source_volume_id = "w".to_owned()), "it describes another source than v"),
+        (
+            changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: i64::MAX, nanos: 0 })),
+            "was cut",
+        ),
+        (
+            changed(|snapshot| snapshot.source_volume_id = "w".to_owned()),
+            "it describes another source than v",
+        ),
     ];
     for (n, (snapshot, expected)) in table.into_iter().enumerate() {
         driver.queue_reply(
@@ -188,8 +194,8 @@ async fn invalid_snapshots_are_rejected() {
         };
         assert_contract_violation(backend.create_snapshot(call(), request).await, expected);
     }
-    let answer = v1::GetSnapshotResponse { snapshot: Some(snapshot("other")) };
-    driver.queue_reply("/csi.v1.Controller/GetSnapshot", message_reply(&answer));
+    let response = v1::GetSnapshotResponse { snapshot: Some(snapshot("other")) };
+    driver.queue_reply("/csi.v1.Controller/GetSnapshot", message_reply(&response));
     assert_contract_violation(
         backend.get_snapshot(call(), "s".into()).await,
         "it describes another snapshot than s",
@@ -233,7 +239,7 @@ async fn invalid_group_snapshots_are_rejected() {
         driver.queue_reply(path, message_reply(&v1::CreateVolumeGroupSnapshotResponse { group_snapshot }));
         assert_contract_violation(backend.create_group_snapshot(call(), request(n)).await, expected);
     }
-    // Members that leave it out are the group's all the same.
+    // Members without a group id belong to the group too.
     let group_snapshot = Some(group(vec![snapshot_of("s", "v", ""), snapshot_of("t", "w", "g")]));
     driver.queue_reply(path, message_reply(&v1::CreateVolumeGroupSnapshotResponse { group_snapshot }));
     let found = backend.create_group_snapshot(call(), request(9)).await.unwrap();
@@ -248,19 +254,19 @@ async fn invalid_pages_are_rejected() {
     let page = |entries, next: &str| v1::ListVolumesResponse { entries, next_token: next.to_owned() };
     let two = || vec![entry(Some(volume("a"))), entry(Some(volume("b")))];
     let page_request = PageRequest { starting_token: Some("here".to_owned()), max_entries: Some(1) };
-    for (answer, expected) in [
+    for (response, expected) in [
         (page(vec![entry(None)], ""), "it has no volume"),
         (page(two(), ""), "a page has 2 entries; at most 1 were asked for"),
         (page(Vec::new(), "here"), "a page ends where it began"),
         (page(Vec::new(), &"x".repeat(5_000)), "a page's end has 5000 bytes"),
     ] {
-        driver.queue_reply("/csi.v1.Controller/ListVolumes", message_reply(&answer));
+        driver.queue_reply("/csi.v1.Controller/ListVolumes", message_reply(&response));
         assert_contract_violation(backend.list_volumes(call(), page_request.clone()).await, expected);
     }
     let foreign_snapshot = v1::Snapshot { source_volume_id: "w".to_owned(), ..snapshot("s") };
     let entries = vec![v1::list_snapshots_response::Entry { snapshot: Some(foreign_snapshot) }];
-    let answer = v1::ListSnapshotsResponse { entries, next_token: String::new() };
-    driver.queue_reply("/csi.v1.Controller/ListSnapshots", message_reply(&answer));
+    let response = v1::ListSnapshotsResponse { entries, next_token: String::new() };
+    driver.queue_reply("/csi.v1.Controller/ListSnapshots", message_reply(&response));
     let found = backend.list_snapshots(call(), Some("v".into()), PageRequest::default()).await;
     assert_contract_violation(found, "which is another volume's");
 }
@@ -269,17 +275,17 @@ async fn invalid_pages_are_rejected() {
 async fn invalid_capacities_are_rejected() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
-    let answer = |available_capacity, maximum_volume_size, minimum_volume_size| v1::GetCapacityResponse {
+    let response = |available_capacity, maximum_volume_size, minimum_volume_size| v1::GetCapacityResponse {
         available_capacity,
         maximum_volume_size,
         minimum_volume_size,
     };
-    for (answer, expected) in [
-        (answer(-1, None, None), "the available capacity is -1 bytes"),
-        (answer(1, Some(-1), None), "the largest volume is -1 bytes"),
-        (answer(1, Some(1), Some(2)), "the smallest volume has 2 bytes and the largest 1"),
+    for (response, expected) in [
+        (response(-1, None, None), "the available capacity is -1 bytes"),
+        (response(1, Some(-1), None), "the largest volume is -1 bytes"),
+        (response(1, Some(1), Some(2)), "the smallest volume has 2 bytes and the largest 1"),
     ] {
-        driver.queue_reply("/csi.v1.Controller/GetCapacity", message_reply(&answer));
+        driver.queue_reply("/csi.v1.Controller/GetCapacity", message_reply(&response));
         assert_contract_violation(backend.get_capacity(call(), CapacityQuery::default()).await, expected);
     }
 }

@@ -1,5 +1,5 @@
-//! A CSI driver behind the trait, against a driver in this process that answers what a test tells it, on a
-//! unix socket.
+//! Tests of [`CsiBackend`](cofferdam_csi::CsiBackend) against a scripted driver on a unix socket in this
+//! process.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "test support: a failure is the test's")]
 
 mod calls;

@@ -35,30 +35,28 @@ pub const MAX_ENCODED_BYTES: usize = 48 << 10;
 #[non_exhaustive]
 pub enum ConnectionInfoError {
     /// A later release wrote it.
-    #[error(
-        "the attachment is a document of version {found}; this program reads version {FORMAT_VERSION}: update it"
-    )]
+    #[error("connection info has version {found}; this program supports version {FORMAT_VERSION}: update it")]
     UnsupportedVersion {
         /// Its version.
         found: u64,
     },
     /// It is too large.
-    #[error("the attachment is a document of {found} bytes; expected at most {MAX_ENCODED_BYTES}")]
+    #[error("connection info has {found} bytes; expected at most {MAX_ENCODED_BYTES}")]
     TooLarge {
         /// Its size.
         found: usize,
     },
     /// It is no document of ours.
-    #[error("the attachment is not a document that this program wrote: {0}")]
+    #[error("malformed connection info: {0}")]
     Malformed(String),
     /// It is in a context where no attachment of this driver is.
-    #[error("this driver's attachments are in {expected_context} and nowhere else")]
+    #[error("connection info must be in {expected_context}")]
     WrongContext {
         /// The right one.
         expected_context: &'static str,
     },
     /// There is none.
-    #[error("{context} has no {}: there is no way to the volume", names::CONNECTION_INFO)]
+    #[error("{context} has no {}", names::CONNECTION_INFO)]
     Missing {
         /// Where it was expected.
         context: &'static str,
@@ -94,13 +92,15 @@ impl ConnectionInfo {
     pub fn validate(&self, max_key_bytes: usize, max_fields_bytes: usize) -> Result<(), String> {
         if !is_valid_kind(&self.kind) {
             return Err(format!(
-                "the attachment's kind is {:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -",
+                "the connection info's kind is {:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -",
                 printable(&self.kind)
             ));
         }
         let bytes = total_bytes(&self.fields);
         if bytes > max_fields_bytes {
-            return Err(format!("the attachment has {bytes} bytes; at most {max_fields_bytes} are allowed"));
+            return Err(format!(
+                "the connection info has {bytes} bytes; at most {max_fields_bytes} are allowed"
+            ));
         }
         match self
             .fields
@@ -108,7 +108,7 @@ impl ConnectionInfo {
             .find(|invalid_key| invalid_key.is_empty() || invalid_key.len() > max_key_bytes)
         {
             Some(invalid_key) => Err(format!(
-                "the attachment has a key of {} bytes; expected 1 to {max_key_bytes}",
+                "the connection info has a key of {} bytes; expected 1 to {max_key_bytes}",
                 invalid_key.len()
             )),
             None => Ok(()),

@@ -100,7 +100,7 @@ fn largest_connection_info_fits_the_size_limit() {
 
 #[test]
 fn malformed_connection_infos_are_rejected() {
-    let malformed = "the attachment is not a document that this program wrote: ";
+    let malformed = "malformed connection info: ";
     let large = format!("{{\"version\":1{}}}", " ".repeat(MAX_ENCODED_BYTES));
     #[rustfmt::skip] // one row a document
     let table = [
@@ -111,8 +111,8 @@ fn malformed_connection_infos_are_rejected() {
         (r#"{"version":"1"}"#,                                                      malformed.to_owned() + "invalid type: string \"1\""),
         (r#"{"version":-1}"#,                                                       malformed.to_owned() + "invalid value"),
         (r#"{"version":0}"#,                                                        malformed.to_owned() + "its version is 0; expected 1"),
-        (r#"{"version":2,"attachment":{}}"#,                                        "the attachment is a document of version 2; this program reads version 1: update it".to_owned()),
-        (r#"{"version":18446744073709551615}"#,                                     "the attachment is a document of version 18446744073709551615;".to_owned()),
+        (r#"{"version":2,"attachment":{}}"#,                                        "connection info has version 2; this program supports version 1: update it".to_owned()),
+        (r#"{"version":18446744073709551615}"#,                                     "connection info has version 18446744073709551615;".to_owned()),
         (r#"{"version":1,"version":1}"#,                                            malformed.to_owned() + "duplicate field `version`"),
         (r#"{"version":1,"kind":"a","kindVersion":1}"#,                             malformed.to_owned() + "missing field `fields`"),
         (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{},"root":"/"}"#,      malformed.to_owned() + "unknown field `root`"),
@@ -121,10 +121,10 @@ fn malformed_connection_infos_are_rejected() {
         (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":1}}"#,            malformed.to_owned() + "invalid type: integer `1`"),
         (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":"1","a":"1"}}"#,  malformed.to_owned() + "the field \"a\" occurs twice"),
         (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{}} {}"#,              malformed.to_owned() + "trailing characters"),
-        (r#"{"version":1,"kind":"A","kindVersion":1,"fields":{}}"#,                 "the attachment's kind is \"A\"; expected up to 63 of a-z, 0-9 and -".to_owned()),
-        (r#"{"version":1,"kind":"","kindVersion":1,"fields":{}}"#,                  "the attachment's kind is \"\";".to_owned()),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"":"x"}}"#,           "the attachment has a key of 0 bytes; expected 1 to 128".to_owned()),
-        (&large,                                                                    "the attachment is a document of 49165 bytes; expected at most 49152".to_owned()),
+        (r#"{"version":1,"kind":"A","kindVersion":1,"fields":{}}"#,                 "the connection info's kind is \"A\"; expected up to 63 of a-z, 0-9 and -".to_owned()),
+        (r#"{"version":1,"kind":"","kindVersion":1,"fields":{}}"#,                  "the connection info's kind is \"\";".to_owned()),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"":"x"}}"#,           "the connection info has a key of 0 bytes; expected 1 to 128".to_owned()),
+        (&large,                                                                    "connection info has 49165 bytes; expected at most 49152".to_owned()),
     ];
     for (document, expected) in table {
         let error = decode(document).expect_err(document).to_string();
@@ -135,7 +135,7 @@ fn malformed_connection_infos_are_rejected() {
     let too_large = encode(&ConnectionInfo { kind: "a".to_owned(), version: 1, fields });
     assert_eq!(
         decode(&too_large).unwrap_err().to_string(),
-        "the attachment has 4097 bytes; at most 4096 are allowed"
+        "the connection info has 4097 bytes; at most 4096 are allowed"
     );
 }
 

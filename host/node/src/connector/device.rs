@@ -1,4 +1,4 @@
-//! What is done with a block device, wherever it comes from.
+//! Staging of block devices, for kinds `image` and `local-device`.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
@@ -10,15 +10,15 @@ use crate::{
     path::KubeletPath,
 };
 
-/// Whether a device can be used so: no filesystem here can be written by two nodes.
+/// Rejects filesystems with several writing nodes: ext4 and xfs are not cluster filesystems.
 pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), NodeError> {
     let AccessType::Filesystem { fs_type, .. } = &capability.access_type else { return Ok(()) };
     parse_fs_type(fs_type.as_deref())?;
     match capability.access_mode {
         CsiAccessMode::MultiNodeMultiWriter | CsiAccessMode::MultiNodeSingleWriter => {
             Err(NodeError::FailedPrecondition(
-                "a filesystem on a device must not be mounted by several nodes: expected a mode of one node, \
-                 or readers only"
+                "a filesystem on a block device must not be mounted by several nodes: expected a \
+                 single-node or read-only access mode"
                     .to_owned(),
             ))
         }
@@ -30,7 +30,7 @@ pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), Node
     }
 }
 
-/// The filesystem that is asked for, where one is.
+/// Parses the requested filesystem type.
 fn parse_fs_type(fs_type: Option<&str>) -> Result<Option<Filesystem>, NodeError> {
     match fs_type.filter(|name| !name.is_empty()) {
         None => Ok(None),
@@ -44,7 +44,7 @@ fn parse_fs_type(fs_type: Option<&str>) -> Result<Option<Filesystem>, NodeError>
     }
 }
 
-/// Makes a device usable at the staging path.
+/// Stages a device at the staging path.
 pub(super) fn stage(context: &mut StageContext<'_>, device: &Device) -> Result<(), NodeError> {
     match context.access_type() {
         AccessType::Block => bind_device(context, device),
@@ -64,7 +64,7 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
         )?;
         options.attributes.read_only |= read_only;
         if filesystem == Filesystem::Xfs && context.has_content_source {
-            // A copy has the uuid of its origin, and xfs refuses to mount the same uuid twice.
+            // A clone has the UUID of its source, and xfs refuses to mount a UUID twice.
             options.data.push(("nouuid".to_owned(), None));
         }
         context
@@ -76,22 +76,22 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
     if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
 }
 
-/// Sees to it that the device has a filesystem that can be mounted: formatted only if it is blank and was
-/// never anything else.
+/// Returns the device's filesystem. Creates one only on a blank device without a content source.
 fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<Filesystem, NodeError> {
     let requested = match context.access_type() {
         AccessType::Filesystem { fs_type, .. } => parse_fs_type(fs_type.as_deref())?,
         AccessType::Block => None,
     };
-    let content = context.mounter.device_content(device).step("look at what the device holds")?;
+    let content = context.mounter.device_content(device).step("probe the device's content")?;
     let is_retry = context.record.format_in_progress;
     match content {
         DeviceContent::Filesystem(name) => {
-            let found = Filesystem::from_name(&name).filter(|found| requested.is_none_or(|requested| requested == *found));
+            let found = Filesystem::from_name(&name)
+                .filter(|found| requested.is_none_or(|requested| requested == *found));
             let Some(found) = found else {
                 let expected = requested.map_or("ext4 or xfs", Filesystem::as_str);
                 return Err(NodeError::FailedPrecondition(format!(
-                    "the volume holds the filesystem {name:?}: expected {expected}"
+                    "the volume has a {name:?} filesystem: expected {expected}"
                 )));
             };
             check_filesystem_allowed(context, found)?;
@@ -102,12 +102,13 @@ fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<
             Ok(found)
         }
         DeviceContent::Unknown if !is_retry => Err(NodeError::FailedPrecondition(
-            "the volume holds data that is no filesystem: expected a filesystem, or nothing at all; it is not formatted"
+            "the volume has data but no filesystem: expected a filesystem or a blank device; it is not \
+             formatted"
                 .to_owned(),
         )),
-        // Whatever was begun here once, by now it is somebody's.
+        // Even after an interrupted format: a known signature is user data.
         DeviceContent::Other(what) => Err(NodeError::FailedPrecondition(format!(
-            "the volume holds {what}: expected a filesystem, or nothing at all; it is not formatted"
+            "the volume has {what}: expected a filesystem or a blank device; it is not formatted"
         ))),
         DeviceContent::Blank | DeviceContent::Unknown => {
             let first = context.filesystems.first().copied().unwrap_or(Filesystem::Ext4);
@@ -122,15 +123,15 @@ fn format(
     filesystem: Filesystem,
 ) -> Result<Filesystem, NodeError> {
     let rejection_reason = if context.has_content_source {
-        Some("its content was to come from another volume or a snapshot")
+        Some("it was created from another volume or a snapshot")
     } else if context.is_read_only() {
-        Some("it is for readers only")
+        Some("its access mode is read-only")
     } else {
         None
     };
     if let Some(rejection_reason) = rejection_reason {
         return Err(NodeError::FailedPrecondition(format!(
-            "the volume has no filesystem, and gets none: {rejection_reason}"
+            "the volume has no filesystem and is not formatted: {rejection_reason}"
         )));
     }
     check_filesystem_allowed(context, filesystem)?;
@@ -139,7 +140,7 @@ fn format(
         context.record.format_in_progress = true;
         context.save_record()?;
     }
-    context.mounter.make_filesystem(device, filesystem, is_retry).step("make the volume's filesystem")?;
+    context.mounter.make_filesystem(device, filesystem, is_retry).step("create the volume's filesystem")?;
     context.clear_format_in_progress()?;
     Ok(filesystem)
 }
@@ -151,7 +152,7 @@ fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) 
     Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
 }
 
-/// Refuses a size that the device does not have: to make it larger is the driver's.
+/// Rejects a size larger than the device: only the driver can expand the device.
 pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeError> {
     match required.filter(|required| *required > size) {
         None => Ok(()),
@@ -161,13 +162,13 @@ pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeErr
     }
 }
 
-/// Grows the filesystem at a place to the size of its device.
+/// Expands the filesystem at a path to the size of its device.
 pub(super) fn grow_filesystem(
     mounter: &dyn Mounter,
     device: &Device,
     path: &KubeletPath,
 ) -> Result<(), NodeError> {
-    let found = mounter.inspect(path).step("look at the staging path")?;
+    let found = mounter.inspect(path).step("inspect the staging path")?;
     let top = found.and_then(|mut found| found.mounts.pop()).filter(|top| top.device == device.number);
     let Some(top) = top else {
         return Err(NodeError::FailedPrecondition(format!("the volume is not mounted at {path}")));
@@ -177,7 +178,7 @@ pub(super) fn grow_filesystem(
     }
     match Filesystem::from_name(&top.fs_type) {
         Some(filesystem) => {
-            mounter.grow_filesystem(device, filesystem, path).step("grow the volume's filesystem")
+            mounter.grow_filesystem(device, filesystem, path).step("expand the volume's filesystem")
         }
         None => Ok(()),
     }

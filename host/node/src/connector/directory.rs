@@ -1,4 +1,4 @@
-//! `directory`: a directory that the node has already, bound.
+//! Kind `directory`: an existing directory, bind-mounted.
 
 use cofferdam_domain::storage::VolumeCapability;
 
@@ -11,7 +11,7 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A directory beneath the policy's root.
+/// A directory below the policy's root.
 pub(crate) struct DirectoryConnector(pub(crate) RootedPath);
 
 impl Connector for DirectoryConnector {
@@ -42,7 +42,7 @@ impl Connector for DirectoryConnector {
         _: &KubeletPath,
         required: Option<u64>,
     ) -> Result<Option<u64>, NodeError> {
-        // How much fits a directory is kept by whoever owns its filesystem.
+        // The owner of the filesystem enforces directory sizes.
         Ok(required)
     }
 }

@@ -1,4 +1,4 @@
-//! `image`: a file that the node has already, behind a loop device.
+//! Kind `image`: an existing file, attached as a loop device.
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 
@@ -10,16 +10,16 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A file beneath the policy's root.
+/// A file below the policy's root.
 pub(crate) struct ImageConnector(pub(crate) RootedPath);
 
 impl ImageConnector {
-    /// The loop device of the file, made where there is none, with the size that the file has now.
+    /// Returns the file's loop device. Attaches one if there is none, and updates its size.
     fn attach_loop_device(&self, context: &StageContext<'_>) -> Result<Device, NodeError> {
         let (file, size) = context.mounter.image_file(&self.0).step("find the volume's image")?;
         if context.record.image_id != Some(file) {
             return Err(NodeError::FailedPrecondition(format!(
-                "the image {} was replaced meanwhile",
+                "the image {} was replaced during the call",
                 self.0
             )));
         }
@@ -46,14 +46,14 @@ impl ImageConnector {
                 loop_device.device,
                 self.0,
                 if loop_device.read_only {
-                    "read-only: expected one that can be written"
+                    "read-only: expected a writable one"
                 } else {
                     "writable: expected a read-only one"
                 }
             )));
         }
         if loop_device.size != size {
-            context.mounter.refresh_loop_size(&loop_device.device).step("tell the loop device its size")?;
+            context.mounter.refresh_loop_size(&loop_device.device).step("update the loop device's size")?;
         }
         Ok(loop_device.device)
     }
@@ -89,7 +89,7 @@ impl Connector for ImageConnector {
         };
         device::check_size(size, required)?;
         if loop_device.size != size {
-            mounter.refresh_loop_size(&loop_device.device).step("tell the loop device its size")?;
+            mounter.refresh_loop_size(&loop_device.device).step("update the loop device's size")?;
         }
         if matches!(record.capability.access_type, AccessType::Filesystem { .. }) {
             device::grow_filesystem(mounter, &loop_device.device, path)?;

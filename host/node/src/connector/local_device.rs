@@ -1,4 +1,4 @@
-//! `local-device`: a block device that the node has already.
+//! Kind `local-device`: an existing block device.
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 
@@ -10,20 +10,20 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A device by its stable id.
+/// The device's stable id.
 pub(crate) struct LocalDeviceConnector(pub(crate) String);
 
 impl LocalDeviceConnector {
-    /// Whether the device is staged at this place already: then what holds it is this volume.
+    /// Returns true if the device is already staged at this path. Then its user is this volume.
     fn is_staged(context: &StageContext<'_>, number: (u32, u32)) -> Result<bool, NodeError> {
-        let staged = context.mounter.inspect(context.staging_path).step("look at the staging path")?;
+        let staged = context.mounter.inspect(context.staging_path).step("inspect the staging path")?;
         if staged.is_some_and(|found| found.mounts.last().is_some_and(|top| top.device == number)) {
             return Ok(true);
         }
         let block = context
             .mounter
             .inspect(&context.staging_path.join(BLOCK_FILE_NAME))
-            .step("look at the device's file")?;
+            .step("inspect the device's file")?;
         Ok(block.is_some_and(|found| found.kind == PathKind::Device(number)))
     }
 }
@@ -43,7 +43,7 @@ impl Connector for LocalDeviceConnector {
         let device_info = context.mounter.block_device(&self.0).step("find the volume's device")?;
         if context.record.device_number != Some(device_info.device.number) {
             return Err(NodeError::FailedPrecondition(format!(
-                "the device {:?} was replaced meanwhile",
+                "the device {:?} was replaced during the call",
                 self.0
             )));
         }
@@ -67,7 +67,7 @@ impl Connector for LocalDeviceConnector {
         let device_info = mounter.block_device(&self.0).step("find the volume's device")?;
         if record.device_number != Some(device_info.device.number) {
             return Err(NodeError::FailedPrecondition(format!(
-                "the device {:?} was replaced meanwhile",
+                "the device {:?} was replaced during the call",
                 self.0
             )));
         }

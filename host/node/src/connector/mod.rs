@@ -1,5 +1,5 @@
-//! One small module for each kind of attachment. A kind is a value of its own behind [`Executor`]; who may
-//! have it is decided where the value is made, in the policy.
+//! One module for each kind of connection info. [`NodePolicy::connector`](crate::NodePolicy) creates the
+//! connectors and decides which kinds are allowed.
 
 mod device;
 mod directory;
@@ -25,21 +25,21 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// Name of the file in a staging path on which the device of a raw block volume is.
+/// Name of the file in a staging path at which the device of a raw block volume is bound.
 pub(crate) const BLOCK_FILE_NAME: &str = "device";
 
-/// One volume that is being staged.
+/// State of a NodeStageVolume call.
 pub(crate) struct StageContext<'a> {
     pub(crate) mounter: &'a dyn Mounter,
-    /// Where.
+    /// The staging path.
     pub(crate) staging_path: &'a KubeletPath,
-    /// What is known of the volume; every change is kept before the effect that it tells of.
+    /// The volume's record. Each change is saved before the corresponding effect.
     pub(crate) record: VolumeRecord,
-    /// What every mount takes away.
+    /// Attributes of every mount.
     pub(crate) base_attributes: MountAttributes,
-    /// Filesystems that may be on a device.
+    /// Allowed filesystems on devices.
     pub(crate) filesystems: &'a BTreeSet<Filesystem>,
-    /// Whether its content was made of another volume or of a snapshot.
+    /// True if the volume was created from a volume or a snapshot.
     pub(crate) has_content_source: bool,
 }
 
@@ -55,16 +55,16 @@ impl StageContext<'_> {
         }
     }
 
-    /// Whether nobody may write, anywhere.
+    /// Returns true if the access mode is read-only.
     pub(crate) fn is_read_only(&self) -> bool {
         is_read_only_mode(self.record.capability.access_mode)
     }
 
     pub(crate) fn save_record(&self) -> Result<(), NodeError> {
-        self.mounter.save_record(&self.record).step("keep the volume's record")
+        self.mounter.save_record(&self.record).step("save the volume's record")
     }
 
-    /// Notes that a filesystem that was begun is not being made any more.
+    /// Records that no format is in progress.
     fn clear_format_in_progress(&mut self) -> Result<(), NodeError> {
         if self.record.format_in_progress {
             self.record.format_in_progress = false;
@@ -73,13 +73,13 @@ impl StageContext<'_> {
         Ok(())
     }
 
-    /// What is staged; a filesystem that is there must be what `is_ours` knows.
+    /// Returns true if something is mounted at a path. It is an error unless `is_expected` accepts it.
     pub(crate) fn is_mounted(
         &self,
         path: &KubeletPath,
         is_expected: impl FnOnce(&PathInfo) -> bool,
     ) -> Result<bool, NodeError> {
-        let found = self.mounter.inspect(path).step("look at the staging path")?;
+        let found = self.mounter.inspect(path).step("inspect the staging path")?;
         match found {
             Some(found) if !found.mounts.is_empty() => {
                 if is_expected(&found) {
@@ -92,7 +92,7 @@ impl StageContext<'_> {
         }
     }
 
-    /// Binds something to the staging path, and takes away from it what is not allowed.
+    /// Bind-mounts a source at the staging path and restricts the mount.
     pub(crate) fn bind_to_staging_path(
         &self,
         source: &BindSource,
@@ -106,21 +106,21 @@ impl StageContext<'_> {
     }
 }
 
-/// How one kind of attachment is executed. Every step looks first and is skipped when it was done: a job may
-/// have died anywhere.
+/// Connects one kind of volume. Every step is skipped if it is already done: an earlier call may have been
+/// interrupted at any point.
 pub(crate) trait Connector: Send + Sync {
-    /// Whether a volume of this kind can be used so.
+    /// Checks that this kind of volume supports a capability.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Finds what the volume is on this machine, and writes into the record what nobody else may use
-    /// meanwhile.
+    /// Resolves the volume's storage on this node and stores its identity in the record, for the check that
+    /// no other volume uses it.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
 
-    /// Makes the volume usable at the staging path.
+    /// Stages the volume at the staging path.
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
-    /// Makes a staged volume at least this large, as far as the node can; returns its size in bytes where it
-    /// is known.
+    /// Expands a staged volume to at least `required` bytes, if that is possible on the node. Returns its
+    /// size in bytes if known.
     fn expand(
         &self,
         mounter: &dyn Mounter,
@@ -130,7 +130,7 @@ pub(crate) trait Connector: Send + Sync {
     ) -> Result<Option<u64>, NodeError>;
 }
 
-/// Whether a mode has no writer.
+/// Returns true if an access mode is read-only.
 pub(crate) const fn is_read_only_mode(mode: CsiAccessMode) -> bool {
     match mode {
         CsiAccessMode::SingleNodeReaderOnly | CsiAccessMode::MultiNodeReaderOnly => true,
@@ -142,32 +142,32 @@ pub(crate) const fn is_read_only_mode(mode: CsiAccessMode) -> bool {
     }
 }
 
-/// Refuses a raw device of what is none.
+/// Rejects block access; `object` names the volume in the error.
 pub(crate) fn require_filesystem(object: &str, capability: &VolumeCapability) -> Result<(), NodeError> {
     match capability.access_type {
         AccessType::Filesystem { .. } => Ok(()),
         AccessType::Block => {
-            Err(NodeError::Invalid(format!("{object} is no block device: expected a mounted filesystem")))
+            Err(NodeError::Invalid(format!("{object} is not a block device: expected a mounted filesystem")))
         }
     }
 }
 
-/// Takes away from the top mount of a place what it still has.
+/// Adds attributes to the top mount at a path, unless they are already set.
 pub(crate) fn restrict(
     mounter: &dyn Mounter,
     path: &KubeletPath,
     attributes: MountAttributes,
 ) -> Result<(), NodeError> {
-    let found = mounter.inspect(path).step("look at a mount")?;
+    let found = mounter.inspect(path).step("inspect a mount")?;
     match found.as_ref().and_then(|found| found.mounts.last()) {
         Some(top) if top.attributes.includes(attributes) => Ok(()),
         Some(_) => mounter.restrict(path, attributes).step("restrict a mount"),
-        None => Err(NodeError::FailedPrecondition(format!("nothing is mounted at {path} any more"))),
+        None => Err(NodeError::FailedPrecondition(format!("nothing is mounted at {path}"))),
     }
 }
 
-/// Undoes what was staged, whatever kind it is and however far it came. Nothing is asked of the policy: what
-/// was done must be possible to undo after the operator has closed it.
+/// Unstages a volume of any kind, at any stage of completion. The policy does not apply: an operator must be
+/// able to restrict it while volumes are staged.
 pub(crate) fn unstage(
     mounter: &dyn Mounter,
     path: &KubeletPath,
@@ -175,13 +175,13 @@ pub(crate) fn unstage(
     others: &[VolumeRecord],
 ) -> Result<(), NodeError> {
     let block_path = path.join(BLOCK_FILE_NAME);
-    // Beneath a mounted filesystem a file of this name is the user's.
-    let has_own_block_file = match mounter.inspect(path).step("look at the staging path")? {
+    // Below a mounted filesystem, a file of this name is user data.
+    let has_own_block_file = match mounter.inspect(path).step("inspect the staging path")? {
         Some(found) => found.kind == PathKind::Directory && found.mounts.is_empty(),
         None => false,
     };
     if has_own_block_file
-        && let Some(found) = mounter.inspect(&block_path).step("look at the device's file")?
+        && let Some(found) = mounter.inspect(&block_path).step("inspect the device's file")?
     {
         for _ in &found.mounts {
             mounter.unmount(&block_path).step("unmount the device's file")?;
@@ -190,7 +190,7 @@ pub(crate) fn unstage(
     }
     while mounter
         .inspect(path)
-        .step("look at the staging path")?
+        .step("inspect the staging path")?
         .is_some_and(|found| !found.mounts.is_empty())
     {
         mounter.unmount(path).step("unmount the staging path")?;
@@ -198,7 +198,7 @@ pub(crate) fn unstage(
     detach_loop_devices(mounter, record, others)
 }
 
-/// Takes the loop devices from a volume's image, unless somebody else has the same file by now.
+/// Detaches the loop devices of a volume's image, unless another volume uses the same file.
 fn detach_loop_devices(
     mounter: &dyn Mounter,
     record: Option<&VolumeRecord>,
@@ -217,13 +217,13 @@ fn detach_loop_devices(
     Ok(())
 }
 
-/// Puts a device's node on a file in the staging path.
+/// Binds a device's node to a file in the staging path.
 fn bind_device(context: &mut StageContext<'_>, device: &Device) -> Result<(), NodeError> {
-    // From now on what it holds is the user's.
+    // From now on the content is user data.
     context.clear_format_in_progress()?;
     let path = context.staging_path.join(BLOCK_FILE_NAME);
-    if context.mounter.inspect(&path).step("look at the device's file")?.is_none() {
-        context.mounter.make_file(&path).step("make the device's file")?;
+    if context.mounter.inspect(&path).step("inspect the device's file")?.is_none() {
+        context.mounter.make_file(&path).step("create the device's file")?;
     }
     let number = device.number;
     if !context.is_mounted(&path, |found| found.kind == PathKind::Device(number))? {

@@ -1,5 +1,5 @@
-//! `none`: a volume whose content no node reaches. A pod that has one sees an empty directory in which it
-//! cannot write: what it wrote would be on the node's disk, and nobody would find it again.
+//! Kind `none`: a volume without storage on the node. Its pods see an empty read-only directory: what they
+//! wrote would be lost on the node.
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::{error::NodeError, mounter::Mounter, path::KubeletPath, record::VolumeRecord};
 
-/// Memory of the empty directory in bytes: one page is the least that the kernel takes.
+/// Size of the empty tmpfs in bytes: one page, the kernel's minimum.
 const EMPTY_TMPFS_BYTES: u64 = 4096;
 
-/// Nothing to reach.
+/// Mounts an empty read-only tmpfs.
 pub(crate) struct NoneConnector;
 
 impl Connector for NoneConnector {
@@ -20,7 +20,8 @@ impl Connector for NoneConnector {
         match capability.access_type {
             AccessType::Filesystem { .. } => Ok(()),
             AccessType::Block => Err(NodeError::FailedPrecondition(
-                "no node reaches this volume: there is no device that a pod could have".to_owned(),
+                "this volume has no storage on the node: there is no device for a raw block volume"
+                    .to_owned(),
             )),
         }
     }

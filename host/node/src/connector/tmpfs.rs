@@ -1,4 +1,4 @@
-//! `tmpfs`: memory of the node, empty after each mount.
+//! Kind `tmpfs`: memory of the node, empty after each mount.
 
 use cofferdam_domain::{names, storage::VolumeCapability};
 
@@ -11,25 +11,25 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// Memory of a size.
+/// A tmpfs.
 pub(crate) struct TmpfsConnector {
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// Most bytes that the policy allows.
+    /// Maximum size in bytes that the policy allows.
     pub(crate) max_size: u64,
 }
 
-/// What the mount table calls the memory of a volume: it tells one from another.
+/// Returns the mount source of a volume's tmpfs, which identifies it in mountinfo.
 pub(crate) fn tmpfs_source(volume: &str) -> String {
     format!("cofferdam-{:.32}", names::sha256_hex([volume]))
 }
 
-/// Whether a place holds the memory of this name.
+/// Returns true if the top mount is the tmpfs of this source.
 pub(crate) fn is_tmpfs_mount(found: &PathInfo, name: &str) -> bool {
     found.mounts.last().is_some_and(|top| top.fs_type == "tmpfs" && top.source == name)
 }
 
-/// Mounts memory where it is not mounted yet.
+/// Mounts a tmpfs at the staging path, unless it is mounted.
 pub(crate) fn stage_tmpfs(
     context: &StageContext<'_>,
     name: &str,
@@ -43,14 +43,14 @@ pub(crate) fn stage_tmpfs(
         context
             .mounter
             .mount_tmpfs(name, size, &options, context.staging_path)
-            .step("mount the volume's memory")?;
+            .step("mount the volume's tmpfs")?;
     }
     restrict(context.mounter, context.staging_path, MountAttributes { read_only, ..context.base_attributes })
 }
 
 impl Connector for TmpfsConnector {
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError> {
-        require_filesystem("memory", capability)
+        require_filesystem("a tmpfs", capability)
     }
 
     fn identify(&self, _: &dyn Mounter, _: &mut VolumeRecord) -> Result<(), NodeError> {
@@ -58,7 +58,7 @@ impl Connector for TmpfsConnector {
     }
 
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError> {
-        // What it has grown to since it was attached counts after a reboot too.
+        // After a reboot, an expanded tmpfs keeps its expanded size.
         let size = context.record.size.unwrap_or_default().max(self.size);
         stage_tmpfs(context, &tmpfs_source(&context.record.volume), size, context.is_read_only())
     }
@@ -70,21 +70,21 @@ impl Connector for TmpfsConnector {
         path: &KubeletPath,
         required: Option<u64>,
     ) -> Result<Option<u64>, NodeError> {
-        let current_size = mounter.usage(path).step("measure the volume's memory")?.total;
+        let current_size = mounter.usage(path).step("measure the volume's tmpfs")?.total;
         let Some(required) = required.filter(|required| *required > current_size) else {
             return Ok(Some(current_size));
         };
         if required > self.max_size {
             let max_size = self.max_size;
             return Err(NodeError::OutOfRange(format!(
-                "memory of {required} bytes: expected at most {max_size} on this node"
+                "a tmpfs of {required} bytes: expected at most {max_size} on this node"
             )));
         }
         if record.size != Some(required) {
             let new_record = VolumeRecord { size: Some(required), ..record.clone() };
-            mounter.save_record(&new_record).step("keep the volume's record")?;
+            mounter.save_record(&new_record).step("save the volume's record")?;
         }
-        mounter.resize_tmpfs(required, path).step("grow the volume's memory")?;
+        mounter.resize_tmpfs(required, path).step("resize the volume's tmpfs")?;
         Ok(Some(required))
     }
 }

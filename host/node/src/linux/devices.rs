@@ -1,4 +1,4 @@
-//! Block devices: what the kernel shows of them, and what they hold.
+//! Block devices: sysfs, content probing and loop devices.
 
 use std::{
     fs::{self, File},
@@ -26,9 +26,9 @@ use crate::{
 
 const BY_ID: &str = "/dev/disk/by-id";
 const SECTOR: u64 = 512;
-/// How much has to be zero at both ends of a device that is blank: more than any filesystem's first words.
+/// Bytes that must be zero at both ends of a blank device. Filesystem superblocks are within this range.
 const BLANK_CHECK_BYTES: u64 = 4 << 20;
-/// How long a loop device may take to go: whoever still looks at it, such as udev, does so for moments.
+/// Attempts and interval of the wait for a detached loop device. udev may keep it open for a moment.
 const DETACH_RETRY: (u32, Duration) = (100, Duration::from_millis(20));
 
 fn failed_error(message: impl std::fmt::Display) -> MounterError {
@@ -45,18 +45,18 @@ fn sysfs_path((major, minor): (u32, u32)) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// A device by its number.
+/// Looks up a device by its number.
 fn by_number(number: (u32, u32)) -> Result<Device> {
     let link = fs::read_link(sysfs_path(number))
         .map_err(|error| failed_error(format_args!("device {number:?}: {error}")))?;
     let name = link.file_name().and_then(|name| name.to_str());
-    // The kernel writes a device's name with ! where /dev has a directory.
+    // sysfs replaces `/` in device names with `!`.
     let name =
         name.ok_or_else(|| failed_error(format_args!("device {number:?} has no name")))?.replace('!', "/");
     Ok(Device { name, number })
 }
 
-/// Size of a device in bytes.
+/// Returns the size of a device in bytes.
 pub(super) fn size(number: (u32, u32)) -> Result<u64> {
     let sectors = read_trimmed(&sysfs_path(number).join("size"))?;
     let sectors: u64 =
@@ -64,32 +64,33 @@ pub(super) fn size(number: (u32, u32)) -> Result<u64> {
     Ok(sectors.saturating_mul(SECTOR))
 }
 
-/// Opens a device's node, and sees to it that it is that device's.
+/// Opens a device's node and checks its device number.
 pub(super) fn open_node(device: &Device, flags: OFlags) -> Result<rustix::fd::OwnedFd> {
     let path = device.to_string();
     let opened =
         open(&path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|error| errno_error(&path, error))?;
     if paths::path_kind(&paths::stat(&path, &opened)?) != PathKind::Device(device.number) {
         return Err(MounterError::FailedPrecondition(format!(
-            "{path} is not the device that the kernel calls so"
+            "{path} is not the device {:?}",
+            device.number
         )));
     }
     Ok(opened)
 }
 
-/// A device by its name in `/dev/disk/by-id`.
+/// Looks up a device by its name in `/dev/disk/by-id`.
 pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
     let path = format!("{BY_ID}/{stable_id}");
     let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| errno_error(&path, error))?;
     let PathKind::Device(number) = paths::path_kind(&paths::stat(&path, &opened)?) else {
-        return Err(MounterError::FailedPrecondition(format!("{path} is no block device")));
+        return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
     };
     let device = by_number(number)?;
     Ok(DeviceInfo { size: size(number)?, users: device_users(&device)?, device })
 }
 
-/// Everything that speaks against using a device.
+/// Returns the current users of a device.
 fn device_users(device: &Device) -> Result<Vec<String>> {
     let mut users = Vec::new();
     for line in mountinfo::read()?.into_iter().filter(|line| line.mount.device == device.number) {
@@ -119,7 +120,7 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
         users.push("swap".to_owned());
     }
     if users.is_empty() {
-        // The kernel's own word covers what no table shows: other mount namespaces, RAID, device mapper.
+        // An exclusive open also detects other mount namespaces, RAID and device mapper.
         match open(device.to_string(), OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
             Ok(_) => {}
             Err(Errno::BUSY) => users.push("an exclusive opener".to_owned()),
@@ -129,7 +130,7 @@ fn device_users(device: &Device) -> Result<Vec<String>> {
     Ok(users)
 }
 
-/// What a device holds.
+/// Probes the content of a device.
 pub(super) fn device_content(tools: &Tools, device: &Device) -> Result<DeviceContent> {
     let blkid_output = tools.run(Tool::Blkid, &["-p", "-o", "export", &device.to_string()])?;
     let value = |key: &str| {
@@ -141,16 +142,16 @@ pub(super) fn device_content(tools: &Tools, device: &Device) -> Result<DeviceCon
             (Some("filesystem"), Some(name), None) => DeviceContent::Filesystem(name),
             (_, Some(name), _) => DeviceContent::Other(format!("{name:?}")),
             (_, None, Some(table)) => DeviceContent::Other(format!("a partition table of type {table:?}")),
-            (_, None, None) => DeviceContent::Other("something that blkid knows".to_owned()),
+            (_, None, None) => DeviceContent::Other("an unidentified signature".to_owned()),
         }),
         Some(2) if is_blank(device)? => Ok(DeviceContent::Blank),
         Some(2) => Ok(DeviceContent::Unknown),
-        Some(8) => Ok(DeviceContent::Other("several signatures at once".to_owned())),
+        Some(8) => Ok(DeviceContent::Other("several signatures".to_owned())),
         code => Err(failed_error(format_args!("blkid ended with {code:?}: {}", blkid_output.stderr))),
     }
 }
 
-/// Whether both ends of a device are zeros.
+/// Returns true if both ends of a device are zero.
 fn is_blank(device: &Device) -> Result<bool> {
     let size = size(device.number)?;
     let mut file = File::from(open_node(device, OFlags::RDONLY)?);
@@ -165,7 +166,7 @@ fn is_blank(device: &Device) -> Result<bool> {
     result.map_err(|error| failed_error(format_args!("{device}: {error}")))
 }
 
-/// The loop devices of a file, by its identity: names change.
+/// Returns the loop devices of a file. They are matched by the file's identity, because its name may change.
 pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice>> {
     let columns = "NAME,BACK-INO,BACK-MAJ:MIN,RO";
     let output = tools.run_checked(Tool::Losetup, &["--list", "--json", "--output", columns], &[0])?;
@@ -178,7 +179,7 @@ pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice
     let (major, minor) = file.device;
     let mut found = Vec::new();
     for entry in all {
-        // Numbers are texts in some releases of it, and padded.
+        // Some losetup releases write numbers as padded strings.
         let text = |key: &str| match entry.get(key) {
             Some(Value::String(text)) => text.trim().to_owned(),
             Some(value) => value.to_string(),
@@ -191,7 +192,7 @@ pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice
         let opened = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| errno_error(&path, error))?;
         let PathKind::Device(number) = paths::path_kind(&paths::stat(&path, opened)?) else {
-            return Err(MounterError::FailedPrecondition(format!("{path} is no block device")));
+            return Err(MounterError::FailedPrecondition(format!("{path} is not a block device")));
         };
         let read_only = matches!(text("ro").as_str(), "true" | "1");
         found.push(LoopDevice { device: by_number(number)?, size: size(number)?, file_id: file, read_only });
@@ -199,15 +200,17 @@ pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice
     Ok(found)
 }
 
-/// Takes a loop device away, and waits until it is.
+/// Detaches a loop device and waits until the kernel has released it.
 pub(super) fn detach_loop(tools: &Tools, device: &Device) -> Result<()> {
     tools.run_checked(Tool::Losetup, &["--detach", &device.to_string()], &[0])?;
-    let (attempts, pause) = DETACH_RETRY;
+    let (attempts, interval) = DETACH_RETRY;
     for _ in 0..attempts {
         if !sysfs_path(device.number).join("loop/backing_file").exists() {
             return Ok(());
         }
-        thread::sleep(pause);
+        thread::sleep(interval);
     }
-    Err(failed_error(format_args!("{device} is still in use; it goes when its last user does")))
+    Err(failed_error(format_args!(
+        "{device} is still in use; the kernel detaches it when its last user closes it"
+    )))
 }

@@ -1,4 +1,4 @@
-//! The machine for real: Linux 5.12 or later, as root.
+//! [`Mounter`] for Linux 5.12 or later. Requires root.
 
 mod devices;
 mod mount_group;
@@ -8,7 +8,7 @@ mod paths;
 mod records;
 mod tools;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, unlinkat},
@@ -31,7 +31,36 @@ use paths::{Result, errno_error};
 use records::RecordStore;
 use tools::{Tool, Tools};
 
-/// This machine.
+/// A node that does not meet the requirements of its policy.
+#[derive(Debug, thiserror::Error)]
+pub enum MounterSetupError {
+    /// Tools are not installed.
+    #[error(
+        "the policy needs programs that are not in {}: {}",
+        tools::TOOL_DIRECTORIES.join(", "),
+        tools.join(", ")
+    )]
+    MissingTools {
+        /// The names of the missing tools.
+        tools: Vec<&'static str>,
+    },
+    /// The record directory cannot be created or opened.
+    #[error("cannot open the record directory {}: {source}", path.display())]
+    Records {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Another process uses the record directory.
+    #[error("the record directory {} is locked by another process", path.display())]
+    RecordsLocked {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// The mounts, devices and records of this machine.
 #[derive(Debug)]
 pub struct LinuxMounter {
     tools: Tools,
@@ -39,12 +68,12 @@ pub struct LinuxMounter {
 }
 
 impl LinuxMounter {
-    /// The machine with what a policy needs; `records` is a directory that outlives reboots and is this
-    /// process' own.
+    /// Finds the tools that the policy needs and locks the record directory. `records` must survive reboots
+    /// and belong to this process alone.
     ///
     /// # Errors
-    /// Programs that are missing, or records that another process has.
-    pub fn open(policy: &NodePolicy, records: &Path) -> std::result::Result<Self, String> {
+    /// [`MounterSetupError`]
+    pub fn open(policy: &NodePolicy, records: &Path) -> std::result::Result<Self, MounterSetupError> {
         Ok(Self { tools: Tools::find(policy)?, records: RecordStore::open(records)? })
     }
 }
@@ -71,7 +100,7 @@ impl Mounter for LinuxMounter {
         match paths::path_kind(&stat) {
             PathKind::Directory => Ok(paths::file_id(&stat)),
             PathKind::File(_) | PathKind::Device(_) | PathKind::Other => {
-                Err(MounterError::FailedPrecondition(format!("{path} is no directory")))
+                Err(MounterError::FailedPrecondition(format!("{path} is not a directory")))
             }
         }
     }
@@ -81,7 +110,7 @@ impl Mounter for LinuxMounter {
         match paths::path_kind(&stat) {
             PathKind::File(size) => Ok((paths::file_id(&stat), size)),
             PathKind::Directory | PathKind::Device(_) | PathKind::Other => {
-                Err(MounterError::FailedPrecondition(format!("{path} is no plain file")))
+                Err(MounterError::FailedPrecondition(format!("{path} is not a regular file")))
             }
         }
     }
@@ -160,7 +189,7 @@ impl Mounter for LinuxMounter {
         };
         match unlinkat(paths::open_parent(path)?, paths::file_name(path), flags) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                Err(MounterError::FailedPrecondition(format!("{path} holds files: they are not removed")))
+                Err(MounterError::FailedPrecondition(format!("{path} contains files: it is not removed")))
             }
             removed => removed.map_err(|error| errno_error(path, error)),
         }
@@ -169,9 +198,10 @@ impl Mounter for LinuxMounter {
     fn attach_loop(&self, path: &RootedPath, file: FileId, read_only: bool) -> Result<Device> {
         let opened = paths::open_rooted(path)?;
         if paths::file_id(&paths::stat(path, &opened)?) != file {
-            return Err(MounterError::FailedPrecondition(format!("{path} was replaced meanwhile")));
+            return Err(MounterError::FailedPrecondition(format!("{path} was replaced during the call")));
         }
-        // The program resolves this to a path and opens that: what it got is looked up afterwards.
+        // losetup resolves this link and opens the resulting path, so the attached file is checked
+        // afterwards.
         let proc_path = paths::proc_fd_path(&opened).replace("self", &std::process::id().to_string());
         let mut arguments = vec!["--find", "--show", "--nooverlap"];
         if read_only {
@@ -198,23 +228,23 @@ impl Mounter for LinuxMounter {
         devices::detach_loop(&self.tools, device)
     }
 
-    fn make_filesystem(&self, device: &Device, filesystem: Filesystem, unfinished: bool) -> Result<()> {
+    fn make_filesystem(&self, device: &Device, filesystem: Filesystem, is_retry: bool) -> Result<()> {
         match devices::device_content(&self.tools, device)? {
             DeviceContent::Blank => {}
-            DeviceContent::Unknown if unfinished => {}
+            DeviceContent::Unknown if is_retry => {}
             DeviceContent::Unknown => {
                 return Err(MounterError::FailedPrecondition(format!(
-                    "{device} holds unknown data: it is not formatted"
+                    "{device} has unknown data: it is not formatted"
                 )));
             }
             DeviceContent::Other(what) | DeviceContent::Filesystem(what) => {
                 return Err(MounterError::FailedPrecondition(format!(
-                    "{device} holds {what}: it is not formatted"
+                    "{device} has {what}: it is not formatted"
                 )));
             }
         }
         let path = device.to_string();
-        // Never with force: the programs refuse by themselves what they know.
+        // Without a force option, the tools refuse to overwrite known signatures.
         let (tool, arguments): (_, &[&str]) = match filesystem {
             Filesystem::Ext4 => (Tool::MkfsExt4, &["-q", "-m", "0", &path]),
             Filesystem::Xfs => (Tool::MkfsXfs, &["-q", &path]),
@@ -224,11 +254,11 @@ impl Mounter for LinuxMounter {
 
     fn check_filesystem(&self, device: &Device, filesystem: Filesystem) -> Result<()> {
         match filesystem {
-            // 1: it was repaired.
+            // Exit code 1: errors were corrected.
             Filesystem::Ext4 => {
                 self.tools.run_checked(Tool::E2fsck, &["-p", &device.to_string()], &[0, 1]).map(drop)
             }
-            // It plays back its journal when it is mounted, and has nothing else to do before.
+            // xfs replays its journal at mount; no other check is needed.
             Filesystem::Xfs => Ok(()),
         }
     }
@@ -238,7 +268,7 @@ impl Mounter for LinuxMounter {
             Filesystem::Ext4 => {
                 self.tools.run_checked(Tool::Resize2fs, &[&device.to_string()], &[0]).map(drop)
             }
-            // It takes the place as the table of mounts shows it, and nothing else.
+            // xfs_growfs requires the mount path as listed in mountinfo.
             Filesystem::Xfs => self
                 .tools
                 .run_checked(Tool::XfsGrowfs, &["-d", &paths::canonical_path(path)?], &[0])

@@ -1,5 +1,5 @@
-//! Everything in a volume for a group. What is in it was written by a pod: no link is followed, no mount is
-//! crossed, no device is opened.
+//! Recursive group ownership of a volume. A pod controls its content: no symbolic link is followed, no mount
+//! is crossed, and no device is opened.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -18,7 +18,7 @@ use rustix::{
     path::Arg,
 };
 
-/// What the group may do with a file, and with a directory: new files in it get the group too.
+/// Group permissions of files and directories. With setgid, new files inherit the group.
 const FILE_MODE: Mode = Mode::RGRP.union(Mode::WGRP);
 const DIRECTORY_MODE: Mode = FILE_MODE.union(Mode::XGRP).union(Mode::SGID);
 
@@ -32,7 +32,7 @@ fn open_beneath(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io:
     openat2(parent, name, flags, Mode::empty(), resolve)
 }
 
-/// Gives a directory's group, where new files get it and it may write there.
+/// Returns a directory's group if it may write and new files inherit it.
 pub(super) fn read_group(directory: &OwnedFd) -> rustix::io::Result<Option<u32>> {
     let stat = fstat(directory)?;
     let mode = Mode::from_raw_mode(stat.st_mode);
@@ -44,13 +44,14 @@ fn add_mode(file: &OwnedFd, added_mode: Mode) -> rustix::io::Result<()> {
     fchmod(file, mode | added_mode)
 }
 
-/// Whether a name went, or leads to something else, since it was read: a pod may be at work.
+/// Returns true if an error means that an entry was removed or replaced since it was read: a pod may be
+/// running.
 fn is_concurrent_change(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP)
 }
 
-/// A directory within the volume, by its name in the one above: a pod can make far more of them than their
-/// paths have room in memory.
+/// A directory of the volume, stored as its name and parent. Full paths of all directories that a pod can
+/// create might not fit into memory.
 struct TreeDirectory {
     parent: Option<Rc<TreeDirectory>>,
     name: CString,
@@ -68,11 +69,11 @@ impl TreeDirectory {
     }
 }
 
-/// Gives everything to a group, the directory itself last. Fails where a path within it is longer than the
-/// kernel takes, as kubelet's own walk does.
+/// Sets the group of everything below a directory; the directory itself last. Like kubelet's own walk, it
+/// fails if a path is longer than `PATH_MAX`.
 pub(super) fn set_group_recursively(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
-    // Names, not open directories: however deep a volume is, two files are open.
+    // Stores names instead of open directories: at most two descriptors are open at any depth.
     let mut pending = Vec::new();
     set_group_of_entries(directory, None, gid, &mut pending)?;
     while let Some(subdirectory) = pending.pop() {
@@ -88,7 +89,7 @@ pub(super) fn set_group_recursively(directory: &OwnedFd, group: u32) -> rustix::
     set_group_of_directory(directory, gid)
 }
 
-/// Gives the files of a directory, and adds its directories to what is left.
+/// Sets the group of a directory's files and adds its subdirectories to `pending`.
 fn set_group_of_entries(
     directory: &OwnedFd,
     parent: Option<&Rc<TreeDirectory>>,
@@ -147,7 +148,7 @@ mod tests {
         std::fs::write(&file, "data").unwrap();
         let link = volume.path().join("link");
         std::os::unix::fs::symlink("/etc/hostname", &link).unwrap();
-        // Its own group: a test that is not root's has no other to give.
+        // The process's own group: without root no other group can be set.
         let group = rustix::process::getgid().as_raw();
         let directory = OwnedFd::from(std::fs::File::open(volume.path()).unwrap());
         set_group_recursively(&directory, group).unwrap();

@@ -1,4 +1,4 @@
-//! The kernel's table of mounts, `mountinfo`.
+//! Parser of `/proc/<pid>/mountinfo`.
 
 use super::paths::Result;
 use crate::{
@@ -6,25 +6,25 @@ use crate::{
     mounter::{MountAttributes, MountPoint},
 };
 
-/// One line.
+/// A line of mountinfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountInfoEntry {
-    /// Where it is mounted.
+    /// The mount path.
     pub(super) mount_path: String,
-    /// What of its filesystem is mounted.
+    /// The root of the mount within its filesystem.
     pub(super) fs_root: String,
     pub(super) mount: MountPoint,
 }
 
-/// Every mount of this process' namespace, a later one over an earlier one.
+/// Reads all mounts of this process's namespace. Later entries are on top of earlier ones at the same path.
 pub(super) fn read() -> Result<Vec<MountInfoEntry>> {
     let text = std::fs::read_to_string("/proc/thread-self/mountinfo")
-        .map_err(|error| MounterError::Failed(format!("the table of mounts: {error}")))?;
+        .map_err(|error| MounterError::Failed(format!("mountinfo: {error}")))?;
     text.lines().map(|line| parse(line).ok_or_else(|| parse_error(line))).collect()
 }
 
 fn parse_error(line: &str) -> MounterError {
-    MounterError::Failed(format!("the table of mounts has a line that is none: {line:?}"))
+    MounterError::Failed(format!("mountinfo has an invalid line: {line:?}"))
 }
 
 fn parse(line: &str) -> Option<MountInfoEntry> {
@@ -52,7 +52,7 @@ fn parse(line: &str) -> Option<MountInfoEntry> {
     Some(MountInfoEntry { mount_path: unescape(mount_path), fs_root: unescape(root), mount })
 }
 
-/// A text in which the kernel wrote blanks and backslashes as octal numbers.
+/// Decodes octal escapes.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn mountinfo_lines_are_parsed() {
         let line = parse(
-            r"36 35 98:0 /mnt1 /a\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue",
+            "36 35 98:0 /mnt1 /a\\040b/c ro,nosuid,noatime master:1 shared:2 - ext3 \
+             /dev/root rw,errors=continue",
         );
         let line = line.unwrap();
         assert_eq!((line.mount_path.as_str(), line.fs_root.as_str()), ("/a b/c", "/mnt1"));

@@ -1,4 +1,4 @@
-//! Mounts, through descriptors: what is mounted, and where, is opened first; no path is walked a second time.
+//! Mounts through file descriptors. Source and target are opened first, and no path is resolved twice.
 
 use rustix::{
     fd::OwnedFd,
@@ -29,8 +29,9 @@ pub(super) fn mount(
     extra_options: &[(&str, &str)],
     path: &KubeletPath,
 ) -> Result<()> {
-    let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC)
-        .map_err(|error| MounterError::Failed(format!("this kernel has no filesystem {fs_type}: {error}")))?;
+    let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|error| {
+        MounterError::Failed(format!("the kernel does not support the filesystem {fs_type}: {error}"))
+    })?;
     let mounted = configure(&context, source, options, extra_options)
         .and_then(|()| fsconfig_create(&context))
         .and_then(|()| fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attr_flags(options)));
@@ -72,7 +73,7 @@ fn mount_attr_flags(options: &MountOptions) -> MountAttrFlags {
     flags
 }
 
-/// The kernel's own words for a failed mount, which stand in the context.
+/// Reads the kernel's error messages from the filesystem context.
 fn kernel_error(context: &OwnedFd, operation: &str, error: Errno) -> MounterError {
     let mut messages = Vec::new();
     let mut buffer = [0_u8; 512];
@@ -91,7 +92,7 @@ fn move_mount_to(tree: &OwnedFd, path: &KubeletPath) -> Result<()> {
     move_mount(tree, "", target, "", flags).map_err(|error| errno_error(path, error))
 }
 
-/// Gives mounted memory another size.
+/// Changes the size of a mounted tmpfs.
 pub(super) fn resize_tmpfs(size: u64, path: &KubeletPath) -> Result<()> {
     let context =
         fspick(paths::open_path(path)?, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)
@@ -101,7 +102,7 @@ pub(super) fn resize_tmpfs(size: u64, path: &KubeletPath) -> Result<()> {
         .map_err(|error| kernel_error(&context, "tmpfs", error))
 }
 
-/// Mounts what is open at a place too.
+/// Bind-mounts an open file or directory at a path.
 pub(super) fn bind(from: &OwnedFd, path: &KubeletPath) -> Result<()> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -109,8 +110,8 @@ pub(super) fn bind(from: &OwnedFd, path: &KubeletPath) -> Result<()> {
     move_mount_to(&tree, path)
 }
 
-/// Takes something away from the top mount of a place. The kernel takes the whole set: what is away already
-/// stays so.
+/// Adds attributes to the top mount at a path. A remount sets all attributes, so the current ones are
+/// included.
 pub(super) fn restrict(path: &KubeletPath, attributes: MountAttributes) -> Result<()> {
     let mount_path = paths::canonical_path(path)?;
     let top = mountinfo::read()?.into_iter().rfind(|line| line.mount_path == mount_path);
@@ -125,15 +126,15 @@ pub(super) fn restrict(path: &KubeletPath, attributes: MountAttributes) -> Resul
     mount_remount(paths::proc_fd_path(&target), flags, "").map_err(|error| errno_error(path, error))
 }
 
-/// Unmounts the top mount of a place; never lazily, for what is in use is in use.
+/// Unmounts the top mount at a path. Never lazily: a busy mount is an error.
 pub(super) fn unmount(kubelet_path: &KubeletPath) -> Result<()> {
     let parent = paths::open_parent(kubelet_path)?;
     let path = format!("{}/{}", paths::proc_fd_path(&parent), paths::file_name(kubelet_path));
     rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| errno_error(kubelet_path, error))
 }
 
-/// Other places beneath the same root of kubelet where the top mount of a place is mounted too. Elsewhere it
-/// may be seen through another way to the same directory.
+/// Returns other paths below the same kubelet root at which the top mount of this path is mounted. Paths
+/// outside the root may be other views of the same directory.
 pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
     let mount_path = paths::canonical_path(path)?;
     let root = mount_path.strip_suffix(path.relative_path().as_str()).unwrap_or(&mount_path).to_owned();

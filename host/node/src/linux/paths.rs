@@ -1,4 +1,4 @@
-//! How anything is opened: from its root's descriptor, beneath it, without links.
+//! Opening of paths: relative to the root's descriptor, below it, without following symbolic links.
 
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -14,39 +14,39 @@ use crate::{
 
 pub(super) type Result<T> = std::result::Result<T, MounterError>;
 
-/// What a system call's failure means, with what it was about.
+/// Converts the error of a system call on `object`.
 pub(super) fn errno_error(object: impl std::fmt::Display, error: Errno) -> MounterError {
     match error {
-        Errno::NOENT => MounterError::NotFound(format!("{object} is not there")),
-        Errno::LOOP => MounterError::FailedPrecondition(format!("{object}: a link is on the way")),
-        Errno::XDEV => MounterError::FailedPrecondition(format!("{object}: a mount is on the way")),
-        Errno::NOTDIR => {
-            MounterError::FailedPrecondition(format!("{object}: something on the way is no directory"))
+        Errno::NOENT => MounterError::NotFound(format!("{object} does not exist")),
+        Errno::LOOP => {
+            MounterError::FailedPrecondition(format!("{object}: the path contains a symbolic link"))
         }
+        Errno::XDEV => MounterError::FailedPrecondition(format!("{object}: the path crosses a mount")),
+        Errno::NOTDIR => MounterError::FailedPrecondition(format!("{object}: a parent is not a directory")),
         error => MounterError::Failed(format!("{object}: {error}")),
     }
 }
 
 const STRICT_RESOLVE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
-/// Nothing is read or written through these: no device is opened by it, and nothing waits.
+/// `O_PATH` descriptors: opening one has no effect on devices and never blocks.
 const PATH_FD: OFlags = OFlags::PATH.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
 fn open_root(path: &str) -> Result<OwnedFd> {
-    // The operator's own word: links in it are the operator's.
+    // The operator configured this path, so its symbolic links are trusted.
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| errno_error(path, error))
 }
 
-/// Opens something of the operator's: no mount is crossed on the way either.
+/// Opens a path below an operator-configured root. Mounts are not crossed either.
 pub(super) fn open_rooted(path: &RootedPath) -> Result<OwnedFd> {
     let root = open_root(&path.root)?;
     openat2(root, path.relative_path.as_str(), PATH_FD, Mode::empty(), STRICT_RESOLVE | ResolveFlags::NO_XDEV)
         .map_err(|error| errno_error(path, error))
 }
 
-/// Opens the directory that a place is in. Kubelet's own directories may be mounts, such as `pods`; further
-/// down a mount is a volume, whose content is a pod's: it is not crossed.
+/// Opens the parent directory of a path. A directory directly below kubelet's root, such as `pods`, may be a
+/// mount. A mount further down is a volume, whose content a pod controls, and is not crossed.
 pub(super) fn open_parent(path: &KubeletPath) -> Result<OwnedFd> {
     let root = open_root(path.root())?;
     let (Some(parent_path), _) = path.relative_path().split_parent() else { return Ok(root) };
@@ -62,19 +62,19 @@ pub(super) fn open_parent(path: &KubeletPath) -> Result<OwnedFd> {
     }
 }
 
-/// The last name of a place.
+/// Returns the last name of a path.
 pub(super) fn file_name(path: &KubeletPath) -> &str {
     path.relative_path().split_parent().1
 }
 
-/// Opens what is at a place, and on top of what is mounted there.
+/// Opens the file at a path; for a mount point, the top mount's root.
 pub(super) fn open_path(path: &KubeletPath) -> Result<OwnedFd> {
     let parent = open_parent(path)?;
     openat2(parent, file_name(path), PATH_FD, Mode::empty(), STRICT_RESOLVE)
         .map_err(|error| errno_error(path, error))
 }
 
-/// As [`at`], to read what is in a directory.
+/// Like [`open_path`], but readable, to list the directory.
 pub(super) fn open_directory(path: &KubeletPath) -> Result<OwnedFd> {
     let parent = open_parent(path)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -82,7 +82,7 @@ pub(super) fn open_directory(path: &KubeletPath) -> Result<OwnedFd> {
         .map_err(|error| errno_error(path, error))
 }
 
-/// Where the kernel's table shows a place: its path without links.
+/// Returns the path as mountinfo shows it: with symbolic links in the root resolved.
 pub(super) fn canonical_path(path: &KubeletPath) -> Result<String> {
     let root = std::fs::canonicalize(path.root())
         .map_err(|error| MounterError::Failed(format!("{}: {error}", path.root())))?;
@@ -92,7 +92,7 @@ pub(super) fn canonical_path(path: &KubeletPath) -> Result<String> {
     }
 }
 
-/// Where a descriptor can be named in a path: the kernel goes straight to what is open.
+/// Returns the `/proc` path of a descriptor, which resolves to the open file itself.
 pub(super) fn proc_fd_path(descriptor: &OwnedFd) -> String {
     use rustix::fd::AsRawFd as _;
     format!("/proc/self/fd/{}", descriptor.as_raw_fd())

@@ -1,4 +1,4 @@
-//! Records on the disk: one file a volume, named by the digest of its handle. One process has them.
+//! Records on disk: one file per volume, named by the SHA-256 of its handle.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,35 +10,35 @@ use std::{
 use cofferdam_domain::names;
 use rustix::fs::{FlockOperation, flock};
 
-use super::paths::Result;
+use super::{MounterSetupError, paths::Result};
 use crate::{
     error::MounterError,
     record::{VolumeRecord, VolumeRecords},
 };
 
-/// Largest record in bytes: an attachment of 4 KiB and thousands of targets.
+/// Maximum size of a record in bytes. Enough for 4 KiB of connection info and thousands of targets.
 const MAX_RECORD_BYTES: usize = 1 << 20;
 const RECORD_EXTENSION: &str = "json";
 
-/// A directory of records.
+/// A directory of records, locked by this process.
 #[derive(Debug)]
 pub(super) struct RecordStore {
     path: PathBuf,
-    /// Locked for as long as this lives.
+    /// Holds the lock.
     directory: File,
 }
 
 impl RecordStore {
-    /// Opens the directory, and makes it where there is none.
+    /// Opens and locks the directory. Creates it if it does not exist.
     ///
     /// # Errors
-    /// When another process has it, or it cannot be made.
-    pub(super) fn open(path: &Path) -> std::result::Result<Self, String> {
-        let fail = |error: io::Error| format!("the records' directory {}: {error}", path.display());
+    /// [`MounterSetupError`] if another process has locked the directory, or it cannot be opened.
+    pub(super) fn open(path: &Path) -> std::result::Result<Self, MounterSetupError> {
+        let fail = |source: io::Error| MounterSetupError::Records { path: path.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;
         let directory = File::open(path).map_err(fail)?;
         flock(&directory, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| format!("the records' directory {} belongs to another process", path.display()))?;
+            .map_err(|_| MounterSetupError::RecordsLocked { path: path.to_owned() })?;
         Ok(Self { path: path.to_owned(), directory })
     }
 
@@ -47,8 +47,7 @@ impl RecordStore {
     }
 
     fn read(path: &Path) -> Result<Option<VolumeRecord>> {
-        let fail =
-            |problem: String| MounterError::Failed(format!("the record {}: {problem}", path.display()));
+        let fail = |problem: String| MounterError::Failed(format!("record {}: {problem}", path.display()));
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -71,7 +70,7 @@ impl RecordStore {
         for entry in fs::read_dir(&self.path).map_err(fail)? {
             let path = entry.map_err(fail)?.path();
             if path.extension().is_some_and(|extension| extension == RECORD_EXTENSION) {
-                // It may have been forgotten meanwhile, by a call for another volume.
+                // A call for another volume may have deleted it in the meantime.
                 match Self::read(&path) {
                     Ok(record) => records.readable.extend(record),
                     Err(problem) => records.unreadable.push(problem.to_string()),
@@ -139,7 +138,7 @@ mod tests {
         let directory = tempfile::TempDir::new().unwrap();
         let path = directory.path().join("deep/records");
         let records = RecordStore::open(&path).unwrap();
-        assert!(RecordStore::open(&path).unwrap_err().contains("another process"));
+        assert!(RecordStore::open(&path).unwrap_err().to_string().contains("another process"));
         let (first, other) = ("a/../b\n", "other");
         records.save(&record(first, false)).unwrap();
         records.save(&record(first, true)).unwrap();
@@ -147,12 +146,12 @@ mod tests {
         drop(records);
         let records = RecordStore::open(&path).unwrap();
         assert_eq!(records.get(first).unwrap(), Some(record(first, true)));
-        assert_eq!(records.get("nobody").unwrap(), None);
+        assert_eq!(records.get("unknown").unwrap(), None);
         assert_eq!(records.list().unwrap().readable.len(), 2);
         records.delete(first).unwrap();
         records.delete(first).unwrap();
         assert_eq!(records.list().unwrap().all_or_error().unwrap(), [record(other, false)]);
-        // One that cannot be read is named, and hides no other.
+        // An unreadable record is reported and does not hide others.
         let broken = records.record_path("broken", RECORD_EXTENSION);
         fs::write(&broken, "{").unwrap();
         assert!(records.get("broken").is_err());

@@ -1,5 +1,4 @@
-//! The programs that do what no library does: found once, at start, in the system's own directories, and run
-//! without the environment of this process.
+//! External tools. They are located at start in the system directories and run with an empty environment.
 
 use std::{
     collections::BTreeMap,
@@ -7,18 +6,18 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::paths::Result;
+use super::{MounterSetupError, paths::Result};
 use crate::{
     error::MounterError,
     mounter::Filesystem,
     policy::{ConnectionKind, NodePolicy},
 };
 
-const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// Most bytes of a program's words that are kept for people.
+pub(super) const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+/// Maximum bytes of standard error that an error message includes.
 const MAX_STDERR_BYTES: usize = 512;
 
-/// A program.
+/// An external tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Tool {
     Losetup,
@@ -44,24 +43,24 @@ impl Tool {
     }
 }
 
-/// What a program said.
+/// The result of a tool.
 pub(super) struct ToolOutput {
     pub(super) exit_code: Option<i32>,
     pub(super) stdout: String,
-    /// The end of what it wrote to standard error, on one line.
+    /// The end of standard error, on one line.
     pub(super) stderr: String,
 }
 
-/// The programs that a policy needs.
+/// The tools that a policy needs, by path.
 #[derive(Debug, Default)]
 pub(super) struct Tools(BTreeMap<Tool, PathBuf>);
 
 impl Tools {
-    /// Finds them.
+    /// Locates the tools.
     ///
     /// # Errors
-    /// The names of those that are not there.
-    pub(super) fn find(policy: &NodePolicy) -> std::result::Result<Self, String> {
+    /// [`MounterSetupError::MissingTools`]
+    pub(super) fn find(policy: &NodePolicy) -> std::result::Result<Self, MounterSetupError> {
         let mut needed: Vec<Tool> = Vec::new();
         if policy.has_kind(ConnectionKind::Image) {
             needed.push(Tool::Losetup);
@@ -82,24 +81,20 @@ impl Tools {
         let missing: Vec<&str> =
             needed.iter().filter(|tool| find_path(tool).is_none()).map(|tool| tool.name()).collect();
         if !missing.is_empty() {
-            return Err(format!(
-                "the policy's attachments need programs that are not in {}: {}",
-                TOOL_DIRECTORIES.join(", "),
-                missing.join(", ")
-            ));
+            return Err(MounterSetupError::MissingTools { tools: missing });
         }
         Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }
 
-    /// Runs a program to its end.
+    /// Runs a tool and waits for it.
     pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<ToolOutput> {
         let name = tool.name();
         let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));
-        let path = self.0.get(&tool).ok_or_else(|| tool_error("was not looked for at start".to_owned()))?;
+        let path = self.0.get(&tool).ok_or_else(|| tool_error("not located at start".to_owned()))?;
         let output = Command::new(path)
             .args(arguments)
             .env_clear()
-            // mkfs.* and fsck.* start others of their own.
+            // mkfs.* and fsck.* start other programs.
             .env("PATH", TOOL_DIRECTORIES.join(":"))
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
@@ -116,7 +111,7 @@ impl Tools {
         })
     }
 
-    /// Runs a program that has to succeed, with one of these exit codes.
+    /// Runs a tool and fails unless the exit code is one of `codes`.
     pub(super) fn run_checked(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
         let output = self.run(tool, arguments)?;
         if output.exit_code.is_some_and(|code| codes.contains(&code)) {

@@ -1,30 +1,30 @@
-//! Which volumes are being staged or unstaged right now: two that turn out to be the same storage must not
-//! both find it free.
+//! Volumes with a stage or unstage in flight. If two of them resolve to the same storage, only one may use
+//! it.
 
 use std::{
     collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// The volumes that are being staged or unstaged.
+/// The volumes with a stage or unstage in flight.
 #[derive(Debug, Default)]
 pub(super) struct ActiveVolumes(Mutex<BTreeSet<String>>);
 
-/// A volume is being staged or unstaged until this is dropped.
-#[must_use = "the turn ends with it"]
+/// Keeps a volume active until dropped.
+#[must_use = "the volume is inactive once this is dropped"]
 pub(super) struct ActiveVolumeGuard<'a> {
     active_volumes: &'a ActiveVolumes,
     volume: &'a str,
 }
 
 impl ActiveVolumes {
-    /// Begins a turn; there is one at a time for a volume.
+    /// Marks a volume active. The caller runs at most one operation per volume.
     pub(super) fn mark_active<'a>(&'a self, volume: &'a str) -> ActiveVolumeGuard<'a> {
         self.lock().insert(volume.to_owned());
         ActiveVolumeGuard { active_volumes: self, volume }
     }
 
-    /// The volumes whose turn it is. None begins while this is held.
+    /// Locks the set of active volumes. No volume becomes active while the lock is held.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

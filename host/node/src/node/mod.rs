@@ -1,6 +1,6 @@
-//! The volumes of one driver on this node: staged, published, grown, measured, and undone.
+//! The volumes of one driver on this node: stage, publish, expand, statistics, and the inverse operations.
 //!
-//! Nothing here waits for another call: the caller keeps two calls for one volume apart.
+//! These methods do not lock volumes: the caller serializes operations on one volume.
 
 mod active_volumes;
 mod publish;
@@ -9,7 +9,7 @@ mod stats;
 
 use cofferdam_domain::storage::{AccessType, ConnectionInfo, VolumeCapability};
 
-pub use stats::{ExpandRequest, NodeVolumeCondition, VolumeStats};
+pub use stats::{ExpandRequest, VolumeStats};
 
 use crate::{
     connector::BLOCK_FILE_NAME,
@@ -25,43 +25,43 @@ use crate::{
 pub struct StageRequest {
     /// The volume's handle.
     pub volume: String,
-    /// Where it is staged: an absolute path of kubelet's, which is there.
+    /// The staging path: an absolute path below a kubelet root. It exists.
     pub staging_path: String,
-    /// How it is used.
+    /// The requested capability.
     pub capability: VolumeCapability,
-    /// How it is reached.
+    /// The connection info.
     pub connection_info: ConnectionInfo,
-    /// Whether its content was made of another volume or of a snapshot.
+    /// True if the volume was created from a volume or a snapshot.
     pub has_content_source: bool,
 }
 
-/// Arguments of NodePublishVolume for a volume that was staged.
+/// Arguments of NodePublishVolume for a staged volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishRequest {
     /// The volume's handle.
     pub volume: String,
-    /// Where it is staged.
+    /// The staging path.
     pub staging_path: String,
-    /// Where it is published: an absolute path of kubelet's, whose parent is there.
+    /// The target path: an absolute path below a kubelet root. Its parent exists.
     pub target_path: String,
-    /// How it is used.
+    /// The requested capability.
     pub capability: VolumeCapability,
-    /// Whether for reading only.
+    /// True if the target is read-only.
     pub read_only: bool,
 }
 
-/// Arguments of NodePublishVolume for a volume that a pod describes by itself.
+/// Arguments of NodePublishVolume for an inline volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishInlineRequest {
-    /// The handle that kubelet made for it.
+    /// The handle that kubelet generated.
     pub volume: String,
-    /// Where it is published.
+    /// The target path.
     pub target_path: String,
-    /// How it is used.
+    /// The requested capability.
     pub capability: VolumeCapability,
-    /// Whether for reading only.
+    /// True if the target is read-only.
     pub read_only: bool,
-    /// Bytes; absent for the most that the policy allows.
+    /// Size in bytes. If absent, the maximum that the policy allows.
     pub size: Option<u64>,
 }
 
@@ -75,17 +75,17 @@ pub struct NodeVolumes<M> {
 }
 
 impl<M: Mounter> NodeVolumes<M> {
-    /// A node whose kubelet has these roots.
+    /// Creates the volumes of one driver. `roots` are kubelet's root directories.
     pub fn new(mounter: M, roots: KubeletRoots, policy: NodePolicy) -> Self {
         Self { mounter, roots, policy, active_volumes: active_volumes::ActiveVolumes::default() }
     }
 
-    /// The machine.
+    /// Returns the mounter.
     pub const fn mounter(&self) -> &M {
         &self.mounter
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub const fn policy(&self) -> &NodePolicy {
         &self.policy
     }
@@ -95,14 +95,14 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>, NodeError> {
-        self.mounter.inspect(path).step("look at a path of kubelet")
+        self.mounter.inspect(path).step("inspect a path of kubelet")
     }
 
     fn is_mounted(&self, path: &KubeletPath) -> Result<bool, NodeError> {
         Ok(self.inspect(path)?.is_some_and(|found| !found.mounts.is_empty()))
     }
 
-    /// Where a staged volume is: its staging path, or the device's file in it. Absent when nothing is mounted
+    /// The mount of a staged volume: the staging path, or the device file in it. Absent if nothing is mounted
     /// there.
     fn staged_mount(&self, record: &VolumeRecord) -> Result<Option<(KubeletPath, PathInfo)>, NodeError> {
         let Some(staging) = &record.staging_path else { return Ok(None) };
@@ -116,7 +116,7 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(found.map(|found| (path, found)))
     }
 
-    /// The targets at which something of a volume is mounted.
+    /// Returns the target paths of a volume at which something is mounted.
     fn mounted_targets(&self, record: &VolumeRecord) -> Result<Vec<String>, NodeError> {
         let mut mounted = Vec::new();
         for path in record.targets.keys() {
@@ -127,8 +127,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(mounted)
     }
 
-    /// Unmounts what is at a target, and removes what was made for it. Data is never removed: what is not
-    /// empty stays, and is an error.
+    /// Unmounts a target path and removes its file or directory. A file with content or a non-empty directory
+    /// is not removed; it is an error.
     fn remove_target(&self, path: &KubeletPath) -> Result<(), NodeError> {
         while self.is_mounted(path)? {
             self.mounter.unmount(path).step("unmount the target path")?;
@@ -140,7 +140,7 @@ impl<M: Mounter> NodeVolumes<M> {
             }
             Some(PathKind::File(_) | PathKind::Device(_) | PathKind::Other) => {
                 Err(NodeError::FailedPrecondition(format!(
-                    "{path} holds what no volume left there: it is not removed"
+                    "{path} is not an empty file or directory: it is not removed"
                 )))
             }
         }

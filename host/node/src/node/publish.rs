@@ -12,7 +12,7 @@ use crate::{
     record::{TargetRecord, VolumeRecord},
 };
 
-/// Whether a volume may be published at several targets of one node.
+/// Returns true if an access mode allows several target paths on one node.
 const fn can_have_many_targets(mode: CsiAccessMode) -> bool {
     match mode {
         CsiAccessMode::MultiNodeReaderOnly
@@ -25,7 +25,7 @@ const fn can_have_many_targets(mode: CsiAccessMode) -> bool {
     }
 }
 
-/// The group that a capability names.
+/// Parses the `volume_mount_group` of a capability.
 fn mount_group(capability: &VolumeCapability) -> Result<Option<u32>, NodeError> {
     let name = match &capability.access_type {
         AccessType::Filesystem { mount_group, .. } => mount_group.as_deref().filter(|name| !name.is_empty()),
@@ -33,37 +33,37 @@ fn mount_group(capability: &VolumeCapability) -> Result<Option<u32>, NodeError> 
     };
     let invalid =
         |name| NodeError::Invalid(format!("volume_mount_group is {name:?}: expected the number of a group"));
-    // The last number is what the kernel takes for "no change".
+    // The kernel interprets the highest number as "no change".
     let number = |name: &str| name.parse::<u32>().ok().filter(|group| *group != u32::MAX);
     name.map(|name| number(name).ok_or_else(|| invalid(name))).transpose()
 }
 
 impl<M: Mounter> NodeVolumes<M> {
-    /// Publishes a staged volume at a target. The same again is a success.
+    /// Publishes a staged volume at a target path. The call is idempotent.
     ///
     /// # Errors
-    /// [`NodeError`]; then what was done is undone, unless the volume was published there before: for kubelet
-    /// a call that has failed has had no effect, and it does not unpublish. What cannot be undone now, the
-    /// same call again or [`Self::unpublish`] goes on with.
+    /// [`NodeError`]. The call is then rolled back, unless the volume was already published there: kubelet
+    /// assumes that a failed call had no effect and does not unpublish. If the roll-back fails too, a retry
+    /// or [`Self::unpublish`] continues.
     pub fn publish(&self, request: &PublishRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish(request, &target))
     }
 
-    /// Publishes, and undoes what a publication has done that failed.
+    /// Runs `publish` and rolls it back if it fails.
     fn publish_or_roll_back(
         &self,
         volume: &str,
         target: &KubeletPath,
         publish: impl FnOnce() -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
-        // In doubt it is somebody's.
+        // If unknown, assume that the mount existed before.
         let had_mount = self.is_mounted(target).unwrap_or(true);
         let result = publish();
         if result.is_err() && !had_mount {
             let has_target = |record: VolumeRecord| record.targets.contains_key(&target.to_string());
             if self.record(volume).is_ok_and(|record| record.is_some_and(has_target)) {
-                // The reason of the failure is what the caller needs.
+                // The caller needs the first error.
                 let _ = self.unpublish(volume, &target.to_string());
             }
         }
@@ -97,7 +97,7 @@ impl<M: Mounter> NodeVolumes<M> {
         if read_only {
             restrict(&self.mounter, target, MountAttributes { read_only, ..MountAttributes::default() })?;
         }
-        // What is staged for reading, as `none` always is, takes no group either.
+        // Volumes that are staged read-only, as kind `none` always is, get no group.
         let is_writable = staged.mounts.last().is_some_and(|top| !top.attributes.read_only) && !read_only;
         if let Some(group) = group.filter(|_| is_writable && !is_block) {
             self.ensure_mount_group(target, group)?;
@@ -106,7 +106,7 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// CSI's table of second publications; what is admitted stands in the record when this returns.
+    /// Applies CSI's rules for a second NodePublishVolume and saves the target in the record.
     fn add_target_record(
         &self,
         mut record: VolumeRecord,
@@ -120,7 +120,7 @@ impl<M: Mounter> NodeVolumes<M> {
         let mounted = self.mounted_targets(&record)?;
         if record.targets.contains_key(&path) && mounted.contains(&path) {
             return Err(NodeError::AlreadyExists(format!(
-                "the volume is published at {target} in another way"
+                "the volume is published at {target} with other arguments"
             )));
         }
         if let Some(other) = mounted.iter().find(|other| **other != path)
@@ -132,11 +132,11 @@ impl<M: Mounter> NodeVolumes<M> {
         }
         self.check_target_unused(&record.volume, target)?;
         record.targets.insert(path, target_record);
-        self.mounter.save_record(&record).step("keep the volume's record")?;
+        self.mounter.save_record(&record).step("save the volume's record")?;
         Ok(record)
     }
 
-    /// Refuses a target that another volume has.
+    /// Rejects a target path that another volume uses.
     fn check_target_unused(&self, volume: &str, target: &KubeletPath) -> Result<(), NodeError> {
         let path = target.to_string();
         let others = self.mounter.records().step("read the volumes' records")?.readable;
@@ -149,15 +149,15 @@ impl<M: Mounter> NodeVolumes<M> {
 
     fn make_target(&self, target: &KubeletPath, is_block: bool) -> Result<(), NodeError> {
         match self.inspect(target)? {
-            None if is_block => self.mounter.make_file(target).step("make the target's file"),
-            None => self.mounter.make_directory(target).step("make the target's directory"),
+            None if is_block => self.mounter.make_file(target).step("create the target's file"),
+            None => self.mounter.make_directory(target).step("create the target's directory"),
             Some(found) => match found.kind {
                 PathKind::Directory if !is_block => Ok(()),
                 PathKind::File(_) | PathKind::Device(_) if is_block => Ok(()),
                 PathKind::Directory | PathKind::File(_) | PathKind::Device(_) | PathKind::Other => {
                     let expected = if is_block { "a file" } else { "a directory" };
                     Err(NodeError::FailedPrecondition(format!(
-                        "{target} is something else: expected {expected}"
+                        "{target} has another file type: expected {expected}"
                     )))
                 }
             },
@@ -192,7 +192,7 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Publishes a volume that a pod describes by itself: memory of the node, and nothing else.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] unless the policy has inline volumes; otherwise as [`Self::publish`].
+    /// [`NodeError::Denied`] unless the policy allows inline volumes; otherwise as [`Self::publish`].
     pub fn publish_inline(&self, request: &PublishInlineRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish_inline(request, &target))
@@ -224,7 +224,7 @@ impl<M: Mounter> NodeVolumes<M> {
         let name = tmpfs_source(&request.volume);
         match self.inspect(target)?.filter(|found| !found.mounts.is_empty()) {
             None => {
-                self.mounter.mount_tmpfs(&name, size, &options, target).step("mount the volume's memory")?
+                self.mounter.mount_tmpfs(&name, size, &options, target).step("mount the volume's tmpfs")?
             }
             Some(found) if is_tmpfs_mount(&found, &name) => {}
             Some(_) => {
@@ -265,7 +265,7 @@ impl<M: Mounter> NodeVolumes<M> {
                 if let Some(mounted_path) = self.mounted_targets(&existing)?.first() {
                     return Err(if *mounted_path == path {
                         NodeError::AlreadyExists(format!(
-                            "the volume is published at {target} in another way"
+                            "the volume is published at {target} with other arguments"
                         ))
                     } else {
                         NodeError::FailedPrecondition(format!(
@@ -277,14 +277,14 @@ impl<M: Mounter> NodeVolumes<M> {
             None => {}
         }
         self.check_target_unused(&request.volume, target)?;
-        self.mounter.save_record(&new_record).step("keep the volume's record")
+        self.mounter.save_record(&new_record).step("save the volume's record")
     }
 
-    /// Undoes a publication and removes the target. A volume that is not published there is a success; no
+    /// Unpublishes a volume and removes the target path. Succeeds if the volume is not published there. No
     /// data is removed.
     ///
     /// # Errors
-    /// [`NodeError::Missing`] when the target is another volume's.
+    /// [`NodeError::NotFound`] if the target path belongs to another volume.
     pub fn unpublish(&self, volume: &str, target_path: &str) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", target_path)?;
         let path = target.to_string();
@@ -292,10 +292,9 @@ impl<M: Mounter> NodeVolumes<M> {
         let has_path = |record: &VolumeRecord| {
             record.targets.contains_key(&path) || record.staging_path.as_deref() == Some(path.as_str())
         };
-        // What is mounted at the target can go without the record; that of one that cannot be read stays for
-        // whoever can.
+        // Unmounting does not need the record. An unreadable record is kept for an operator.
         let own_record = self.record(volume).unwrap_or_else(|error| {
-            tracing::warn!(volume, %error, "a volume is unpublished whose record cannot be read");
+            tracing::warn!(volume, %error, "unpublishing a volume with an unreadable record");
             None
         });
         if records.iter().any(|record| record.volume != volume && has_path(record))
@@ -309,9 +308,9 @@ impl<M: Mounter> NodeVolumes<M> {
             return Ok(());
         }
         if record.staging_path.is_none() && record.targets.is_empty() {
-            self.mounter.delete_record(volume).step("forget the volume's record")
+            self.mounter.delete_record(volume).step("delete the volume's record")
         } else {
-            self.mounter.save_record(&record).step("keep the volume's record")
+            self.mounter.save_record(&record).step("save the volume's record")
         }
     }
 }

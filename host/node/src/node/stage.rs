@@ -13,33 +13,33 @@ use crate::{
 };
 
 impl<M: Mounter> NodeVolumes<M> {
-    /// Makes a volume usable at its staging path. The same again is a success.
+    /// Stages a volume at its staging path. The call is idempotent.
     ///
     /// # Errors
-    /// [`NodeError`]; then what was done for a volume that was not staged before is undone: for kubelet a
-    /// call that has failed has had no effect, and it does not unstage. What cannot be undone now, the same
-    /// call again or [`Self::unstage`] goes on with.
+    /// [`NodeError`]. The call is then rolled back, unless the volume was already staged: kubelet assumes
+    /// that a failed call had no effect and does not unstage. If the roll-back fails too, a retry or
+    /// [`Self::unstage`] continues.
     pub fn stage(&self, request: &StageRequest) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", &request.staging_path)?;
         let _active_guard = self.active_volumes.mark_active(&request.volume);
-        // In doubt it is somebody's.
+        // If unknown, assume that the mount existed before.
         let had_mount = self.has_staging_mount(&path).unwrap_or(true);
         let result = self.try_stage(request, &path);
         if result.is_err() && !had_mount {
-            // The reason of the failure is what the caller needs.
+            // The caller needs the first error.
             let _ = self.roll_back_stage(&request.volume, &path);
         }
         result
     }
 
-    /// Whether something is mounted at a staging path, or on the device's file in it.
+    /// Returns true if something is mounted at a staging path, or on the device file in it.
     fn has_staging_mount(&self, path: &KubeletPath) -> Result<bool, NodeError> {
         Ok(self.is_mounted(path)?
             || (self.inspect(path)?.is_some()
                 && self.is_mounted(&path.join(crate::connector::BLOCK_FILE_NAME))?))
     }
 
-    /// Undoes what a call has done that failed, unless the volume was staged before.
+    /// Rolls back a failed call, unless the volume was staged before.
     fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.mounter.records().step("read the volumes' records")?.readable;
@@ -50,23 +50,24 @@ impl<M: Mounter> NodeVolumes<M> {
             return Ok(());
         }
         unstage(&self.mounter, path, Some(&record), &records)?;
-        // That a device was begun to be formatted has to be known the next time.
+        // The next attempt must know that formatting has started.
         if record.format_in_progress {
             Ok(())
         } else {
-            self.mounter.delete_record(volume).step("forget the volume's record")
+            self.mounter.delete_record(volume).step("delete the volume's record")
         }
     }
 
     fn try_stage(&self, request: &StageRequest, path: &KubeletPath) -> Result<(), NodeError> {
-        let connection = NodeConnection::parse(&request.connection_info).map_err(NodeError::Invalid)?;
+        let connection = NodeConnection::parse(&request.connection_info)
+            .map_err(|error| NodeError::Invalid(error.to_string()))?;
         let connector = self.policy.connector(connection)?;
         connector.check_capability(&request.capability)?;
         match self.inspect(path)?.map(|found| found.kind) {
             Some(PathKind::Directory) => {}
             Some(PathKind::File(_) | PathKind::Device(_) | PathKind::Other) | None => {
                 return Err(NodeError::FailedPrecondition(format!(
-                    "the staging path {path} is not there: expected a directory that kubelet has made"
+                    "the staging path {path} is not a directory: expected one that kubelet created"
                 )));
             }
         }
@@ -74,14 +75,14 @@ impl<M: Mounter> NodeVolumes<M> {
         self.run_connector(&*connector, request, path, record)
     }
 
-    /// Takes what the volume is on this machine for it alone; it stands in the record when this returns.
+    /// Resolves the volume's storage, checks that no other volume uses it, and saves it in the record.
     fn reserve_storage(
         &self,
         connector: &dyn Connector,
         request: &StageRequest,
         path: &KubeletPath,
     ) -> Result<VolumeRecord, NodeError> {
-        // From what is read until what is written no other volume takes anything.
+        // No other volume may reserve storage between reading and saving records.
         let active = self.active_volumes.lock();
         let others = self.mounter.records().step("read the volumes' records")?;
         let others = others.all_or_error().step("read the volumes' records")?;
@@ -90,7 +91,7 @@ impl<M: Mounter> NodeVolumes<M> {
         self.check_exclusive(&record, &others, &active)?;
         let existing = others.iter().find(|other| other.volume == record.volume);
         if existing != Some(&record) {
-            self.mounter.save_record(&record).step("keep the volume's record")?;
+            self.mounter.save_record(&record).step("save the volume's record")?;
         }
         Ok(record)
     }
@@ -118,8 +119,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// The record to go on with: the one that is there if it says the same, a new one if nothing of it is
-    /// left on the machine.
+    /// Returns the record to continue with: the existing one if the arguments are the same, or a new one if
+    /// nothing of the volume is mounted.
     fn prepare_record(
         &self,
         request: &StageRequest,
@@ -147,7 +148,7 @@ impl<M: Mounter> NodeVolumes<M> {
         let is_live = self.staged_mount(existing)?.is_some() || !self.mounted_targets(existing)?.is_empty();
         if is_same {
             let record = existing.clone();
-            // Of a life before the last reboot: a call that fails now has staged nothing.
+            // From before a reboot: if this call fails, nothing is staged.
             return Ok(if is_live {
                 record
             } else {
@@ -157,7 +158,9 @@ impl<M: Mounter> NodeVolumes<M> {
         let staged_path = existing.staging_path.as_deref().unwrap_or("no staging path");
         if is_live {
             return Err(if existing.staging_path == new_record.staging_path {
-                NodeError::AlreadyExists(format!("the volume is staged at {staged_path} in another way"))
+                NodeError::AlreadyExists(format!(
+                    "the volume is staged at {staged_path} with other arguments"
+                ))
             } else {
                 NodeError::FailedPrecondition(format!(
                     "the volume is staged at {staged_path}: expected it to be unstaged first"
@@ -168,13 +171,13 @@ impl<M: Mounter> NodeVolumes<M> {
             let old_path = self.roots.resolve("staging_target_path", old_path)?;
             unstage(&self.mounter, &old_path, Some(existing), others)?;
         }
-        // A device that was begun to be formatted is still not more than that.
+        // An interrupted format of the same device is still only that.
         let format_in_progress =
             existing.format_in_progress && existing.connection_info == new_record.connection_info;
         Ok(VolumeRecord { format_in_progress, ..new_record })
     }
 
-    /// Refuses what another volume of this node has: its staging path, its image, its device.
+    /// Rejects storage that another volume of this node uses: a staging path, an image, a device.
     fn check_exclusive(
         &self,
         record: &VolumeRecord,
@@ -192,18 +195,17 @@ impl<M: Mounter> NodeVolumes<M> {
             };
             if is_shared && is_live()? {
                 return Err(NodeError::FailedPrecondition(
-                    "another volume of this node has the same storage, or is staged at the same path"
-                        .to_owned(),
+                    "another volume of this node uses the same storage or the same staging path".to_owned(),
                 ));
             }
         }
         Ok(())
     }
 
-    /// Undoes [`Self::stage`]. A volume that is not staged is a success; no data is removed.
+    /// Unstages a volume. Succeeds if the volume is not staged. No data is removed.
     ///
     /// # Errors
-    /// [`NodeError::Precondition`] while it is published.
+    /// [`NodeError::FailedPrecondition`] while the volume is published.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", staging_path)?;
         let _active_guard = self.active_volumes.mark_active(volume);
@@ -215,7 +217,7 @@ impl<M: Mounter> NodeVolumes<M> {
         if others.iter().any(|other| is_other_volume_here(&other)) {
             return Err(NodeError::NotFound(format!("another volume is staged at {path}")));
         }
-        // One that cannot be read is not as good as none: it may have a device.
+        // An unreadable record is an error: it may name a loop device.
         let record = self.record(volume)?;
         if let Some(record) = &record {
             if record.staging_path.as_deref() != Some(staging.as_str()) {
@@ -235,26 +237,27 @@ impl<M: Mounter> NodeVolumes<M> {
             let other_mounts = self.other_mounts(at, &path)?;
             if let Some(other) = other_mounts.first() {
                 return Err(NodeError::FailedPrecondition(format!(
-                    "what is mounted at {at} is still mounted at {other}"
+                    "the mount at {at} is also mounted at {other}"
                 )));
             }
         }
         unstage(&self.mounter, &path, record.as_ref(), &others)?;
         if record.is_some() {
-            self.mounter.delete_record(volume).step("forget the volume's record")?;
+            self.mounter.delete_record(volume).step("delete the volume's record")?;
         }
         Ok(())
     }
 
-    /// Where else something that is mounted at `at` is mounted, within a directory that is itself no mount.
+    /// Returns the other mount paths of what is mounted at `at`. Empty if `at` is below a mounted staging
+    /// path.
     fn other_mounts(&self, at: &KubeletPath, staging: &KubeletPath) -> Result<Vec<String>, NodeError> {
-        // Within a mounted filesystem the device's file is the user's.
+        // Below a mounted filesystem, a file of this name is user data.
         if at != staging && self.is_mounted(staging)? {
             return Ok(Vec::new());
         }
         if self.inspect(staging)?.is_none() || !self.is_mounted(at)? {
             return Ok(Vec::new());
         }
-        self.mounter.mount_refs(at).step("look for other mounts of the volume")
+        self.mounter.mount_refs(at).step("find other mounts of the volume")
     }
 }

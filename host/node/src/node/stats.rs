@@ -1,6 +1,6 @@
 //! NodeGetVolumeStats and NodeExpandVolume.
 
-use cofferdam_domain::storage::AccessType;
+use cofferdam_domain::storage::{AccessType, VolumeCondition};
 
 use super::NodeVolumes;
 use crate::{
@@ -12,24 +12,15 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// Whether a volume can be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeVolumeCondition {
-    /// Whether something is wrong with it.
-    pub abnormal: bool,
-    /// What, for people.
-    pub message: String,
-}
-
-/// Answer of NodeGetVolumeStats.
+/// Result of NodeGetVolumeStats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStats {
-    /// How full it is; a raw device has its size alone.
+    /// The usage. For a raw block volume, only the total size.
     pub usage: FilesystemUsage,
-    /// Whether it is a raw device.
+    /// True if it is a raw block volume.
     pub is_block: bool,
-    /// Whether it can be used.
-    pub condition: NodeVolumeCondition,
+    /// The volume's condition.
+    pub condition: VolumeCondition,
 }
 
 /// Arguments of NodeExpandVolume.
@@ -37,19 +28,18 @@ pub struct VolumeStats {
 pub struct ExpandRequest {
     /// The volume's handle.
     pub volume: String,
-    /// Where it is staged or published.
+    /// The staging path or a target path.
     pub volume_path: String,
-    /// At least this many bytes, where the caller says it.
+    /// Minimum size in bytes, if requested.
     pub required: Option<u64>,
-    /// At most this many bytes, where the caller says it.
+    /// Maximum size in bytes, if requested.
     pub limit: Option<u64>,
-    /// Whether the driver says each time it publishes the volume how it is reached, and so how large it has
-    /// become.
+    /// True if each ControllerPublishVolume returns the connection info, and with it the current size.
     pub is_size_published: bool,
 }
 
 impl<M: Mounter> NodeVolumes<M> {
-    /// The record of a volume, and one of its own paths.
+    /// Finds a volume's record, and checks that the path belongs to it.
     fn find_record(&self, volume: &str, path: &str) -> Result<(VolumeRecord, KubeletPath), NodeError> {
         let not_found = || NodeError::NotFound("the volume is not on this node".to_owned());
         let record = self.record(volume)?.ok_or_else(not_found)?;
@@ -61,10 +51,10 @@ impl<M: Mounter> NodeVolumes<M> {
         if is_own_path { Ok((record, kubelet_path)) } else { Err(not_at_path()) }
     }
 
-    /// How full a volume is, and whether it can be used.
+    /// Returns the usage and condition of a volume.
     ///
     /// # Errors
-    /// [`NodeError::Missing`] for a volume that is not at the path.
+    /// [`NodeError::NotFound`] if the volume is not at the path.
     pub fn volume_stats(&self, volume: &str, path: &str) -> Result<VolumeStats, NodeError> {
         let (record, kubelet_path) = self.find_record(volume, path)?;
         let is_block = matches!(record.capability.access_type, AccessType::Block);
@@ -88,28 +78,29 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(VolumeStats { usage, is_block, condition })
     }
 
-    /// Makes a volume on this node as large as its storage has become; returns its size in bytes where it is
-    /// known.
+    /// Expands a volume on this node to the size of its storage. Returns its size in bytes if known.
     ///
     /// # Errors
-    /// [`NodeError::Range`] when its storage is smaller than what is asked for.
+    /// [`NodeError::OutOfRange`] if the storage is smaller than required.
     pub fn expand(&self, request: &ExpandRequest) -> Result<Option<u64>, NodeError> {
         let (record, _) = self.find_record(&request.volume, &request.volume_path)?;
         if let (Some(required), Some(limit)) = (request.required, request.limit)
             && required > limit
         {
             return Err(NodeError::Invalid(format!(
-                "capacity_range asks for {required} to {limit} bytes: expected the first not above the second"
+                "capacity_range has required_bytes {required} and limit_bytes {limit}: expected a \
+                 limit that is not lower"
             )));
         }
         let Some(connection) = &record.connection_info else {
-            return Err(NodeError::FailedPrecondition("an inline volume does not grow".to_owned()));
+            return Err(NodeError::FailedPrecondition("an inline volume cannot be expanded".to_owned()));
         };
-        let connection = NodeConnection::parse(connection).map_err(NodeError::Invalid)?;
+        let connection =
+            NodeConnection::parse(connection).map_err(|error| NodeError::Invalid(error.to_string()))?;
         if matches!(connection, NodeConnection::Tmpfs { .. }) && !request.is_size_published {
             return Err(NodeError::FailedPrecondition(
-                "memory whose size was said once, when the volume was created, does not grow: it would be small again when \
-                 it is staged the next time"
+                "a tmpfs whose size is in the volume context cannot be expanded: the next \
+                 NodeStageVolume would create it with the old size"
                     .to_owned(),
             ));
         }
@@ -120,15 +111,15 @@ impl<M: Mounter> NodeVolumes<M> {
         let size = connector.expand(&self.mounter, &record, &path, request.required)?;
         match size.zip(request.limit).filter(|(size, limit)| size > limit) {
             Some((size, limit)) => Err(NodeError::OutOfRange(format!(
-                "the volume has {size} bytes already: expected a limit of at least that, not {limit}"
+                "the volume has {size} bytes: expected a limit of at least that, not {limit}"
             ))),
             None => Ok(size),
         }
     }
 }
 
-/// What a mount tells of its volume.
-fn volume_condition(record: &VolumeRecord, found: &PathInfo) -> NodeVolumeCondition {
+/// Derives the condition of a volume from its mount.
+fn volume_condition(record: &VolumeRecord, found: &PathInfo) -> VolumeCondition {
     let is_remounted_read_only = found.mounts.last().is_some_and(|top| top.filesystem_read_only)
         && !is_read_only_mode(record.capability.access_mode);
     let is_requested_read_only = match &record.capability.access_type {
@@ -137,14 +128,13 @@ fn volume_condition(record: &VolumeRecord, found: &PathInfo) -> NodeVolumeCondit
         }
         AccessType::Block => true,
     };
-    // `none` is read-only by nature.
-    let is_always_read_only =
-        record.connection_info.as_ref().is_some_and(|attachment| attachment.kind == "none");
+    // Kind `none` is always mounted read-only.
+    let is_always_read_only = record.connection_info.as_ref().is_some_and(|info| info.kind == "none");
     if is_remounted_read_only && !is_requested_read_only && !is_always_read_only {
-        return NodeVolumeCondition {
+        return VolumeCondition {
             abnormal: true,
-            message: "the filesystem has become read-only: its storage may have failed".to_owned(),
+            message: "the filesystem was remounted read-only: its storage may have failed".to_owned(),
         };
     }
-    NodeVolumeCondition { abnormal: false, message: "mounted".to_owned() }
+    VolumeCondition { abnormal: false, message: "mounted".to_owned() }
 }

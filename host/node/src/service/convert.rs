@@ -1,10 +1,11 @@
-//! CSI's requests as the node takes them. What kubelet passes on was written by others; here it is only read.
+//! Conversion and validation of CSI requests. kubelet passes on values that others wrote, so nothing is
+//! trusted.
 
 use std::collections::BTreeMap;
 
 use cofferdam_csi::v1::{
     self, CapacityRange, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    volume_capability::{AccessType as Wire, MountVolume, access_mode::Mode},
+    volume_capability::{AccessType as CsiAccessType, MountVolume, access_mode::Mode},
 };
 use cofferdam_domain::{
     Quantity,
@@ -18,24 +19,24 @@ use crate::{
     node::{PublishInlineRequest, PublishRequest, StageRequest},
 };
 
-/// Bytes of all mount flags of a volume.
+/// Maximum total length of a volume's mount flags in bytes.
 const MAX_MOUNT_FLAGS_BYTES: usize = 4096;
 
 type Result<T> = std::result::Result<T, Status>;
 
-/// Longest handle in bytes.
+/// Maximum length of a volume handle in bytes.
 const MAX_VOLUME_ID_BYTES: usize = 128;
-/// First part of the keys that kubelet adds to a context.
+/// Prefix of the keys that kubelet adds to a volume context.
 const KUBELET_PREFIX: &str = "csi.storage.k8s.io/";
-/// Key by which kubelet says whether a volume is inline.
+/// Key by which kubelet marks inline volumes.
 const EPHEMERAL_KEY: &str = "csi.storage.k8s.io/ephemeral";
-/// The one attribute of inline volumes: a quantity of bytes.
+/// The only attribute of inline volumes: a quantity in bytes.
 const SIZE_KEY: &str = "size";
-/// What kubelet calls inline volumes: this, and the digest of pod and volume.
+/// kubelet's handle of an inline volume is this prefix and a SHA-256 in hex.
 const INLINE_PREFIX: &str = "csi-";
 const INLINE_DIGEST_LEN: usize = 64;
 
-/// A failed call as CSI says it.
+/// Converts an error to a gRPC status.
 pub(super) fn status(error: &NodeError) -> Status {
     let code = match error.kind() {
         ErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -62,7 +63,7 @@ pub(super) fn check_required(field: &str, value: &str) -> Result<()> {
     if value.is_empty() { Err(Status::invalid_argument(format!("{field} is missing"))) } else { Ok(()) }
 }
 
-/// Checks a handle.
+/// Validates a volume handle.
 pub(super) fn check_volume_id(handle: &str) -> Result<()> {
     check_required("volume_id", handle)?;
     if handle.len() > MAX_VOLUME_ID_BYTES {
@@ -77,14 +78,15 @@ pub(super) fn check_volume_id(handle: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether kubelet made a handle for an inline volume; no driver may.
+/// Returns true if a handle has the form that kubelet generates for inline volumes. Drivers must not use this
+/// form.
 fn is_inline_volume_id(handle: &str) -> bool {
     let is_digest =
         |text: &str| text.len() == INLINE_DIGEST_LEN && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     handle.strip_prefix(INLINE_PREFIX).is_some_and(is_digest)
 }
 
-/// Reads a capability.
+/// Converts a volume capability.
 pub(super) fn volume_capability(capability: v1::VolumeCapability) -> Result<VolumeCapability> {
     let invalid = |text: &str| Status::invalid_argument(format!("volume_capability {text}"));
     let mode = capability.access_mode.ok_or_else(|| invalid("has no access_mode"))?.mode;
@@ -101,9 +103,9 @@ pub(super) fn volume_capability(capability: v1::VolumeCapability) -> Result<Volu
     let text = |text: String| (!text.is_empty()).then_some(text);
     let access = match capability.access_type {
         None => return Err(invalid("has no access_type")),
-        Some(Wire::Block(_)) => AccessType::Block,
-        Some(Wire::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
-            // As csi-server has it. Each publication keeps them in the volume's record.
+        Some(CsiAccessType::Block(_)) => AccessType::Block,
+        Some(CsiAccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {
+            // The same limit as in csi-server. Each publication stores the flags in the volume's record.
             if mount_flags.iter().map(|flag| flag.len()).sum::<usize>() > MAX_MOUNT_FLAGS_BYTES {
                 return Err(invalid("has mount_flags of more than 4096 bytes together"));
             }
@@ -121,7 +123,7 @@ fn required_capability(capability: Option<v1::VolumeCapability>) -> Result<Volum
     volume_capability(capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?)
 }
 
-/// Reads a range: at least, at most.
+/// Converts a capacity range to (required, limit).
 pub(super) fn capacity_range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
     let Some(CapacityRange { required_bytes, limit_bytes }) = range else { return Ok((None, None)) };
     let bytes = |field: &str, bytes: i64| match u64::try_from(bytes) {
@@ -132,12 +134,12 @@ pub(super) fn capacity_range(range: Option<CapacityRange>) -> Result<(Option<u64
     Ok((bytes("required_bytes", required_bytes)?, bytes("limit_bytes", limit_bytes)?))
 }
 
-/// A size as CSI writes it.
+/// Converts a size to CSI's signed bytes.
 pub(super) fn to_csi_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// Reads NodeStageVolume.
+/// Converts a NodeStageVolume request.
 pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: bool) -> Result<StageRequest> {
     check_volume_id(&request.volume_id)?;
     check_required("staging_target_path", &request.staging_target_path)?;
@@ -159,14 +161,14 @@ pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: boo
     })
 }
 
-/// What NodePublishVolume is about.
+/// A NodePublishVolume request of either kind.
 #[derive(Debug)]
 pub(super) enum AnyPublishRequest {
     Staged(PublishRequest),
     Inline(PublishInlineRequest),
 }
 
-/// Reads NodePublishVolume.
+/// Converts a NodePublishVolume request.
 pub(super) fn publish_request(request: NodePublishVolumeRequest) -> Result<AnyPublishRequest> {
     check_volume_id(&request.volume_id)?;
     check_required("target_path", &request.target_path)?;
@@ -202,8 +204,7 @@ pub(super) fn publish_request(request: NodePublishVolumeRequest) -> Result<AnyPu
     }))
 }
 
-/// Attributes of an inline volume: the pod's author wrote them. Everything that is not on this list is
-/// refused.
+/// Parses the attributes of an inline volume, which the pod's author wrote. Unknown attributes are rejected.
 fn inline_size(
     context: &BTreeMap<String, String>,
     publish_context: &BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! CSI's Identity and Node services, as kubelet calls them.
+//! CSI's Identity and Node services.
 
 mod convert;
 
@@ -16,7 +16,7 @@ use cofferdam_csi::{
         NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, ProbeRequest,
         ProbeResponse, Topology,
         identity_server::Identity,
-        node_server::Node as NodeCalls,
+        node_server::Node as NodeRpc,
         node_service_capability::{Rpc, Type, rpc},
         volume_usage::Unit,
     },
@@ -33,12 +33,12 @@ use crate::{
 };
 use convert::AnyPublishRequest;
 
-/// Which node this is, as the cluster knows it.
+/// The node, for NodeGetInfo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeIdentity {
-    /// The node's name.
+    /// CSI's `node_id`: the Node's name.
     pub node_id: String,
-    /// Where it is, for the driver's topology keys.
+    /// Topology segments for the driver's keys.
     pub topology_segments: BTreeMap<String, String>,
 }
 
@@ -49,7 +49,8 @@ pub struct NodeService<M> {
     manifest: Arc<DriverManifest>,
     identity: Arc<NodeIdentity>,
     locks: OperationLocks,
-    /// Volumes that are being measured: storage that hangs holds one thread, however often it is asked for.
+    /// Volumes with a NodeGetVolumeStats in flight: unresponsive storage blocks at most one thread per
+    /// volume.
     stats_locks: OperationLocks,
     probe_lock: Arc<Mutex<()>>,
 }
@@ -68,7 +69,7 @@ impl<M> Clone for NodeService<M> {
 }
 
 impl<M: Mounter + 'static> NodeService<M> {
-    /// The services of the driver that the manifest describes.
+    /// Creates the services of the driver that the manifest describes.
     pub fn new(node: NodeVolumes<M>, manifest: DriverManifest, identity: NodeIdentity) -> Self {
         Self {
             node: Arc::new(node),
@@ -80,13 +81,13 @@ impl<M: Mounter + 'static> NodeService<M> {
         }
     }
 
-    /// What answers them.
+    /// Returns the node's volumes.
     pub fn node(&self) -> &NodeVolumes<M> {
         &self.node
     }
 
-    /// Does one thing for a volume, on a thread that may wait. It is not cut off when the caller goes away:
-    /// the volume stays locked until it has ended, and the same call again hears `ABORTED` until then.
+    /// Runs an operation on a volume on a blocking thread. It continues if the caller disconnects. The volume
+    /// is locked until the operation has finished; until then further calls fail with `ABORTED`.
     async fn run_locked<R: Send + 'static>(
         &self,
         volume: &str,
@@ -114,7 +115,7 @@ impl<M: Mounter + 'static> NodeService<M> {
 fn flatten_result<R>(result: Result<Result<R, NodeError>, tokio::task::JoinError>) -> Result<R, Status> {
     match result {
         Ok(done) => done.map_err(|error| convert::status(&error)),
-        Err(_) => Err(Status::internal("a defect of this program ended the call: its log says more")),
+        Err(_) => Err(Status::internal(cofferdam_csi::server::PANIC_RESPONSE)),
     }
 }
 
@@ -142,7 +143,7 @@ impl<M: Mounter + 'static> Identity for NodeService<M> {
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
         let node = Arc::clone(&self.node);
-        // A disk that hangs holds one thread; who asks meanwhile waits for as long as he likes.
+        // Unresponsive storage blocks at most one thread. Further probes wait until their deadline.
         let probe_guard = Arc::clone(&self.probe_lock).lock_owned().await;
         let records_result = tokio::task::spawn_blocking(move || {
             let records_result = node.mounter().records().map(drop);
@@ -153,7 +154,7 @@ impl<M: Mounter + 'static> Identity for NodeService<M> {
         match records_result {
             Ok(Ok(())) => Ok(Response::new(ProbeResponse { ready: Some(true) })),
             Ok(Err(error)) => Err(Status::failed_precondition(error.to_string())),
-            Err(_) => Err(Status::internal("a defect of this program ended the call: its log says more")),
+            Err(_) => Err(Status::internal(cofferdam_csi::server::PANIC_RESPONSE)),
         }
     }
 }
@@ -174,7 +175,7 @@ fn plugin_capability(capability: PluginCapability) -> v1::PluginCapability {
 }
 
 #[tonic::async_trait]
-impl<M: Mounter + 'static> NodeCalls for NodeService<M> {
+impl<M: Mounter + 'static> NodeRpc for NodeService<M> {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,
@@ -263,8 +264,9 @@ impl<M: Mounter + 'static> NodeCalls for NodeService<M> {
             rpc::Type::GetVolumeStats,
             rpc::Type::ExpandVolume,
             rpc::Type::VolumeCondition,
-            // Who writes on one node is this node's to keep apart, whatever the driver can. Without it
-            // kubelet would name one mode for both, and two pods of a node could not share a volume.
+            // Access to a volume on one node is controlled by this plugin, whatever the driver supports.
+            // Without this capability kubelet maps ReadWriteOnce and ReadWriteOncePod to the same mode, and
+            // two pods of a node could not share a volume.
             rpc::Type::SingleNodeMultiWriter,
         ];
         if self.manifest.has_feature(Feature::VolumeMountGroup) {

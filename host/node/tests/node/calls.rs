@@ -1,4 +1,4 @@
-//! What each call answers: repeated, with other arguments, in the wrong order, and for what is not there.
+//! Results of each call: repeated, with other arguments, in the wrong order, and for missing volumes.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability};
 use cofferdam_node::ExpandRequest;
@@ -11,16 +11,16 @@ use crate::support::{
 
 #[test]
 fn repeated_calls_succeed_without_new_effects() {
-    for (name, attachment, capability) in volume_kinds() {
+    for (name, connection, capability) in volume_kinds() {
         let node = test_node();
         let mut effects = Vec::new();
         for _ in 0..3 {
-            make_directory_and_stage(&node, &stage_request(name, attachment.clone(), capability.clone()))
+            make_directory_and_stage(&node, &stage_request(name, connection.clone(), capability.clone()))
                 .unwrap();
             node.publish(&publish_request(name, "p", capability.clone())).unwrap();
             effects.push(node.mounter().state().effects.clone());
         }
-        // To look whether a filesystem covers its device is the tool's own work.
+        // The tool itself checks whether the filesystem covers the device.
         let repeated: Vec<String> = effects[2].iter().skip(effects[1].len()).cloned().collect();
         assert!(repeated.iter().all(|effect| effect.starts_with("grow")), "{name}: {repeated:?}");
         for _ in 0..3 {
@@ -30,7 +30,7 @@ fn repeated_calls_succeed_without_new_effects() {
             node.unstage(name, &staging_path(name)).unwrap();
         }
         assert_eq!(node.mounter().leftovers(), "", "{name}");
-        assert!(node.mounter().exists(&staging_path(name)), "kubelet made it, and removes it");
+        assert!(node.mounter().exists(&staging_path(name)), "kubelet created it and removes it");
     }
 }
 
@@ -38,7 +38,7 @@ fn repeated_calls_succeed_without_new_effects() {
 fn second_publish_follows_the_csi_table() {
     use CsiAccessMode as Mode;
     use ErrorKind::{AlreadyExists, FailedPrecondition};
-    #[rustfmt::skip] // the table of CSI: mode, other target, other arguments, the answer
+    #[rustfmt::skip] // CSI's table: mode, other target, other arguments, result
     let table = [
         (Mode::SingleNodeWriter,       false, false, None),
         (Mode::SingleNodeWriter,       false, true,  Some(AlreadyExists)),
@@ -84,7 +84,7 @@ fn missing_and_conflicting_volumes_and_paths_are_rejected() {
     let node = test_node();
     let kind = |error: Result<(), cofferdam_node::NodeError>| error.unwrap_err().kind();
     let directory = || connection_info("directory", &[("path", "one")]);
-    // Kubelet makes the staging path.
+    // kubelet creates the staging path.
     assert_eq!(
         kind(node.stage(&stage_request("v", directory(), single_writer()))),
         ErrorKind::FailedPrecondition
@@ -94,7 +94,7 @@ fn missing_and_conflicting_volumes_and_paths_are_rejected() {
         ErrorKind::FailedPrecondition
     );
     make_directory_and_stage(&node, &stage_request("v", directory(), single_writer())).unwrap();
-    // Staged in another way, at the same path and elsewhere.
+    // Staged with other arguments, at the same path and elsewhere.
     assert_eq!(
         kind(node.stage(&stage_request("v", directory(), mount_capability("", &["noexec"], "")))),
         ErrorKind::AlreadyExists
@@ -103,26 +103,26 @@ fn missing_and_conflicting_volumes_and_paths_are_rejected() {
     other_request.staging_path = staging_path("w");
     assert_eq!(kind(make_directory_and_stage(&node, &other_request)), ErrorKind::FailedPrecondition);
     assert_eq!(kind(node.unstage("v", &staging_path("w"))), ErrorKind::FailedPrecondition);
-    // The other type of access, and what is no device.
+    // Another access type, and a volume that is not a block device.
     assert_eq!(kind(node.publish(&publish_request("v", "p", block_capability()))), ErrorKind::AlreadyExists);
     assert_eq!(
         kind(make_directory_and_stage(&node, &stage_request("w", directory(), block_capability()))),
         ErrorKind::InvalidArgument
     );
-    // A file where the target shall be.
+    // A file at the target path.
     node.mounter().add_file(&target_path("file"), 1);
     assert_eq!(
         kind(node.publish(&publish_request("v", "file", single_writer()))),
         ErrorKind::FailedPrecondition
     );
     assert_eq!(kind(node.unpublish("v", &target_path("file"))), ErrorKind::FailedPrecondition);
-    // Published, so not to be unstaged.
+    // A published volume cannot be unstaged.
     node.publish(&publish_request("v", "p", single_writer())).unwrap();
     assert_eq!(kind(node.unstage("v", &staging_path("v"))), ErrorKind::FailedPrecondition);
-    // Never staged, never published.
+    // Neither staged nor published.
     node.unpublish("other", &target_path("other")).unwrap();
     node.unstage("other", &staging_path("other")).unwrap();
-    // Another volume's target, and one's own staging path as target.
+    // Another volume's target path, and the volume's own staging path.
     assert_eq!(kind(node.unpublish("other", &target_path("p"))), ErrorKind::NotFound);
     assert_eq!(kind(node.unpublish("v", &staging_path("v"))), ErrorKind::NotFound);
 }
@@ -132,7 +132,7 @@ fn failed_stage_is_rolled_back() {
     let (raw, blank) =
         (|| connection_info("image", &[("path", "raw")]), || connection_info("image", &[("path", "blank")]));
     let rows = [
-        ("data that is no filesystem", raw(), single_writer(), ErrorKind::FailedPrecondition),
+        ("data without a filesystem", raw(), single_writer(), ErrorKind::FailedPrecondition),
         (
             "an option that is not allowed",
             blank(),
@@ -146,14 +146,14 @@ fn failed_stage_is_rolled_back() {
             ErrorKind::PermissionDenied,
         ),
     ];
-    for (name, attachment, capability, kind) in rows {
+    for (name, connection, capability, kind) in rows {
         let node = test_node();
-        let error = make_directory_and_stage(&node, &stage_request("v", attachment, capability)).unwrap_err();
+        let error = make_directory_and_stage(&node, &stage_request("v", connection, capability)).unwrap_err();
         assert_eq!(error.kind(), kind, "{name}: {error}");
         assert!(node.mounter().leftovers().is_empty(), "{name}: a record stays");
         assert_eq!(node.mounter().leftovers(), "", "{name}");
     }
-    // Nor does a record of before a reboot say that anything is staged.
+    // A record from before a reboot does not mean that the volume is staged.
     let node = test_node();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
     node.publish(&publish_request("v", "p", single_writer())).unwrap();
@@ -163,7 +163,7 @@ fn failed_stage_is_rolled_back() {
     });
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap_err();
     assert_eq!(node.mounter().leftovers(), "");
-    // What was staged before stays so, and what somebody else has mounted is not ours to undo.
+    // A volume that was staged before stays staged, and foreign mounts are not undone.
     let node = crate::support::test_node();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
     node.stage(&stage_request("v", blank(), mount_capability("ext4", &["suid"], ""))).unwrap_err();
@@ -208,7 +208,7 @@ fn volume_used_as_a_raw_block_device_is_never_formatted() {
     use cofferdam_node::DeviceContent;
     let node = test_node();
     let blank_image = || connection_info("image", &[("path", "blank")]);
-    // It dies while a filesystem is made.
+    // Crash during mkfs.
     let effects = |node: &cofferdam_node::NodeVolumes<_>| {
         let node: &cofferdam_node::NodeVolumes<crate::simulated_mounter::SimulatedMounter> = node;
         node.mounter().state().effects.clone()
@@ -221,7 +221,7 @@ fn volume_used_as_a_raw_block_device_is_never_formatted() {
     node.mounter().set_crash_after(Some(crash_after), true);
     node.stage(&stage_request("v", blank_image(), single_writer())).unwrap_err();
     node.mounter().set_crash_after(None, false);
-    // A user's pod writes to the raw device, and the machine goes down.
+    // A pod writes to the raw device, then the node crashes.
     node.stage(&stage_request("v", blank_image(), block_capability())).unwrap();
     node.mounter().reboot();
     node.mounter().with_image("/srv/images/blank", |disk| disk.content = DeviceContent::Unknown);
@@ -256,7 +256,7 @@ fn unsupported_access_modes_and_filesystems_are_rejected() {
     )
     .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    // Readers get no blank volume formatted, and what they get is read-only down to the filesystem.
+    // For readers, a blank volume is not formatted, and the filesystem itself is read-only.
     let readers = filesystem_capability(CsiAccessMode::MultiNodeReaderOnly);
     let error =
         make_directory_and_stage(&test_node(), &stage_request("v", image(), readers.clone())).unwrap_err();
@@ -366,7 +366,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
         assert_eq!(
             node.expand(&request).unwrap_err().kind(),
             ErrorKind::OutOfRange,
-            "the image is as it was"
+            "the image is unchanged"
         );
         node.mounter().with_image(&format!("/srv/images/{path}"), |disk| disk.size = 32 * MIB);
         assert_eq!(node.expand(&request).unwrap(), Some(32 * MIB));
@@ -378,7 +378,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
         assert_eq!(node.expand(&inverted_range).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 32 * MIB);
-    // An image that grew while it was not staged is grown when it is.
+    // An image that was enlarged while unstaged is expanded at the next stage.
     node.unpublish("v", &target_path("v")).unwrap();
     node.unstage("v", &staging_path("v")).unwrap();
     node.mounter().with_image("/srv/images/blank", |disk| disk.size = 64 * MIB);
@@ -388,7 +388,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
     )
     .unwrap();
     assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 64 * MIB);
-    // Memory grows to what the policy allows.
+    // A tmpfs expands up to the policy's limit.
     make_directory_and_stage(
         &node,
         &stage_request("m", connection_info("tmpfs", &[("size", "1048576")]), single_writer()),
@@ -402,7 +402,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
     )
     .unwrap();
     let total_after_reboot = node.volume_stats("m", &staging_path("m")).unwrap().usage.total;
-    assert_eq!(total_after_reboot, 2 * MIB, "small again after a reboot");
+    assert_eq!(total_after_reboot, 2 * MIB, "the expanded size survives a reboot");
     let without_published_size =
         ExpandRequest { is_size_published: false, ..expand("m", staging_path("m"), Some(4 * MIB), None) };
     assert_eq!(node.expand(&without_published_size).unwrap_err().kind(), ErrorKind::FailedPrecondition);

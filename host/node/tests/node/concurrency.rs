@@ -1,4 +1,4 @@
-//! Calls at the same time.
+//! Concurrent calls.
 
 use std::{sync::Arc, thread};
 
@@ -50,11 +50,13 @@ fn concurrent_stage_of_one_image_succeeds_for_one_volume() {
     }
 }
 
-/// Storage that hangs holds one thread for a volume, and one for probes.
+/// Unresponsive storage blocks at most one thread per volume, and one for probes.
 #[tokio::test]
 async fn hung_stats_and_probe_calls_block_one_thread_each() {
-    let text = r#"{"manifestVersion":1,"driver":"d.example.com","version":"1","topologyKeys":[],"volumesPerNode":9,
-        "features":[],"abilities":[]}"#;
+    let text = r#"{
+        "manifestVersion":1,"driver":"d.example.com","version":"1","topologyKeys":[],
+        "volumesPerNode":9,"features":[],"abilities":[]
+    }"#;
     let identity = NodeIdentity { node_id: "n1".to_owned(), topology_segments: Default::default() };
     let node = test_node();
     make_directory_and_stage(
@@ -92,7 +94,7 @@ async fn hung_stats_and_probe_calls_block_one_thread_each() {
         use std::future::Future as _;
         std::task::Poll::Ready(second.as_mut().poll(context).is_pending())
     });
-    assert!(is_pending.await, "it is answered beside one that hangs");
+    assert!(is_pending.await, "it succeeds while another one hangs");
     resume.send(()).unwrap();
     assert_eq!(first.await.unwrap().unwrap().into_inner().ready, Some(true));
     assert_eq!(second.await.unwrap().into_inner().ready, Some(true));

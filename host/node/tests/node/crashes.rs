@@ -1,5 +1,5 @@
-//! The process dies after every single effect of every scenario, comes back, and hears the same call again;
-//! or kubelet gives up and undoes it.
+//! Crash tests: the process crashes after every effect of every scenario. Then the same call is repeated, or
+//! kubelet gives up and everything is undone.
 
 use cofferdam_node::{DeviceContent, NodeError, NodeVolumes};
 
@@ -13,11 +13,11 @@ use crate::{
 
 type ScenarioStep = Box<dyn Fn(&NodeVolumes<SimulatedMounter>) -> Result<(), NodeError>>;
 
-/// The life of a volume of every sort, as kubelet asks for it.
+/// The lifecycle of one volume of each kind, as kubelet's calls.
 fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
     let mut scenarios: Vec<(String, Vec<ScenarioStep>)> = Vec::new();
-    for (name, attachment, capability) in volume_kinds() {
-        let stage_request = stage_request(name, attachment, capability.clone());
+    for (name, connection, capability) in volume_kinds() {
+        let stage_request = stage_request(name, connection, capability.clone());
         let mut first = publish_request(name, "first", capability.clone());
         first.read_only = true;
         let expand = cofferdam_node::ExpandRequest {
@@ -52,7 +52,7 @@ fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
     scenarios
 }
 
-/// Everything undone, as kubelet does when it has given up.
+/// Undoes everything, like kubelet when it gives up.
 fn undo_all(node: &NodeVolumes<SimulatedMounter>, volume: &str) {
     let volume = if volume == "inline" { inline_request("first", None).volume } else { volume.to_owned() };
     for name in ["first", "second"] {
@@ -112,7 +112,7 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                     undo_all(&node, &name);
                     continue;
                 }
-                // After a reboot kubelet stages and publishes from the beginning.
+                // After a reboot, kubelet stages and publishes again.
                 let first_step = if after_crash == AfterCrash::RebootAndRetry {
                     0
                 } else {
@@ -120,7 +120,10 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                 };
                 for (index, step) in steps.iter().enumerate().skip(first_step) {
                     step(&node).unwrap_or_else(|error| {
-                        panic!("{name}, dead after {crash_after} (half {is_partial}), {after_crash:?}, step {index}: {error}")
+                        panic!(
+                            "{name}, crash after {crash_after} (partial {is_partial}), {after_crash:?}, \
+                             step {index}: {error}"
+                        )
                     });
                 }
                 undo_all(&node, &name);
@@ -161,7 +164,7 @@ fn every_scenario_converges_after_any_failed_effect() {
                     if has_no_retry {
                         break;
                     }
-                    // Kubelet calls again.
+                    // kubelet retries.
                     step(&node)
                         .unwrap_or_else(|error| panic!("{name} {failing_effect}, step {index}: {error}"));
                 }

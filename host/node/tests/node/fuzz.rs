@@ -1,4 +1,4 @@
-//! Requests that no kubelet sends: good ones, with bytes changed at random.
+//! Fuzz test: valid requests with random changes.
 
 use cofferdam_csi::v1::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
@@ -17,7 +17,7 @@ use crate::{
 const SEEDS: u64 = 40;
 const CALLS: usize = 400;
 
-/// A message with up to four bytes changed, put in or taken out; absent where that is no message any more.
+/// Changes, inserts or removes up to 4 bytes of a message. Absent if the result cannot be decoded.
 fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option<M> {
     let mut bytes = message.encode_to_vec();
     for _ in 0..rng.usize(0..=4) {
@@ -33,7 +33,7 @@ fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option
     M::decode(bytes.as_slice()).ok()
 }
 
-/// One call, or nothing where the bytes are no message.
+/// Sends one mutated call. Absent if it cannot be decoded.
 async fn call(
     service: &NodeService<SimulatedMounter>,
     rng: &mut fastrand::Rng,
@@ -93,7 +93,7 @@ async fn random_request_bytes_yield_valid_codes_and_can_be_undone() {
                 }
             }
         }
-        // Whatever it was, it can be undone.
+        // Everything can be undone.
         let node = service.node();
         for record in node.mounter().records().unwrap().all_or_error().unwrap() {
             for target in record.targets.keys() {
@@ -105,10 +105,10 @@ async fn random_request_bytes_yield_valid_codes_and_can_be_undone() {
         }
         assert_eq!(node.mounter().leftovers(), "", "seed {seed}");
     }
-    assert!(done > 1_000 && rejected > 1_000, "{done} done, {rejected} refused");
+    assert!(done > 1_000 && rejected > 1_000, "{done} done, {rejected} rejected");
 }
 
-/// The messages that are changed are those that the table begins with.
+/// The unmodified messages are valid.
 #[tokio::test]
 async fn unmutated_requests_succeed() {
     let service = service("");

@@ -1,7 +1,7 @@
-//! The node over a machine in memory: what it does, what it refuses, and what is left when it dies.
-#![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
-#![expect(clippy::indexing_slicing, reason = "tests: what is not there is the failure of the test")]
-#![expect(clippy::panic, reason = "the model: a broken rule is the failure of the test")]
+//! Tests of the node plugin on a simulated mounter: results, rejections, and recovery after crashes.
+#![expect(clippy::unwrap_used, reason = "tests: a failed step fails the test")]
+#![expect(clippy::indexing_slicing, reason = "tests: a missing item fails the test")]
+#![expect(clippy::panic, reason = "simulated mounter: a violated invariant fails the test")]
 
 mod calls;
 mod concurrency;

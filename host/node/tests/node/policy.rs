@@ -1,5 +1,5 @@
-//! Attackers: a driver's own answers, edited PersistentVolumes and VolumeAttachments, and authors of pods.
-//! They get nowhere.
+//! Attacks by drivers, by editors of PersistentVolumes and VolumeAttachments, and by pod authors: all are
+//! rejected.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
 use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy};
@@ -12,14 +12,14 @@ use crate::{
     },
 };
 
-/// Stages, and shows that a refusal left nothing behind.
+/// Stages, expects an error, and checks that nothing is left.
 fn stage_error_kind(
     policy: NodePolicy,
-    attachment: ConnectionInfo,
+    connection: ConnectionInfo,
     capability: VolumeCapability,
 ) -> ErrorKind {
     let node = restart(test_node(), policy);
-    let error = make_directory_and_stage(&node, &stage_request("v", attachment, capability)).unwrap_err();
+    let error = make_directory_and_stage(&node, &stage_request("v", connection, capability)).unwrap_err();
     assert!(!error.to_string().contains('\n'));
     node.unstage("v", &staging_path("v")).unwrap();
     assert_eq!(node.mounter().leftovers(), "");
@@ -31,33 +31,41 @@ fn stage_error_kind(
 fn everything_not_named_in_the_policy_is_denied() {
     use ErrorKind::{InvalidArgument, NotFound, PermissionDenied};
     let policy_with = |kind: ConnectionKind| NodePolicy { connection_kinds: [kind].into(), ..policy() };
-    #[rustfmt::skip] // one row a case: the policy, what stands in the volume, the answer
+    // The policy, the volume's connection info, the result.
     let table = [
-        (NodePolicy::default(),     connection_info("directory", &[("path", "one")]),            PermissionDenied),
-        (NodePolicy::default(),     connection_info("image", &[("path", "blank")]),              PermissionDenied),
-        (NodePolicy::default(),     connection_info("tmpfs", &[("size", "4096")]),               PermissionDenied),
-        (NodePolicy::default(),     connection_info("local-device", &[("stable-id", "wwn-blank")]), PermissionDenied),
-        (NodePolicy::default(),     connection_info("none", &[]),                                PermissionDenied),
-        (policy_with(ConnectionKind::Image),     connection_info("directory", &[("path", "one")]),            PermissionDenied),
-        (policy_with(ConnectionKind::Tmpfs),     connection_info("none", &[]),                                PermissionDenied),
-        (policy(),              connection_info("directory", &[("path", "/etc")]),           InvalidArgument),
-        (policy(),              connection_info("directory", &[("path", "../images")]),      InvalidArgument),
-        (policy(),              connection_info("directory", &[("path", "one/../../etc")]),  InvalidArgument),
-        (policy(),              connection_info("directory", &[("path", "/srv/directories/one")]), InvalidArgument),
-        (policy(),              connection_info("directory", &[("path", "other")]),          NotFound),
-        (policy(),              connection_info("image", &[("path", "blank\0")]),            InvalidArgument),
-        (policy(),              connection_info("tmpfs", &[("size", "67108865")]),           PermissionDenied),
-        (policy(),              connection_info("tmpfs", &[("size", "1"), ("mode", "7777")]), InvalidArgument),
-        (policy(),              connection_info("local-device", &[("stable-id", "ata-system")]), PermissionDenied),
-        (policy(),              connection_info("local-device", &[("stable-id", "wwn-other")]), NotFound),
-        (policy(),              connection_info("local-device", &[("stable-id", "wwn-../../sda")]), InvalidArgument),
-        (policy(),              connection_info("nfs", &[("server", "10.0.0.1")]),           InvalidArgument),
-        (policy(),              connection_info("csi", &[]),                                 InvalidArgument),
-        (policy(),              ConnectionInfo { version: 2, ..connection_info("none", &[]) }, InvalidArgument),
+        (NodePolicy::default(), connection_info("directory", &[("path", "one")]), PermissionDenied),
+        (NodePolicy::default(), connection_info("image", &[("path", "blank")]), PermissionDenied),
+        (NodePolicy::default(), connection_info("tmpfs", &[("size", "4096")]), PermissionDenied),
+        (
+            NodePolicy::default(),
+            connection_info("local-device", &[("stable-id", "wwn-blank")]),
+            PermissionDenied,
+        ),
+        (NodePolicy::default(), connection_info("none", &[]), PermissionDenied),
+        (
+            policy_with(ConnectionKind::Image),
+            connection_info("directory", &[("path", "one")]),
+            PermissionDenied,
+        ),
+        (policy_with(ConnectionKind::Tmpfs), connection_info("none", &[]), PermissionDenied),
+        (policy(), connection_info("directory", &[("path", "/etc")]), InvalidArgument),
+        (policy(), connection_info("directory", &[("path", "../images")]), InvalidArgument),
+        (policy(), connection_info("directory", &[("path", "one/../../etc")]), InvalidArgument),
+        (policy(), connection_info("directory", &[("path", "/srv/directories/one")]), InvalidArgument),
+        (policy(), connection_info("directory", &[("path", "other")]), NotFound),
+        (policy(), connection_info("image", &[("path", "blank\0")]), InvalidArgument),
+        (policy(), connection_info("tmpfs", &[("size", "67108865")]), PermissionDenied),
+        (policy(), connection_info("tmpfs", &[("size", "1"), ("mode", "7777")]), InvalidArgument),
+        (policy(), connection_info("local-device", &[("stable-id", "ata-system")]), PermissionDenied),
+        (policy(), connection_info("local-device", &[("stable-id", "wwn-other")]), NotFound),
+        (policy(), connection_info("local-device", &[("stable-id", "wwn-../../sda")]), InvalidArgument),
+        (policy(), connection_info("nfs", &[("server", "10.0.0.1")]), InvalidArgument),
+        (policy(), connection_info("csi", &[]), InvalidArgument),
+        (policy(), ConnectionInfo { version: 2, ..connection_info("none", &[]) }, InvalidArgument),
     ];
-    for (policy, attachment, expected) in table {
-        let connection_text = format!("{attachment:?}");
-        assert_eq!(stage_error_kind(policy, attachment, single_writer()), expected, "{connection_text}");
+    for (policy, connection, expected) in table {
+        let connection_text = format!("{connection:?}");
+        assert_eq!(stage_error_kind(policy, connection, single_writer()), expected, "{connection_text}");
     }
 }
 
@@ -69,13 +77,13 @@ fn mount_options_outside_the_allow_list_are_denied() {
         connection_info("tmpfs", &[("size", "4096")]),
         connection_info("none", &[]),
     ];
-    for attachment in kinds {
+    for connection in kinds {
         for flag in
             ["suid", "dev", "bind", "size=1t", "mode=7777", "uid=0", "remount", "nouuid", "X-mount.mkdir"]
         {
             let capability = mount_capability("", &["nosuid", flag], "");
             assert_eq!(
-                stage_error_kind(policy(), attachment.clone(), capability),
+                stage_error_kind(policy(), connection.clone(), capability),
                 ErrorKind::PermissionDenied,
                 "{flag}"
             );
@@ -150,7 +158,7 @@ fn volume_with_a_content_source_is_never_formatted() {
     request.has_content_source = true;
     assert_eq!(make_directory_and_stage(&node, &request).unwrap_err().kind(), ErrorKind::FailedPrecondition);
     assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.format_count), 0);
-    // A clone of xfs has the uuid of its origin.
+    // A clone of an xfs volume has the UUID of its source.
     let mut request = stage_request("w", connection_info("image", &[("path", "xfs")]), single_writer());
     request.has_content_source = true;
     make_directory_and_stage(&node, &request).unwrap();
@@ -170,7 +178,7 @@ fn two_volumes_never_share_storage() {
         let error = make_directory_and_stage(&node, &stage_request("w", connection.clone(), single_writer()))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
-        // The way in through the other volume's staging path.
+        // Through the other volume's staging path.
         let mut conflicting = stage_request("w", connection, single_writer());
         conflicting.staging_path = staging_path("v");
         assert_eq!(node.stage(&conflicting).unwrap_err().kind(), ErrorKind::FailedPrecondition);

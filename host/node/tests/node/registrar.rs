@@ -1,4 +1,4 @@
-//! The registrar, with the test as kubelet.
+//! Tests of the registrar; the test acts as kubelet.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ async fn connect_as_kubelet(socket: &Path) -> (OneShotConnection, RegistrationCl
     (connection, client)
 }
 
-/// What kubelet calls the server: the socket's path, as gRPC for Go makes an authority of it.
+/// The `:authority` that kubelet's gRPC client derives from the socket path.
 fn authority(socket: &Path) -> String {
     let is_unreserved = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~!$&'()*+,;=:[]@".contains(byte);
     let path = socket.to_str().unwrap().bytes();
@@ -35,7 +35,7 @@ async fn kubelet_registers_rejects_and_unregisters_the_driver() {
     let endpoint = "/var/lib/kubelet/plugins/pool/csi.sock".to_owned();
     let registrar =
         Arc::new(Registrar::new("pool.example.com".to_owned(), endpoint.clone(), directory.path()));
-    assert!(registrar.check_health().unwrap_err().contains("is not there"));
+    assert!(registrar.check_health().unwrap_err().to_string().contains("does not exist"));
     let (stop, mut state) = (CancellationToken::new(), registrar.state());
     let server_task = tokio::spawn({
         let (registrar, stop) = (Arc::clone(&registrar), stop.clone());
@@ -55,7 +55,7 @@ async fn kubelet_registers_rejects_and_unregisters_the_driver() {
     assert_eq!(*state.borrow_and_update(), RegistrationState::Registered);
     assert_eq!(registrar.check_health(), Ok(()));
 
-    // Kubelet asks again only when the socket comes back.
+    // kubelet retries only when the socket is created again.
     client.notify_registration_status(registration_status(false, "a label clashes")).await.unwrap();
     drop((connection, client));
     timeout(TEST_TIMEOUT, state.wait_for(is_pending)).await.unwrap().unwrap();
@@ -63,7 +63,7 @@ async fn kubelet_registers_rejects_and_unregisters_the_driver() {
 
     stop.cancel();
     timeout(TEST_TIMEOUT, server_task).await.unwrap().unwrap().unwrap();
-    assert!(!socket.exists(), "kubelet forgets the driver");
+    assert!(!socket.exists(), "without the socket, kubelet unregisters the driver");
 }
 
 #[tokio::test]
@@ -78,8 +78,7 @@ async fn probe_fails_without_a_listener_or_a_response() {
     assert!(matches!(with_short_timeout.probe().await, Err(ProbeError::Timeout { .. })));
 }
 
-/// The kernel's own directories take no socket, whoever asks; neither does what is no directory, or is not
-/// there.
+/// `/proc` takes no sockets, even from root; neither does a file or a missing directory.
 #[tokio::test]
 async fn unusable_plugin_directory_is_named_in_the_error() {
     let scratch = tempfile::TempDir::new().unwrap();

@@ -1,5 +1,5 @@
-//! What kubelet sends and what it hears: every rule of CSI for a request is a row, and so is every attacker
-//! who can write what kubelet passes on.
+//! Requests and responses: one row for each CSI rule of a request, and for each attack through what kubelet
+//! passes on.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use cofferdam_csi::v1::{
     node_server::Node as _,
     volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume},
 };
-use cofferdam_domain::{names, storage::connection_info as document};
+use cofferdam_domain::{names, storage::connection_info::encode};
 use cofferdam_node::{DriverManifest, NodeIdentity, NodeService};
 use tonic::{Code, Request};
 
@@ -24,8 +24,8 @@ type Service = NodeService<SimulatedMounter>;
 
 pub(crate) fn service(abilities: &str) -> Service {
     let text = format!(
-        r#"{{"manifestVersion":1,"driver":"pool.example.com","version":"1","topologyKeys":["zone"],"volumesPerNode":9,
-            "features":["volume-mount-group"],"abilities":[{abilities}]}}"#
+        r#"{{"manifestVersion":1,"driver":"pool.example.com","version":"1","topologyKeys":["zone"],
+            "volumesPerNode":9,"features":["volume-mount-group"],"abilities":[{abilities}]}}"#
     );
     let segments = [("zone".to_owned(), "a".to_owned())].into();
     let identity = NodeIdentity { node_id: "n1".to_owned(), topology_segments: segments };
@@ -42,7 +42,7 @@ fn mount_capability() -> Option<VolumeCapability> {
 }
 
 fn volume_context(kind: &str, fields: &[(&str, &str)]) -> BTreeMap<String, String> {
-    [(names::CONNECTION_INFO.to_owned(), document::encode(&connection_info(kind, fields)))].into()
+    [(names::CONNECTION_INFO.to_owned(), encode(&connection_info(kind, fields)))].into()
 }
 
 fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -80,10 +80,27 @@ pub(crate) fn inline_message() -> NodePublishVolumeRequest {
     }
 }
 
-/// A request with one thing broken.
+/// Applies a change to a valid request.
 fn changed<Q>(mut request: Q, change: impl FnOnce(&mut Q)) -> Q {
     change(&mut request);
     request
+}
+
+fn stage_with(change: impl FnOnce(&mut NodeStageVolumeRequest)) -> NodeStageVolumeRequest {
+    changed(stage_message(), change)
+}
+
+fn publish_with(change: impl FnOnce(&mut NodePublishVolumeRequest)) -> NodePublishVolumeRequest {
+    changed(publish_message(), change)
+}
+
+fn inline_with(change: impl FnOnce(&mut NodePublishVolumeRequest)) -> NodePublishVolumeRequest {
+    changed(inline_message(), change)
+}
+
+/// A volume context with connection info in this encoding.
+fn encoded(json: &str) -> BTreeMap<String, String> {
+    pairs(&[(names::CONNECTION_INFO, json)])
 }
 
 fn with_mode(mode: i32) -> Option<VolumeCapability> {
@@ -110,52 +127,127 @@ fn block_capability() -> Option<VolumeCapability> {
 async fn node_stage_volume_checks_every_field() -> Result<(), tonic::Status> {
     use Code::{FailedPrecondition, InvalidArgument, NotFound, PermissionDenied};
     let long = "x".repeat(129);
-    #[rustfmt::skip] // one row a rule
     let table: Vec<(&str, NodeStageVolumeRequest, Code)> = vec![
-        ("no volume",             changed(stage_message(), |message| message.volume_id.clear()),                             InvalidArgument),
-        ("a long handle",         changed(stage_message(), |message| message.volume_id = long.clone()),                      InvalidArgument),
-        ("a control character",   changed(stage_message(), |message| message.volume_id = "a\nb".to_owned()),                 InvalidArgument),
-        ("kubelet's handle",      changed(stage_message(), |message| message.volume_id = inline_message().volume_id),                InvalidArgument),
-        ("no staging path",       changed(stage_message(), |message| message.staging_target_path.clear()),                   InvalidArgument),
-        ("a path of no kubelet",  changed(stage_message(), |message| message.staging_target_path = "/etc".to_owned()),       InvalidArgument),
-        ("no such directory",     changed(stage_message(), |message| message.staging_target_path = staging_path("w")), FailedPrecondition),
-        ("no capability",         changed(stage_message(), |message| message.volume_capability = None),                      InvalidArgument),
-        ("no mode",               changed(stage_message(), |message| message.volume_capability = without_mode()),            InvalidArgument),
-        ("an unknown mode",       changed(stage_message(), |message| message.volume_capability = with_mode(0)),              InvalidArgument),
-        ("a newer mode",          changed(stage_message(), |message| message.volume_capability = with_mode(99)),             InvalidArgument),
-        ("no type of access",     changed(stage_message(), |message| message.volume_capability = without_type()),            InvalidArgument),
-        ("a device of none",      changed(stage_message(), |message| message.volume_capability = block_capability()),                   InvalidArgument),
-        ("no attachment",         changed(stage_message(), |message| message.volume_context.clear()),                        InvalidArgument),
-        ("in the wrong context",  changed(stage_message(), |message| std::mem::swap(&mut message.volume_context, &mut message.publish_context)), InvalidArgument),
-        ("in both contexts",      changed(stage_message(), |message| message.publish_context = message.volume_context.clone()),   InvalidArgument),
-        ("no document",           changed(stage_message(), |message| message.volume_context = pairs(&[(names::CONNECTION_INFO, "{}")])), InvalidArgument),
-        ("a way out",             changed(stage_message(), |message| message.volume_context = volume_context("directory", &[("path", "../etc")])), InvalidArgument),
-        ("nothing there",         changed(stage_message(), |message| message.volume_context = volume_context("directory", &[("path", "x")])), NotFound),
-        ("a device not allowed",  changed(stage_message(), |message| message.volume_context = volume_context("local-device", &[("stable-id", "sda")])), PermissionDenied),
-        ("a field twice",         changed(stage_message(), |message| message.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"x","path":"one"}}"#)])), InvalidArgument),
-        ("a member too many",     changed(stage_message(), |message| message.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"},"x":1}"#)])), InvalidArgument),
-        ("a record, no document", changed(stage_message(), |message| message.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"kind":"directory","version":1,"fields":{"path":"one"}}"#)])), InvalidArgument),
-        ("as the provisioner writes it", changed(stage_message(), |message| message.volume_context = pairs(&[(names::CONNECTION_INFO, r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"}}"#)])), Code::Ok),
-        ("as it should be",       stage_message(),                                                                Code::Ok),
+        ("no volume", stage_with(|message| message.volume_id.clear()), InvalidArgument),
+        ("a long handle", stage_with(|message| message.volume_id = long.clone()), InvalidArgument),
+        ("a control character", stage_with(|message| message.volume_id = "a\nb".to_owned()), InvalidArgument),
+        (
+            "kubelet's handle",
+            stage_with(|message| message.volume_id = inline_message().volume_id),
+            InvalidArgument,
+        ),
+        ("no staging path", stage_with(|message| message.staging_target_path.clear()), InvalidArgument),
+        (
+            "a path outside of kubelet's roots",
+            stage_with(|message| message.staging_target_path = "/etc".to_owned()),
+            InvalidArgument,
+        ),
+        (
+            "no such directory",
+            stage_with(|message| message.staging_target_path = staging_path("w")),
+            FailedPrecondition,
+        ),
+        ("no capability", stage_with(|message| message.volume_capability = None), InvalidArgument),
+        ("no mode", stage_with(|message| message.volume_capability = without_mode()), InvalidArgument),
+        ("an unknown mode", stage_with(|message| message.volume_capability = with_mode(0)), InvalidArgument),
+        ("a newer mode", stage_with(|message| message.volume_capability = with_mode(99)), InvalidArgument),
+        (
+            "no type of access",
+            stage_with(|message| message.volume_capability = without_type()),
+            InvalidArgument,
+        ),
+        (
+            "block access of a directory",
+            stage_with(|message| message.volume_capability = block_capability()),
+            InvalidArgument,
+        ),
+        ("no connection info", stage_with(|message| message.volume_context.clear()), InvalidArgument),
+        (
+            "in the wrong context",
+            stage_with(|message| std::mem::swap(&mut message.volume_context, &mut message.publish_context)),
+            InvalidArgument,
+        ),
+        (
+            "in both contexts",
+            stage_with(|message| message.publish_context = message.volume_context.clone()),
+            InvalidArgument,
+        ),
+        (
+            "malformed connection info",
+            stage_with(|message| message.volume_context = encoded("{}")),
+            InvalidArgument,
+        ),
+        (
+            "a path outside of the root",
+            stage_with(|message| message.volume_context = volume_context("directory", &[("path", "../etc")])),
+            InvalidArgument,
+        ),
+        (
+            "a missing directory",
+            stage_with(|message| message.volume_context = volume_context("directory", &[("path", "x")])),
+            NotFound,
+        ),
+        (
+            "a device not allowed",
+            stage_with(|message| {
+                message.volume_context = volume_context("local-device", &[("stable-id", "sda")])
+            }),
+            PermissionDenied,
+        ),
+        (
+            "a field twice",
+            stage_with(|message| {
+                message.volume_context = encoded(
+                    r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"x","path":"one"}}"#,
+                )
+            }),
+            InvalidArgument,
+        ),
+        (
+            "an unknown member",
+            stage_with(|message| {
+                message.volume_context = encoded(
+                    r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"},"x":1}"#,
+                )
+            }),
+            InvalidArgument,
+        ),
+        (
+            "no format version",
+            stage_with(|message| {
+                message.volume_context =
+                    encoded(r#"{"kind":"directory","version":1,"fields":{"path":"one"}}"#)
+            }),
+            InvalidArgument,
+        ),
+        (
+            "as the provisioner writes it",
+            stage_with(|message| {
+                message.volume_context =
+                    encoded(r#"{"version":1,"kind":"directory","kindVersion":1,"fields":{"path":"one"}}"#)
+            }),
+            Code::Ok,
+        ),
+        ("a valid request", stage_message(), Code::Ok),
     ];
     for (case, request, expected) in table {
-        let answer = service("").node_stage_volume(Request::new(request)).await;
+        let response = service("").node_stage_volume(Request::new(request)).await;
         assert_eq!(
-            answer.as_ref().map_or_else(|status| status.code(), |_| Code::Ok),
+            response.as_ref().map_or_else(|status| status.code(), |_| Code::Ok),
             expected,
-            "{case}: {answer:?}"
+            "{case}: {response:?}"
         );
     }
-    // A driver that publishes says it with each publication, and nobody else does: not an edited volume.
+    // With a publish step, connection info is only accepted in the publish context, not in an edited volume
+    // context.
     let publishing_service = || service(r#""publishing""#);
     let error = publishing_service().node_stage_volume(Request::new(stage_message())).await.unwrap_err();
     assert_eq!(error.code(), InvalidArgument);
-    let in_publish_context = changed(stage_message(), |message| {
-        std::mem::swap(&mut message.volume_context, &mut message.publish_context)
-    });
+    let in_publish_context =
+        stage_with(|message| std::mem::swap(&mut message.volume_context, &mut message.publish_context));
     publishing_service().node_stage_volume(Request::new(in_publish_context)).await?;
-    // What came from a snapshot is not formatted.
-    let from_snapshot = changed(stage_message(), |message| {
+    // A volume with a content source is not formatted.
+    let from_snapshot = stage_with(|message| {
         message.volume_context = volume_context("image", &[("path", "blank")]);
         message.volume_context.insert("cofferdam.dev/content-source".to_owned(), "snapshot".to_owned());
     });
@@ -167,34 +259,99 @@ async fn node_stage_volume_checks_every_field() -> Result<(), tonic::Status> {
 #[tokio::test]
 async fn node_publish_volume_checks_every_field() {
     use Code::{AlreadyExists, FailedPrecondition, InvalidArgument, PermissionDenied};
-    #[rustfmt::skip] // one row a rule
     let table: Vec<(&str, NodePublishVolumeRequest, Code)> = vec![
-        ("no volume",              changed(publish_message(), |message| message.volume_id.clear()),                          InvalidArgument),
-        ("no target",              changed(publish_message(), |message| message.target_path.clear()),                        InvalidArgument),
-        ("no capability",          changed(publish_message(), |message| message.volume_capability = None),                   InvalidArgument),
-        ("no type of access",      changed(publish_message(), |message| message.volume_capability = without_type()),         InvalidArgument),
-        ("no staging path",        changed(publish_message(), |message| message.staging_target_path.clear()),                FailedPrecondition),
-        ("another staging path",   changed(publish_message(), |message| message.staging_target_path = staging_path("w")), FailedPrecondition),
-        ("another volume",         changed(publish_message(), |message| message.volume_id = "w".to_owned()),                 FailedPrecondition),
-        ("a target of no kubelet", changed(publish_message(), |message| message.target_path = "/etc/x".to_owned()),          InvalidArgument),
-        ("the other type",         changed(publish_message(), |message| message.volume_capability = block_capability()),                AlreadyExists),
-        ("it says it is inline",   changed(publish_message(), |message| { message.volume_context.insert("csi.storage.k8s.io/ephemeral".to_owned(), "true".to_owned()); }), InvalidArgument),
-        ("an edited attachment has no effect", changed(publish_message(), |message| message.volume_context = volume_context("directory", &[("path", "../etc")])), Code::Ok),
-        ("inline",                 inline_message(),                                                              Code::Ok),
-        ("inline with a way",      changed(inline_message(), |message| message.volume_context.extend(volume_context("directory", &[("path", "one")]))), InvalidArgument),
-        ("inline with a publication", changed(inline_message(), |message| message.publish_context = volume_context("none", &[])),   InvalidArgument),
-        ("inline with more",       changed(inline_message(), |message| { message.volume_context.insert("mode".to_owned(), "7777".to_owned()); }), InvalidArgument),
-        ("inline and not",         changed(inline_message(), |message| { message.volume_context.insert("csi.storage.k8s.io/ephemeral".to_owned(), "false".to_owned()); }), InvalidArgument),
-        ("inline, no size",        changed(inline_message(), |message| { message.volume_context.insert("size".to_owned(), "1,mode=7777".to_owned()); }), InvalidArgument),
-        ("inline, too large",      changed(inline_message(), |message| { message.volume_context.insert("size".to_owned(), "1Ti".to_owned()); }), PermissionDenied),
-        ("inline device",          changed(inline_message(), |message| message.volume_capability = block_capability()),                 InvalidArgument),
+        ("no volume", publish_with(|message| message.volume_id.clear()), InvalidArgument),
+        ("no target", publish_with(|message| message.target_path.clear()), InvalidArgument),
+        ("no capability", publish_with(|message| message.volume_capability = None), InvalidArgument),
+        (
+            "no type of access",
+            publish_with(|message| message.volume_capability = without_type()),
+            InvalidArgument,
+        ),
+        ("no staging path", publish_with(|message| message.staging_target_path.clear()), FailedPrecondition),
+        (
+            "another staging path",
+            publish_with(|message| message.staging_target_path = staging_path("w")),
+            FailedPrecondition,
+        ),
+        ("another volume", publish_with(|message| message.volume_id = "w".to_owned()), FailedPrecondition),
+        (
+            "a target outside of kubelet's roots",
+            publish_with(|message| message.target_path = "/etc/x".to_owned()),
+            InvalidArgument,
+        ),
+        (
+            "the other type",
+            publish_with(|message| message.volume_capability = block_capability()),
+            AlreadyExists,
+        ),
+        (
+            "ephemeral, but not inline",
+            publish_with(|message| {
+                message.volume_context.insert("csi.storage.k8s.io/ephemeral".to_owned(), "true".to_owned());
+            }),
+            InvalidArgument,
+        ),
+        (
+            "edited connection info has no effect",
+            publish_with(|message| {
+                message.volume_context = volume_context("directory", &[("path", "../etc")])
+            }),
+            Code::Ok,
+        ),
+        ("inline", inline_message(), Code::Ok),
+        (
+            "inline with connection info",
+            inline_with(|message| {
+                message.volume_context.extend(volume_context("directory", &[("path", "one")]))
+            }),
+            InvalidArgument,
+        ),
+        (
+            "inline with a publish context",
+            inline_with(|message| message.publish_context = volume_context("none", &[])),
+            InvalidArgument,
+        ),
+        (
+            "inline with an unknown attribute",
+            inline_with(|message| {
+                message.volume_context.insert("mode".to_owned(), "7777".to_owned());
+            }),
+            InvalidArgument,
+        ),
+        (
+            "inline, but not ephemeral",
+            inline_with(|message| {
+                message.volume_context.insert("csi.storage.k8s.io/ephemeral".to_owned(), "false".to_owned());
+            }),
+            InvalidArgument,
+        ),
+        (
+            "inline with an invalid size",
+            inline_with(|message| {
+                message.volume_context.insert("size".to_owned(), "1,mode=7777".to_owned());
+            }),
+            InvalidArgument,
+        ),
+        (
+            "inline, too large",
+            inline_with(|message| {
+                message.volume_context.insert("size".to_owned(), "1Ti".to_owned());
+            }),
+            PermissionDenied,
+        ),
+        (
+            "inline device",
+            inline_with(|message| message.volume_capability = block_capability()),
+            InvalidArgument,
+        ),
     ];
     for (case, request, expected) in table {
         let service = service("");
         service.node_stage_volume(Request::new(stage_message())).await.unwrap();
-        let answer = service.node_publish_volume(Request::new(request)).await;
-        let code = answer.as_ref().map_or_else(|status| status.code(), |_| Code::Ok);
-        assert_eq!(code, expected, "{case}: {answer:?}");
+        let response = service.node_publish_volume(Request::new(request)).await;
+        let code = response.as_ref().map_or_else(|status| status.code(), |_| Code::Ok);
+        assert_eq!(code, expected, "{case}: {response:?}");
     }
 }
 
@@ -220,15 +377,15 @@ async fn stats_expand_unpublish_and_unstage_check_every_field() {
             volume_path: path.clone(),
             ..Default::default()
         };
-        let answer = service.node_get_volume_stats(Request::new(request)).await;
+        let response = service.node_get_volume_stats(Request::new(request)).await;
         assert_eq!(
-            answer.as_ref().map_or_else(|message| message.code(), |_| Code::Ok),
+            response.as_ref().map_or_else(|status| status.code(), |_| Code::Ok),
             expected,
             "{volume} {path}"
         );
-        if let Ok(answer) = answer {
-            assert_eq!(answer.get_ref().usage.len(), 2);
-            assert!(!answer.get_ref().volume_condition.as_ref().unwrap().abnormal);
+        if let Ok(response) = response {
+            assert_eq!(response.get_ref().usage.len(), 2);
+            assert!(!response.get_ref().volume_condition.as_ref().unwrap().abnormal);
         }
     }
     let range = |required_bytes, limit_bytes| Some(CapacityRange { required_bytes, limit_bytes });
@@ -250,17 +407,17 @@ async fn stats_expand_unpublish_and_unstage_check_every_field() {
             capacity_range,
             ..Default::default()
         };
-        let answer = service.node_expand_volume(Request::new(request)).await;
+        let response = service.node_expand_volume(Request::new(request)).await;
         assert_eq!(
-            answer.as_ref().map_or_else(|message| message.code(), |_| Code::Ok),
+            response.as_ref().map_or_else(|status| status.code(), |_| Code::Ok),
             expected,
             "{volume} {path}"
         );
     }
-    // Memory grows as far as the policy allows, if the driver says each time how large it is.
+    // A tmpfs expands up to the policy's limit, if each publish returns its size.
     for (has_publishing, expected) in [(false, Code::FailedPrecondition), (true, OutOfRange)] {
         let service = crate::requests::service(if has_publishing { r#""publishing""# } else { "" });
-        let memory = changed(stage_message(), |message| {
+        let memory = stage_with(|message| {
             message.volume_context.clear();
             let context = volume_context("tmpfs", &[("size", "1048576")]);
             if has_publishing { message.publish_context = context } else { message.volume_context = context }
@@ -283,8 +440,8 @@ async fn stats_expand_unpublish_and_unstage_check_every_field() {
         ("v", path(), Code::Ok),
     ] {
         let request = NodeUnpublishVolumeRequest { volume_id: volume.to_owned(), target_path: path };
-        let answer = service.node_unpublish_volume(Request::new(request)).await;
-        assert_eq!(answer.map_or_else(|message| message.code(), |_| Code::Ok), expected);
+        let response = service.node_unpublish_volume(Request::new(request)).await;
+        assert_eq!(response.map_or_else(|status| status.code(), |_| Code::Ok), expected);
     }
     let staging = || staging_path("v");
     for (volume, path, expected) in [
@@ -294,8 +451,8 @@ async fn stats_expand_unpublish_and_unstage_check_every_field() {
         ("v", staging(), Code::Ok),
     ] {
         let request = NodeUnstageVolumeRequest { volume_id: volume.to_owned(), staging_target_path: path };
-        let answer = service.node_unstage_volume(Request::new(request)).await;
-        assert_eq!(answer.map_or_else(|message| message.code(), |_| Code::Ok), expected);
+        let response = service.node_unstage_volume(Request::new(request)).await;
+        assert_eq!(response.map_or_else(|status| status.code(), |_| Code::Ok), expected);
     }
 }
 
@@ -316,7 +473,7 @@ async fn node_get_info_capabilities_and_probe() {
 fn concurrent_stage_of_one_volume_is_aborted() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let service = service("");
-    // Whatever looks at the machine waits.
+    // Every query waits for this lock.
     let state_lock = service.node().mounter().state();
     let first = runtime.spawn({
         let service = service.clone();

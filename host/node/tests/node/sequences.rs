@@ -1,5 +1,5 @@
-//! Random sequences of calls, deaths and reboots: what an answer promised is there, the model's rules hold at
-//! every step, and everything can be undone at the end.
+//! Random sequences of calls, crashes and reboots: successful calls have their effect, no invariant of the
+//! simulated mounter is violated, and everything can be undone at the end.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{DeviceContent, NodeVolumes};
@@ -29,17 +29,17 @@ fn mode(rng: &mut fastrand::Rng) -> CsiAccessMode {
     modes[rng.usize(..modes.len())]
 }
 
-/// One call; what it promises is looked up when it says that it has done it.
+/// Makes one call. If it succeeds, its effect is checked.
 fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
     let volume_kinds = volume_kinds();
-    let (volume, attachment, capability) = volume_kinds[rng.usize(..volume_kinds.len())].clone();
+    let (volume, connection, capability) = volume_kinds[rng.usize(..volume_kinds.len())].clone();
     let capability = VolumeCapability { access_mode: mode(rng), ..capability };
     let name = format!("{volume}-{}", TARGETS[rng.usize(..TARGETS.len())]);
     let mounter = node.mounter();
     match rng.u8(..6) {
         0 | 1 => {
             let block = matches!(capability.access_type, AccessType::Block);
-            if make_directory_and_stage(node, &stage_request(volume, attachment, capability)).is_ok() {
+            if make_directory_and_stage(node, &stage_request(volume, connection, capability)).is_ok() {
                 let at =
                     if block { format!("{}/device", staging_path(volume)) } else { staging_path(volume) };
                 assert_eq!(mounter.mounts_at(&at).len(), 1, "{volume}");
@@ -80,7 +80,7 @@ fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
                 limit: None,
                 is_size_published: true,
             };
-            // It may be too much, or not staged: the model's rules are what counts.
+            // It may fail; only the simulated mounter's invariants count.
             let _ = node.expand(&expand);
             let _ = node.volume_stats(volume, &target_path(&name));
         }

@@ -1,5 +1,5 @@
-//! A machine in memory. It does what Linux does, dies when it is told to, and panics where a rule of the node
-//! is broken that no answer would show.
+//! A simulated [`Mounter`](cofferdam_node::Mounter). It behaves like Linux, crashes on request, and panics if
+//! the node violates an invariant that no result would show.
 
 mod mounter_impl;
 
@@ -16,12 +16,12 @@ use cofferdam_node::{
 
 type Result<T> = std::result::Result<T, MounterError>;
 
-/// Number of the filesystem that everything is on.
+/// Device number of the root filesystem.
 const ROOT_DEVICE: (u32, u32) = (8, 1);
-/// Number of the filesystem that devices' nodes are on.
+/// Device number of devtmpfs.
 const DEVTMPFS_DEVICE: (u32, u32) = (0, 6);
 
-/// Something on the disk.
+/// A file or directory of the root filesystem.
 #[derive(Clone, Debug, PartialEq)]
 enum SimulatedEntry {
     Directory { inode: u64, group: Option<u32> },
@@ -38,17 +38,17 @@ struct SimulatedMount {
     group: Option<u32>,
 }
 
-/// What a device or an image holds.
+/// A device or an image.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SimulatedDisk {
     pub(crate) content: DeviceContent,
-    /// Bytes that the filesystem covers.
+    /// Size of the filesystem in bytes.
     pub(crate) filesystem_size: u64,
-    /// Bytes.
+    /// Size of the device in bytes.
     pub(crate) size: u64,
-    /// What else holds it.
+    /// Other users.
     pub(crate) users: Vec<String>,
-    /// How often a filesystem was made on it.
+    /// Number of times it was formatted.
     pub(crate) format_count: u32,
 }
 
@@ -64,31 +64,31 @@ pub(crate) struct SimulatedState {
     entries: BTreeMap<String, SimulatedEntry>,
     mounts: Vec<SimulatedMount>,
     loops: Vec<LoopDevice>,
-    /// By the inode of the image.
+    /// Images by inode.
     images: BTreeMap<u64, SimulatedDisk>,
-    /// By stable id, with the number of the device.
+    /// Devices by stable id, with their numbers.
     devices: BTreeMap<String, ((u32, u32), SimulatedDisk)>,
     records: BTreeMap<String, VolumeRecord>,
-    /// Why records of other volumes cannot be read.
+    /// Messages about unreadable records.
     pub(crate) unreadable: Vec<String>,
     last_number: u32,
-    /// Effects before death; absent for a long life.
+    /// Effects before the crash; absent for no crash.
     effects_left: Option<usize>,
     has_crashed: bool,
-    /// Effects before one that fails, and does nothing; absent where none does.
+    /// Effects before one that fails without a change; absent for none.
     fails_after: Option<usize>,
-    /// Whether no volume can be given to a group.
+    /// True if setting a group fails.
     can_not_set_groups: bool,
-    /// Whether the last effect is cut short, where it can be.
+    /// True if the last effect before the crash is partial, where possible.
     is_last_effect_partial: bool,
-    /// What was done, in order.
+    /// The effects in order.
     pub(crate) effects: Vec<String>,
 }
 
-/// A call that stands still at one point of its way.
+/// A point at which a call pauses.
 #[derive(Debug)]
 pub(crate) struct PausePoint {
-    /// What it is about to do begins so.
+    /// Prefix of the effect before which it pauses.
     effect_prefix: &'static str,
     reached: mpsc::Sender<()>,
     resume: mpsc::Receiver<()>,
@@ -105,7 +105,7 @@ fn failed<T>(message: impl Into<String>) -> Result<T> {
 }
 
 fn missing<T>(object: impl Debug) -> Result<T> {
-    Err(MounterError::NotFound(format!("{object:?} is not there")))
+    Err(MounterError::NotFound(format!("{object:?} does not exist")))
 }
 
 impl SimulatedState {
@@ -114,14 +114,14 @@ impl SimulatedState {
         self.last_number
     }
 
-    /// Where a path really is: beneath the last mount on the way.
+    /// Returns true if a path is below a mount.
     fn is_under_mount(&self, path: &str) -> bool {
         self.mounts.iter().any(|mounted| path.starts_with(&format!("{}/", mounted.path)))
     }
 
     fn path_info(&self, path: &str) -> Option<PathInfo> {
         if self.is_under_mount(path) {
-            // Nothing here writes into volumes.
+            // Volumes have no simulated content.
             return None;
         }
         let mut mounts_here = self.mounts.iter().filter(|mounted| mounted.path == path);
@@ -140,7 +140,7 @@ impl SimulatedState {
     fn create_entry(&mut self, path: &str, entry: fn(u64) -> SimulatedEntry) -> Result<()> {
         let parent = path.rsplit_once('/').map(|(parent, _)| parent.to_owned()).unwrap_or_default();
         if self.is_under_mount(path) || self.entries.contains_key(path) {
-            return failed(format!("{path} is there"));
+            return failed(format!("{path} exists"));
         }
         if !matches!(self.entries.get(&parent), Some(SimulatedEntry::Directory { .. })) {
             return missing(parent);
@@ -174,7 +174,7 @@ impl SimulatedState {
             mounted.path,
             self.effects
         );
-        assert!(self.path_info(&mounted.path).is_some(), "{} is not there", mounted.path);
+        assert!(self.path_info(&mounted.path).is_some(), "{} does not exist", mounted.path);
         self.mounts.push(mounted);
     }
 
@@ -192,7 +192,8 @@ impl SimulatedMounter {
         self.state.lock().unwrap()
     }
 
-    /// The first call that is about to do this says so to the receiver, and waits for the sender.
+    /// Pauses the next call before a matching effect. Returns the signal that it is reached, and the one to
+    /// resume.
     pub(crate) fn pause_before(&self, effect_prefix: &'static str) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
         let ((reached, pause_reached), (send_resume, resume)) = (mpsc::channel(), mpsc::channel());
         *self.pause_point.lock().unwrap() = Some(PausePoint { effect_prefix, reached, resume });
@@ -207,29 +208,29 @@ impl SimulatedMounter {
             .take_if(|pause_point| effect.starts_with(pause_point.effect_prefix));
         if let Some(pause_point) = pause_point {
             pause_point.reached.send(()).unwrap();
-            // A test that has failed has dropped its end: then there is nothing to wait for.
+            // A failed test has dropped its sender.
             let _ = pause_point.resume.recv();
         }
     }
 
-    /// A new life; it ends after so many effects.
+    /// Restarts the process; it crashes after a number of effects.
     pub(crate) fn set_crash_after(&self, effects_left: Option<usize>, is_last_effect_partial: bool) {
         let mut state = self.state();
         (state.effects_left, state.has_crashed, state.is_last_effect_partial) =
             (effects_left, false, is_last_effect_partial);
     }
 
-    /// One effect fails, after so many others: a disk is full for a moment.
+    /// Makes one effect fail with ENOSPC after a number of others.
     pub(crate) fn fail_after(&self, effects: usize) {
         self.state().fails_after = Some(effects);
     }
 
-    /// Whether it has died since it was told to.
+    /// Returns true if the process has crashed since the last restart.
     pub(crate) fn has_crashed(&self) -> bool {
         self.state().has_crashed
     }
 
-    /// As after a reboot: mounts and loop devices are gone, the disk is not.
+    /// Reboots the node: mounts and loop devices are lost.
     pub(crate) fn reboot(&self) {
         let mut state = self.state();
         state.mounts.clear();
@@ -256,7 +257,7 @@ impl SimulatedMounter {
         state.images.insert(inode, disk);
     }
 
-    /// The image of a path, to look at it or to change it.
+    /// Reads or changes the image at a path.
     pub(crate) fn with_image<T>(&self, path: &str, change: impl FnOnce(&mut SimulatedDisk) -> T) -> T {
         let mut state = self.state();
         let Some(SimulatedEntry::File { inode, .. }) = state.entries.get(path).cloned() else {
@@ -275,19 +276,19 @@ impl SimulatedMounter {
         state.devices.insert(stable_id.to_owned(), (number, disk));
     }
 
-    /// Puts a file with data where a target shall be.
+    /// Adds a file with data.
     pub(crate) fn add_file(&self, path: &str, size: u64) {
         let mut state = self.state();
         let inode = state.next_number().into();
         state.entries.insert(path.to_owned(), SimulatedEntry::File { inode, size });
     }
 
-    /// From now on no volume can be given to a group.
+    /// Makes setting a group fail.
     pub(crate) fn fail_set_mount_group(&self) {
         self.state().can_not_set_groups = true;
     }
 
-    /// Mounts of a path, the last one on top.
+    /// Returns the mounts at a path, the top one last.
     pub(crate) fn mounts_at(&self, path: &str) -> Vec<MountPoint> {
         let state = self.state();
         state
@@ -298,7 +299,7 @@ impl SimulatedMounter {
             .collect()
     }
 
-    /// The filesystem at a path fails, as ext4 does after an error.
+    /// Makes the filesystem at a path read-only, like ext4 after an error.
     pub(crate) fn break_filesystem(&self, path: &str) {
         for mounted in self.state().mounts.iter_mut().filter(|mounted| mounted.path == path) {
             mounted.mount.filesystem_read_only = true;
@@ -309,7 +310,7 @@ impl SimulatedMounter {
         self.state().entries.contains_key(path)
     }
 
-    /// Everything that a volume leaves behind: nothing, when all is undone.
+    /// Describes remaining mounts, loop devices and records; empty if there are none.
     pub(crate) fn leftovers(&self) -> String {
         let state = self.state();
         if state.mounts.is_empty() && state.loops.is_empty() && state.records.is_empty() {
@@ -320,7 +321,7 @@ impl SimulatedMounter {
 
     fn read_state<T>(&self, read: impl FnOnce(&mut SimulatedState) -> Result<T>) -> Result<T> {
         let mut state = self.state();
-        if state.has_crashed { failed("the process is dead") } else { read(&mut state) }
+        if state.has_crashed { failed("the process has crashed") } else { read(&mut state) }
     }
 
     fn apply_effect<T>(
@@ -331,13 +332,13 @@ impl SimulatedMounter {
         self.pause_if_requested(&effect);
         let mut state = self.state();
         if state.has_crashed {
-            return failed("the process is dead");
+            return failed("the process has crashed");
         }
         let is_last = state.effects_left == Some(1);
         let is_partial = is_last && state.is_last_effect_partial;
         if state.effects_left == Some(0) {
             state.has_crashed = true;
-            return failed("the process is dead");
+            return failed("the process has crashed");
         }
         match &mut state.fails_after {
             Some(0) => {
@@ -352,7 +353,7 @@ impl SimulatedMounter {
         state.effects_left = state.effects_left.map(|remaining| remaining - 1);
         if is_last {
             state.has_crashed = true;
-            return failed("the process died after this");
+            return failed("the process crashed after this effect");
         }
         result
     }

@@ -1,4 +1,4 @@
-//! Volumes, paths and a node to try them on.
+//! Fixtures: volumes, paths and nodes.
 
 use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{
@@ -11,7 +11,7 @@ use crate::simulated_mounter::{SimulatedDisk, SimulatedMounter};
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const ROOT: &str = "/var/lib/kubelet";
 
-/// Everything that the operator allows in these tests.
+/// A policy that allows all kinds.
 pub(crate) fn policy() -> NodePolicy {
     NodePolicy {
         connection_kinds: ConnectionKind::ALL.into(),
@@ -29,7 +29,7 @@ pub(crate) fn roots() -> KubeletRoots {
     KubeletRoots::new([ROOT.to_owned()]).unwrap()
 }
 
-/// A node with a directory, a blank image, one that holds data, and a device.
+/// A node with a directory, a blank image, images with content, and a device.
 pub(crate) fn test_node() -> NodeVolumes<SimulatedMounter> {
     let mounter = SimulatedMounter::default();
     mounter.create_directories("/srv/directories/one");
@@ -46,7 +46,7 @@ pub(crate) fn test_node() -> NodeVolumes<SimulatedMounter> {
     NodeVolumes::new(mounter, roots(), policy())
 }
 
-/// The same machine after the process has died, or with another policy.
+/// The same node after a process restart, with a policy.
 pub(crate) fn restart(
     node: NodeVolumes<SimulatedMounter>,
     policy: NodePolicy,
@@ -103,14 +103,14 @@ pub(crate) fn kubelet_path(path: &str) -> KubeletPath {
 
 pub(crate) fn stage_request(
     volume: &str,
-    attachment: ConnectionInfo,
+    connection_info: ConnectionInfo,
     capability: VolumeCapability,
 ) -> StageRequest {
     StageRequest {
         volume: volume.to_owned(),
         staging_path: staging_path(volume),
         capability,
-        connection_info: attachment,
+        connection_info,
         has_content_source: false,
     }
 }
@@ -135,7 +135,7 @@ pub(crate) fn inline_request(name: &str, size: Option<u64>) -> PublishInlineRequ
     }
 }
 
-/// Stages as kubelet does: it makes the directory first.
+/// Creates the staging directory and stages, like kubelet.
 pub(crate) fn make_directory_and_stage(
     node: &NodeVolumes<SimulatedMounter>,
     request: &StageRequest,
@@ -144,7 +144,7 @@ pub(crate) fn make_directory_and_stage(
     node.stage(request)
 }
 
-/// A volume of every sort, with how it is used.
+/// One volume of each kind, with its capability.
 pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapability)> {
     vec![
         (

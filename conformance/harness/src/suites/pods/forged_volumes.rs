@@ -93,7 +93,8 @@ async fn read_connection_info(namespace: &TestNamespace, claim: &str) -> Result<
     let volume =
         namespace.wait_bound(claim).await?.spec.and_then(|spec| spec.csi).context("no CSI volume")?;
     let attributes = volume.volume_attributes.unwrap_or_default();
-    let document = attributes.get("cofferdam.dev/attachment").context("the volume has no attachment")?;
+    let document =
+        attributes.get("cofferdam.dev/connection-info").context("the volume has no connection info")?;
     Ok(serde_json::from_str(document)?)
 }
 
@@ -115,7 +116,7 @@ async fn check_rejected(
             "csi": {
                 "driver": fixture.pool.driver,
                 "volumeHandle": format!("forged-{name}"),
-                "volumeAttributes": { "cofferdam.dev/attachment": connection_info.to_string() },
+                "volumeAttributes": { "cofferdam.dev/connection-info": connection_info.to_string() },
             },
         },
     });

@@ -29,7 +29,7 @@ pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
     let rejected: [(&str, Value, &str); 3] = [
         ("too-much", json!({ "size": "1Gi" }), "is not allowed on this node"),
         ("a-path", json!({ "size": "8Mi", "path": "x" }), "InvalidArgument"),
-        ("an-attachment", json!({ "cofferdam.dev/attachment": "{}" }), "InvalidArgument"),
+        ("connection-info", json!({ "cofferdam.dev/connection-info": "{}" }), "InvalidArgument"),
     ];
     let rejected = rejected.map(async |(name, attributes, expected_event)| {
         namespace.create_pod(name, &ContainerVolume::inline(driver, attributes), "true").await?;

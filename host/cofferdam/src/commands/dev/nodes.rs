@@ -251,8 +251,9 @@ async fn node_driver(
         },
         DriverKind::Component(_) => {
             let manifest = DriverManifest::from_description(description.clone(), backend.abilities().clone());
-            let manifest = manifest
-                .map_err(|problem| DevError::Setup(format!("backend {}: it {problem}", driver.name)))?;
+            let manifest = manifest.map_err(|problem| {
+                DevError::Setup(format!("backend {}: its manifest {problem}", driver.name))
+            })?;
             let section = configuration.backend.get(&driver.name);
             let root = section.and_then(|section| section.pool.as_ref()).map(|pool| pool.directory.clone());
             NodePlugin::BuiltIn { manifest: Box::new(manifest), root }

@@ -50,7 +50,7 @@ fn volume_json() -> Value {
             "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "mountOptions": ["noatime"],
             "csi": {
                 "driver": "drv", "volumeHandle": "h", "fsType": "xfs",
-                "volumeAttributes": {"k": "v", "cofferdam.dev/attachment": "{}"},
+                "volumeAttributes": {"k": "v", "cofferdam.dev/connection-info": "{}"},
             },
         },
     })

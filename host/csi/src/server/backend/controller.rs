@@ -5,7 +5,7 @@ use cofferdam_domain::{
     NodeId, SnapshotHandle, VolumeHandle,
     storage::{
         CapacityQuery, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume, Parameters,
-        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability as Can, connection_info,
+        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability, connection_info,
     },
 };
 use tonic::{Request, Response, Status};
@@ -25,7 +25,7 @@ fn ok_response<T>(message: T) -> GrpcResult<T> {
     Ok(Response::new(message))
 }
 
-/// Where a new volume's content comes from.
+/// The content source of a new volume.
 enum ContentSourceId {
     Volume(CheckedId<VolumeHandle>),
     Snapshot(CheckedId<SnapshotHandle>),
@@ -44,7 +44,7 @@ impl BackendServer {
             }
             Some(source::Type::Volume(volume)) => {
                 let id = validator.volume_id("volume_content_source.volume.volume_id", volume.volume_id)?;
-                match validator.has_capability(Can::CloneVolume) {
+                match validator.has_capability(ControllerCapability::CloneVolume) {
                     true => Ok(Some(ContentSourceId::Volume(id))),
                     false => Err(invalid_argument(
                         "volume_content_source.volume needs CLONE_VOLUME, which the driver does not announce",
@@ -57,7 +57,7 @@ impl BackendServer {
                 match validator.has_restoring {
                     true => Ok(Some(ContentSourceId::Snapshot(id))),
                     false => Err(invalid_argument(
-                        "volume_content_source.snapshot: the driver makes no volumes of snapshots",
+                        "volume_content_source.snapshot: the driver cannot create volumes from snapshots",
                     )),
                 }
             }
@@ -82,7 +82,7 @@ impl BackendServer {
         })
     }
 
-    /// The snapshots of a call that names one: it, or none.
+    /// Lists the snapshot with an id: one entry or none.
     async fn list_one_snapshot(
         &self,
         call: Call,
@@ -112,7 +112,7 @@ impl Controller for BackendServer {
         _: Request<v1::ControllerGetCapabilitiesRequest>,
     ) -> GrpcResult<v1::ControllerGetCapabilitiesResponse> {
         use v1::controller_service_capability::{Rpc, Type};
-        let rpc_capability = |capability: &Can| v1::ControllerServiceCapability {
+        let rpc_capability = |capability: &ControllerCapability| v1::ControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: *capability as i32 })),
         };
         let capabilities = self.validator().controller_capabilities.iter().map(rpc_capability).collect();
@@ -125,7 +125,7 @@ impl Controller for BackendServer {
     ) -> GrpcResult<v1::CreateVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/CreateVolume", request);
         let validator = self.validator();
-        validator.require_capability(Can::CreateDeleteVolume)?;
+        validator.require_capability(ControllerCapability::CreateDeleteVolume)?;
         let name = validation::check_name(message.name)?;
         if message.volume_capabilities.is_empty() {
             return Err(invalid_argument("volume_capabilities are missing; expected at least one"));
@@ -138,7 +138,7 @@ impl Controller for BackendServer {
             parameters: validator.parameters("parameters", message.parameters)?,
             mutable_parameters: validator.mutable_parameters(message.mutable_parameters)?,
             topology: validator.topology_requirement(message.accessibility_requirements)?,
-            // CSI does not say for whom; drivers whose parameters tell keep it their own way.
+            // CSI has no owner. Drivers may derive one from the parameters.
             owner: None,
         };
         let call = with_secrets(call, validation::secrets(message.secrets)?);
@@ -153,7 +153,7 @@ impl Controller for BackendServer {
         request: Request<v1::DeleteVolumeRequest>,
     ) -> GrpcResult<v1::DeleteVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/DeleteVolume", request);
-        self.validator().require_capability(Can::CreateDeleteVolume)?;
+        self.validator().require_capability(ControllerCapability::CreateDeleteVolume)?;
         let id = self.validator().volume_id("volume_id", message.volume_id)?;
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         if let CheckedId::Valid(id) = id {
@@ -170,13 +170,13 @@ impl Controller for BackendServer {
     ) -> GrpcResult<v1::ControllerPublishVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ControllerPublishVolume", request);
         let validator = self.validator();
-        validator.require_capability(Can::PublishUnpublishVolume)?;
+        validator.require_capability(ControllerCapability::PublishUnpublishVolume)?;
         let id: CheckedId<VolumeHandle> = validator.volume_id("volume_id", message.volume_id)?;
         let node: CheckedId<NodeId> = validation::node_id(message.node_id)?;
         let capability =
             message.volume_capability.ok_or_else(|| invalid_argument("volume_capability is missing"))?;
         let capability = validator.supported_capability(capability)?;
-        if message.readonly && !validator.has_capability(Can::PublishReadonly) {
+        if message.readonly && !validator.has_capability(ControllerCapability::PublishReadonly) {
             return Err(invalid_argument(
                 "readonly needs PUBLISH_READONLY, which the driver does not announce",
             ));
@@ -186,7 +186,7 @@ impl Controller for BackendServer {
         let request = PublishVolume {
             handle: id.or_not_found("volume")?,
             node_id: node.or_not_found("node")?,
-            // CSI knows the node by its id alone.
+            // CSI passes only the node's id.
             node_identities: Parameters::new(),
             capability,
             read_only: message.readonly,
@@ -203,7 +203,7 @@ impl Controller for BackendServer {
         request: Request<v1::ControllerUnpublishVolumeRequest>,
     ) -> GrpcResult<v1::ControllerUnpublishVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ControllerUnpublishVolume", request);
-        self.validator().require_capability(Can::PublishUnpublishVolume)?;
+        self.validator().require_capability(ControllerCapability::PublishUnpublishVolume)?;
         let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
         let node =
             Some(message.node_id).filter(|node| !node.is_empty()).map(validation::node_id).transpose()?;
@@ -211,7 +211,7 @@ impl Controller for BackendServer {
         let node: Option<NodeId> = match node {
             None => None,
             Some(CheckedId::Valid(node)) => Some(node),
-            // Nothing is published to a node that cannot be.
+            // Nothing is published to a node that cannot exist.
             Some(CheckedId::NonExistent) => return ok_response(v1::ControllerUnpublishVolumeResponse {}),
         };
         if let CheckedId::Valid(id) = id {
@@ -246,12 +246,12 @@ impl Controller for BackendServer {
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         let result = read_result(self.backend().validate_volume(call, request).await)?;
         let missing = capabilities.iter().find_map(|capability| validator.missing_capability(capability));
-        let refusal = match (result, missing) {
+        let rejection = match (result, missing) {
             (Validation::Refused(reason), _) => Some(reason),
             (Validation::Confirmed, Some(missing)) => Some(format!("the driver has no {missing}")),
             (Validation::Confirmed, None) => None,
         };
-        let confirmed = refusal.is_none().then_some(v1::validate_volume_capabilities_response::Confirmed {
+        let confirmed = rejection.is_none().then_some(v1::validate_volume_capabilities_response::Confirmed {
             volume_context: message.volume_context,
             volume_capabilities: message.volume_capabilities,
             parameters: message.parameters,
@@ -259,7 +259,7 @@ impl Controller for BackendServer {
         });
         ok_response(v1::ValidateVolumeCapabilitiesResponse {
             confirmed,
-            message: refusal.unwrap_or_default(),
+            message: rejection.unwrap_or_default(),
         })
     }
 
@@ -268,7 +268,7 @@ impl Controller for BackendServer {
         request: Request<v1::ListVolumesRequest>,
     ) -> GrpcResult<v1::ListVolumesResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ListVolumes", request);
-        self.validator().require_capability(Can::ListVolumes)?;
+        self.validator().require_capability(ControllerCapability::ListVolumes)?;
         let page = validation::page_request(message.max_entries, message.starting_token)?;
         let volumes = read_result(self.backend().list_volumes(call, page).await)?;
         ok_response(responses::volume_page(volumes, self.validator()))
@@ -279,7 +279,7 @@ impl Controller for BackendServer {
         request: Request<v1::ControllerGetVolumeRequest>,
     ) -> GrpcResult<v1::ControllerGetVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ControllerGetVolume", request);
-        self.validator().require_capability(Can::GetVolume)?;
+        self.validator().require_capability(ControllerCapability::GetVolume)?;
         let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
         let volume_status = read_result(self.backend().get_volume(call, id.or_not_found("volume")?).await)?;
         ok_response(responses::volume_status(volume_status, self.validator()))
@@ -290,7 +290,7 @@ impl Controller for BackendServer {
         request: Request<v1::ControllerModifyVolumeRequest>,
     ) -> GrpcResult<v1::ControllerModifyVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ControllerModifyVolume", request);
-        self.validator().require_capability(Can::ModifyVolume)?;
+        self.validator().require_capability(ControllerCapability::ModifyVolume)?;
         let id: CheckedId<VolumeHandle> = self.validator().volume_id("volume_id", message.volume_id)?;
         let parameters = self.validator().mutable_parameters(message.mutable_parameters)?;
         let call = with_secrets(call, validation::secrets(message.secrets)?);
@@ -306,7 +306,7 @@ impl Controller for BackendServer {
     ) -> GrpcResult<v1::GetCapacityResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/GetCapacity", request);
         let validator = self.validator();
-        validator.require_capability(Can::GetCapacity)?;
+        validator.require_capability(ControllerCapability::GetCapacity)?;
         let query = CapacityQuery {
             capabilities: validator.supported_capabilities(message.volume_capabilities)?,
             parameters: validator.parameters("parameters", message.parameters)?,
@@ -320,7 +320,7 @@ impl Controller for BackendServer {
         request: Request<v1::CreateSnapshotRequest>,
     ) -> GrpcResult<v1::CreateSnapshotResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/CreateSnapshot", request);
-        self.validator().require_capability(Can::CreateDeleteSnapshot)?;
+        self.validator().require_capability(ControllerCapability::CreateDeleteSnapshot)?;
         let name = validation::check_name(message.name)?;
         let source: CheckedId<VolumeHandle> =
             self.validator().volume_id("source_volume_id", message.source_volume_id)?;
@@ -338,7 +338,7 @@ impl Controller for BackendServer {
         request: Request<v1::DeleteSnapshotRequest>,
     ) -> GrpcResult<v1::DeleteSnapshotResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/DeleteSnapshot", request);
-        self.validator().require_capability(Can::CreateDeleteSnapshot)?;
+        self.validator().require_capability(ControllerCapability::CreateDeleteSnapshot)?;
         let id: CheckedId<SnapshotHandle> = self.validator().object_id("snapshot_id", message.snapshot_id)?;
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         if let CheckedId::Valid(id) = id {
@@ -354,7 +354,7 @@ impl Controller for BackendServer {
     ) -> GrpcResult<v1::ListSnapshotsResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ListSnapshots", request);
         let validator = self.validator();
-        validator.require_capability(Can::ListSnapshots)?;
+        validator.require_capability(ControllerCapability::ListSnapshots)?;
         let page = validation::page_request(message.max_entries, message.starting_token)?;
         let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
         let snapshot_id =
@@ -364,9 +364,9 @@ impl Controller for BackendServer {
             .transpose()?;
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         match (snapshot_id, source_volume) {
-            // Of one snapshot there is no second part.
+            // A single snapshot has no second page.
             (Some(_), _) if page.starting_token.is_some() => {
-                Err(Status::aborted("starting_token is no place in the listing: begin anew"))
+                Err(Status::aborted("starting_token is invalid: start over"))
             }
             (Some(id), source_volume) => {
                 ok_response(self.list_one_snapshot(call, id, source_volume.as_ref()).await?)
@@ -389,7 +389,7 @@ impl Controller for BackendServer {
         request: Request<v1::GetSnapshotRequest>,
     ) -> GrpcResult<v1::GetSnapshotResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/GetSnapshot", request);
-        self.validator().require_capability(Can::GetSnapshot)?;
+        self.validator().require_capability(ControllerCapability::GetSnapshot)?;
         let id: CheckedId<SnapshotHandle> = self.validator().object_id("snapshot_id", message.snapshot_id)?;
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         let snapshot = read_result(self.backend().get_snapshot(call, id.or_not_found("snapshot")?).await)?;
@@ -402,7 +402,7 @@ impl Controller for BackendServer {
     ) -> GrpcResult<v1::ControllerExpandVolumeResponse> {
         let (message, call) = self.receive("/csi.v1.Controller/ControllerExpandVolume", request);
         let validator = self.validator();
-        validator.require_capability(Can::ExpandVolume)?;
+        validator.require_capability(ControllerCapability::ExpandVolume)?;
         let id: CheckedId<VolumeHandle> = validator.volume_id("volume_id", message.volume_id)?;
         let capacity = message.capacity_range.ok_or_else(|| invalid_argument("capacity_range is missing"))?;
         let capacity = validation::capacity_range(capacity)?;

@@ -16,7 +16,8 @@ use super::{
 use crate::v1::{self, group_controller_server::GroupController};
 
 impl BackendServer {
-    /// The members that a caller names. One that cannot exist is none of any group.
+    /// Validates the snapshot ids of a group. An id that cannot exist makes the result
+    /// [`CheckedId::NonExistent`].
     fn member_ids(&self, ids: Vec<String>) -> Result<CheckedId<BTreeSet<SnapshotHandle>>, Status> {
         let mut members = BTreeSet::new();
         for id in ids {
@@ -29,7 +30,7 @@ impl BackendServer {
     }
 }
 
-const FOREIGN_MEMBER: &str = "snapshot_ids has a snapshot that is not of the group";
+const FOREIGN_MEMBER: &str = "snapshot_ids has a snapshot that is not in the group";
 
 #[tonic::async_trait]
 impl GroupController for BackendServer {
@@ -38,7 +39,7 @@ impl GroupController for BackendServer {
         _: Request<v1::GroupControllerGetCapabilitiesRequest>,
     ) -> Result<Response<v1::GroupControllerGetCapabilitiesResponse>, Status> {
         use v1::group_controller_service_capability::{Rpc, Type, rpc};
-        // The service is there only when the backend has all of it.
+        // The service is only registered if the backend supports all of it.
         let rpc = Rpc { r#type: rpc::Type::CreateDeleteGetVolumeGroupSnapshot.into() };
         let capability = v1::GroupControllerServiceCapability { r#type: Some(Type::Rpc(rpc)) };
         Ok(Response::new(v1::GroupControllerGetCapabilitiesResponse { capabilities: vec![capability] }))

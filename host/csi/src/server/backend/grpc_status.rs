@@ -1,20 +1,20 @@
-//! A backend's failure as a gRPC status.
+//! Conversion of backend errors to gRPC statuses.
 
 use std::time::Duration;
 
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 use tonic::{Code, Status};
 
-/// What a call does: only what changes something can leave something open.
+/// The access of a call. Only a write can leave a result in doubt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallAccess {
-    /// It changes something.
+    /// The call changes state.
     Write,
-    /// It looks.
+    /// The call reads state.
     Read,
 }
 
-/// The gRPC code of a kind.
+/// Returns the gRPC code of an error kind.
 const fn grpc_code(kind: ErrorKind) -> Code {
     match kind {
         ErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -36,13 +36,13 @@ const fn grpc_code(kind: ErrorKind) -> Code {
     }
 }
 
-/// Whether callers take a code for the end of the matter, as the sidecars and kubelet do.
+/// Returns true if callers treat a code as final, as the sidecars and kubelet do.
 const fn is_final(code: Code) -> bool {
     !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
-/// What the caller hears. CSI has no word for finality beside the code: a failure that may still have an
-/// effect must not travel under a code that ends the matter, or its volume would be forgotten.
+/// Converts an error. CSI encodes finality only in the code: an error in doubt must not have a final code, or
+/// the caller would forget the volume.
 pub(super) fn to_status(error: StorageError, access: CallAccess) -> Status {
     let own_code = grpc_code(error.kind);
     let code = match (access, error.finality) {
@@ -52,25 +52,25 @@ pub(super) fn to_status(error: StorageError, access: CallAccess) -> Status {
         (CallAccess::Write, Finality::Unknown) => Code::Unavailable,
     };
     let mut message = match error.message.trim() {
-        "" => "the driver gives no reason".to_owned(),
+        "" => "the driver gave no reason".to_owned(),
         _ => error.message,
     };
     if code != own_code {
-        message = format!("{}: {message}; it may still have an effect: repeat the call", error.kind);
+        message = format!("{}: {message}; it may still take effect: retry the call", error.kind);
     }
     if let Some(retry_after_ms) = error.retry_after_ms {
         message =
-            format!("{message}; the driver asks for a pause of {:?}", Duration::from_millis(retry_after_ms));
+            format!("{message}; the driver asks to retry after {:?}", Duration::from_millis(retry_after_ms));
     }
     Status::new(code, message)
 }
 
-/// The answer of a call that changes something.
+/// Converts the result of a write.
 pub(super) fn write_result<T>(result: Result<T, StorageError>) -> Result<T, Status> {
     result.map_err(|error| to_status(error, CallAccess::Write))
 }
 
-/// The answer of a call that looks.
+/// Converts the result of a read.
 pub(super) fn read_result<T>(result: Result<T, StorageError>) -> Result<T, Status> {
     result.map_err(|error| to_status(error, CallAccess::Read))
 }
@@ -108,7 +108,7 @@ mod tests {
         for kind_sent in KINDS {
             for finality_sent in [Finality::InProgress, Finality::Unknown] {
                 let grpc_status = to_status(error(kind_sent, finality_sent), CallAccess::Write);
-                // Our own client reads codes as the sidecars do.
+                // This program's client interprets codes as the sidecars do.
                 assert_ne!(
                     finality(grpc_status.code(), ResourceExhaustedMeaning::Final),
                     Finality::Final,
@@ -131,14 +131,14 @@ mod tests {
     fn status_message_is_never_empty_and_names_retry_after() {
         let without_message =
             StorageError { message: " ".to_owned(), ..error(ErrorKind::NotFound, Finality::Final) };
-        assert_eq!(to_status(without_message, CallAccess::Write).message(), "the driver gives no reason");
+        assert_eq!(to_status(without_message, CallAccess::Write).message(), "the driver gave no reason");
         let with_retry_after =
             StorageError { retry_after_ms: Some(1_500), ..error(ErrorKind::Internal, Finality::Unknown) };
         let grpc_status = to_status(with_retry_after, CallAccess::Write);
         assert_eq!(grpc_status.code(), Code::Unavailable);
         assert_eq!(
             grpc_status.message(),
-            "Internal: m; it may still have an effect: repeat the call; the driver asks for a pause of 1.5s"
+            "Internal: m; it may still take effect: retry the call; the driver asks to retry after 1.5s"
         );
     }
 }

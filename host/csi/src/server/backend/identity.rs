@@ -1,4 +1,4 @@
-//! Who the driver is.
+//! The Identity service.
 
 use cofferdam_domain::storage::{Readiness, ability::PluginCapability};
 use tonic::{Request, Response, Status};

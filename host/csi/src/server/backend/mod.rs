@@ -1,7 +1,7 @@
-//! Any [`Backend`] as a CSI driver: its Identity, Controller and GroupController services.
+//! Serves any [`Backend`] as a CSI driver: the Identity, Controller and GroupController services.
 //!
-//! A request is first held against CSI's own rules, so that a backend hears only what its contract allows.
-//! What a backend can do decides what is announced; nothing is declared.
+//! Requests are validated against the CSI specification before they reach the backend. The announced
+//! capabilities are derived from the backend's abilities.
 
 mod controller;
 mod group;
@@ -29,7 +29,7 @@ use crate::{
 };
 use validation::RequestValidator;
 
-/// A backend as a CSI driver. Clones are the same driver.
+/// A backend served as a CSI driver. Clones share it.
 #[derive(Clone)]
 pub struct BackendServer(Arc<BackendServerInner>);
 
@@ -48,7 +48,7 @@ impl fmt::Debug for BackendServer {
 }
 
 impl BackendServer {
-    /// A backend that is held to CSI's limits: a component.
+    /// Serves a component. Its responses must be within CSI's limits.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         let (abilities, description) = (backend.abilities(), backend.description());
         let controller = controller_capabilities(abilities, description);
@@ -56,8 +56,8 @@ impl BackendServer {
         Self::from_parts(backend, controller, plugin, ResponseLimits::CSI_SPEC)
     }
 
-    /// An existing CSI driver, passed on. It announces what that driver announces as far as this program
-    /// understands it, and its ids may be as long as that driver makes them.
+    /// Serves an existing CSI driver. Announces those of its capabilities that this program supports. Its ids
+    /// may be longer than CSI allows.
     pub fn from_csi_driver(driver: Arc<CsiBackend>) -> Self {
         let (controller, plugin) = {
             let (abilities, description) = (driver.abilities(), driver.description());
@@ -85,7 +85,7 @@ impl BackendServer {
         Self(Arc::new(BackendServerInner { backend, validator, locks: OperationLocks::default() }))
     }
 
-    /// Puts the services that the backend has on a server.
+    /// Adds the services that the backend supports to a server.
     #[must_use]
     pub fn register_on(&self, server: Server) -> Server {
         let server = server.with_service(IdentityServer::new(self.clone()));
@@ -112,8 +112,8 @@ impl BackendServer {
         self.0.locks.try_acquire(key)
     }
 
-    /// Takes a request in: its message, and what the backend gets beside the arguments. Secrets are added by
-    /// those who have them.
+    /// Splits a request into its message and a [`Call`] with the deadline. Secrets are added by the methods
+    /// that have them.
     fn receive<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
         let call = Call::with_deadline(Deadline::remaining(&request));
         let message = request.into_inner();
@@ -123,7 +123,7 @@ impl BackendServer {
     }
 }
 
-/// A call with its secrets.
+/// Adds secrets to a call.
 fn with_secrets(call: Call, secrets: Secrets) -> Call {
     Call { secrets, ..call }
 }

@@ -1,9 +1,9 @@
-//! The house's answers as CSI's messages.
+//! Conversion of backend responses to CSI messages.
 
 use cofferdam_backend::checks::total_bytes;
 use cofferdam_domain::storage::{
     Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
-    ability::ControllerCapability as Can,
+    ability::ControllerCapability,
     connection_info::{self, ContentSource},
 };
 
@@ -13,18 +13,18 @@ use crate::v1;
 /// CSI's limit for maps, in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
 
-/// A number of bytes. What does not fit a signed number was refused before it came here.
+/// Converts a number of bytes. Larger values were rejected as invalid responses.
 fn to_csi_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// A number of bytes; 0 when nobody knows.
+/// Converts an optional number of bytes; 0 if unknown.
 fn optional_csi_bytes(bytes: Option<u64>) -> i64 {
     to_csi_bytes(bytes.unwrap_or_default())
 }
 
 fn timestamp(milliseconds: u64) -> prost_types::Timestamp {
-    // Below a thousand million, which fits.
+    // Less than 10⁹, which fits.
     let nanos = i32::try_from(milliseconds % 1_000).unwrap_or_default() * 1_000_000;
     prost_types::Timestamp { seconds: to_csi_bytes(milliseconds / 1_000), nanos }
 }
@@ -33,7 +33,7 @@ fn topology(segments: Segments) -> v1::Topology {
     v1::Topology { segments }
 }
 
-/// A volume, with what its node has to know of it.
+/// Converts a volume. Its context includes the connection info and the kind of the content source.
 pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSource>) -> v1::Volume {
     let source_kind =
         source.as_ref().and_then(|source| source.r#type.as_ref()).map(|source_kind| match source_kind {
@@ -55,7 +55,7 @@ pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSour
     }
 }
 
-/// A volume with its state, as far as it is announced.
+/// A volume and the announced parts of its status.
 struct VolumeWithStatus {
     volume: v1::Volume,
     nodes: Vec<String>,
@@ -63,7 +63,8 @@ struct VolumeWithStatus {
 }
 
 fn volume_with_status(status: VolumeStatus, validator: &RequestValidator) -> VolumeWithStatus {
-    let condition = status.condition.filter(|_| validator.has_capability(Can::VolumeCondition));
+    let condition =
+        status.condition.filter(|_| validator.has_capability(ControllerCapability::VolumeCondition));
     VolumeWithStatus {
         volume: volume(status.volume, None),
         nodes: status.published_node_ids.iter().map(ToString::to_string).collect(),
@@ -74,7 +75,7 @@ fn volume_with_status(status: VolumeStatus, validator: &RequestValidator) -> Vol
     }
 }
 
-/// One volume's state.
+/// Converts the status of a volume.
 pub(super) fn volume_status(
     status: VolumeStatus,
     validator: &RequestValidator,
@@ -87,12 +88,16 @@ pub(super) fn volume_status(
     v1::ControllerGetVolumeResponse { volume: Some(volume), status: Some(status) }
 }
 
-/// A part of the volumes.
+/// Converts a page of volumes.
 pub(super) fn volume_page(page: VolumePage, validator: &RequestValidator) -> v1::ListVolumesResponse {
     use v1::list_volumes_response::{Entry, VolumeStatus};
     let entry = |status| {
         let VolumeWithStatus { volume, nodes, condition } = volume_with_status(status, validator);
-        let nodes = if validator.has_capability(Can::ListVolumesPublishedNodes) { nodes } else { Vec::new() };
+        let nodes = if validator.has_capability(ControllerCapability::ListVolumesPublishedNodes) {
+            nodes
+        } else {
+            Vec::new()
+        };
         let status = VolumeStatus { published_node_ids: nodes, volume_condition: condition };
         Entry { volume: Some(volume), status: Some(status) }
     };
@@ -102,7 +107,7 @@ pub(super) fn volume_page(page: VolumePage, validator: &RequestValidator) -> v1:
     }
 }
 
-/// The room for more volumes.
+/// Converts a capacity.
 pub(super) fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
     v1::GetCapacityResponse {
         available_capacity: to_csi_bytes(capacity.available),
@@ -111,7 +116,7 @@ pub(super) fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
     }
 }
 
-/// A snapshot.
+/// Converts a snapshot.
 pub(super) fn snapshot(snapshot: Snapshot) -> v1::Snapshot {
     v1::Snapshot {
         size_bytes: optional_csi_bytes(snapshot.size),
@@ -123,7 +128,7 @@ pub(super) fn snapshot(snapshot: Snapshot) -> v1::Snapshot {
     }
 }
 
-/// A part of the snapshots.
+/// Converts a page of snapshots.
 pub(super) fn snapshot_page(page: SnapshotPage) -> v1::ListSnapshotsResponse {
     let entry =
         |entry_snapshot| v1::list_snapshots_response::Entry { snapshot: Some(snapshot(entry_snapshot)) };
@@ -133,7 +138,7 @@ pub(super) fn snapshot_page(page: SnapshotPage) -> v1::ListSnapshotsResponse {
     }
 }
 
-/// A group with its members.
+/// Converts a group snapshot.
 pub(super) fn group_snapshot(group: GroupSnapshot) -> v1::VolumeGroupSnapshot {
     v1::VolumeGroupSnapshot {
         group_snapshot_id: group.handle.to_string(),

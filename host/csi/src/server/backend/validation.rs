@@ -1,5 +1,5 @@
-//! CSI's rules for the parts that requests are made of. A broken one is `INVALID_ARGUMENT`, in words that
-//! name the field.
+//! Validation of request fields against the CSI specification. A violation is `INVALID_ARGUMENT` and names
+//! the field.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,32 +16,31 @@ use tonic::Status;
 
 use crate::v1::{
     self,
-    volume_capability::{AccessType as CsiAccess, access_mode::Mode},
+    volume_capability::{AccessType as CsiAccessType, access_mode::Mode},
 };
 
-/// CSI's limit for texts, in bytes.
+/// CSI's limit for strings in bytes.
 const MAX_TEXT_BYTES: usize = 128;
-/// CSI's limit for the id of a node, in bytes.
+/// CSI's limit for node ids in bytes.
 const MAX_NODE_ID_BYTES: usize = 256;
-/// CSI's limit for maps and lists, in bytes.
+/// CSI's limit for maps and lists in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
-/// Limit for the attributes that a volume comes back with: the driver's own, and the document of its
-/// attachment.
+/// Limit for a volume context in bytes: the driver's attributes and the connection info.
 const MAX_CONTEXT_BYTES: usize = 256 << 10;
-/// Limit for secrets: Kubernetes' own for a Secret. CSI's 4 KiB would leave out the keys and certificates
-/// that drivers are given.
+/// Limit for secrets in bytes: Kubernetes's limit for a Secret. CSI's 4 KiB is too small for the keys and
+/// certificates of some drivers.
 const MAX_SECRETS_BYTES: usize = 1 << 20;
-/// Longest place in a listing that a backend names.
+/// Maximum length of a page token in bytes.
 const MAX_TOKEN_BYTES: usize = 4 << 10;
 
-/// What a backend offers, and how long its ids may be.
+/// The capabilities of a backend and the limits of its ids.
 #[derive(Clone, Debug)]
 pub(super) struct RequestValidator {
     pub(super) controller_capabilities: BTreeSet<ControllerCapability>,
     pub(super) plugin_capabilities: BTreeSet<PluginCapability>,
-    /// Whether volumes can be made of snapshots; CSI has no capability of its own for it.
+    /// True if volumes can be created from snapshots. CSI has no separate capability for it.
     pub(super) has_restoring: bool,
-    /// Whether the group of a mounted volume can be set.
+    /// True if VOLUME_MOUNT_GROUP is announced.
     pub(super) has_mount_groups: bool,
     pub(super) limits: ResponseLimits,
 }
@@ -50,17 +49,17 @@ pub(super) fn invalid_argument(message: impl Into<String>) -> Status {
     Status::invalid_argument(message)
 }
 
-/// An id, as far as something can have it.
+/// A validated id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CheckedId<H> {
-    /// Something may have it.
+    /// An object may have this id.
     Valid(H),
-    /// Nothing has it: no backend can return it. Kept from backends, which are promised never to see it.
+    /// No object can have this id, because no backend may return it. It is not passed to backends.
     NonExistent,
 }
 
 impl<H> CheckedId<H> {
-    /// The id, or that what it should be does not exist.
+    /// Returns the id, or `NOT_FOUND` for an id that cannot exist.
     pub(super) fn or_not_found(self, object: impl Display) -> Result<H, Status> {
         match self {
             Self::Valid(id) => Ok(id),
@@ -69,13 +68,13 @@ impl<H> CheckedId<H> {
     }
 }
 
-/// The shape of the ids that kubelet gives to inline volumes.
+/// Returns true if an id has the form of kubelet's inline volume handles.
 fn is_inline_volume_id(id: &str) -> bool {
     let digest = id.strip_prefix("csi-");
     digest.is_some_and(|digest| digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// What CSI does not allow in names: control characters other than the usual white space.
+/// Control characters that CSI forbids in names: all but tab and line breaks.
 fn is_forbidden_char(c: char) -> bool {
     c.is_control() && !matches!(c, '\t' | '\n' | '\r')
 }
@@ -95,12 +94,12 @@ fn check_required(field: &str, text: &str, max_bytes: usize) -> Result<(), Statu
 }
 
 impl RequestValidator {
-    /// Whether the controller has a capability.
+    /// Returns true if a capability is announced.
     pub(super) fn has_capability(&self, capability: ControllerCapability) -> bool {
         self.controller_capabilities.contains(&capability)
     }
 
-    /// Refuses a call that is not announced.
+    /// Rejects a call whose capability is not announced.
     pub(super) fn require_capability(&self, capability: ControllerCapability) -> Result<(), Status> {
         match self.has_capability(capability) {
             true => Ok(()),
@@ -108,7 +107,7 @@ impl RequestValidator {
         }
     }
 
-    /// The id of a volume.
+    /// Validates the id of a volume.
     pub(super) fn volume_id<H: From<String>>(&self, field: &str, id: String) -> Result<CheckedId<H>, Status> {
         let is_inline = is_inline_volume_id(&id);
         Ok(match self.object_id(field, id)? {
@@ -117,13 +116,13 @@ impl RequestValidator {
         })
     }
 
-    /// The id of a snapshot or a group.
+    /// Validates the id of a snapshot or a group.
     pub(super) fn object_id<H: From<String>>(&self, field: &str, id: String) -> Result<CheckedId<H>, Status> {
         check_required(field, &id, self.limits.max_id_bytes)?;
         Ok(if id.contains(char::is_control) { CheckedId::NonExistent } else { CheckedId::Valid(H::from(id)) })
     }
 
-    /// How a volume is used, for a call that asks whether it can be.
+    /// Parses a volume capability without checking that it is supported.
     pub(super) fn parse_capability(
         &self,
         capability: v1::VolumeCapability,
@@ -140,8 +139,8 @@ impl RequestValidator {
                     "volume_capability.access_type is missing; expected block or mount",
                 ));
             }
-            Some(CsiAccess::Block(_)) => AccessType::Block,
-            Some(CsiAccess::Mount(mount)) => {
+            Some(CsiAccessType::Block(_)) => AccessType::Block,
+            Some(CsiAccessType::Mount(mount)) => {
                 check_length("fs_type", mount.fs_type.len(), MAX_TEXT_BYTES)?;
                 check_length("mount_flags", mount.mount_flags.iter().map(String::len).sum(), MAX_MAP_BYTES)?;
                 check_length("volume_mount_group", mount.volume_mount_group.len(), MAX_TEXT_BYTES)?;
@@ -156,7 +155,7 @@ impl RequestValidator {
         Ok(VolumeCapability { access_mode: mode, access_type: access })
     }
 
-    /// What a way of use needs and the driver has not announced.
+    /// Returns an unannounced capability that a volume capability requires.
     pub(super) fn missing_capability(&self, capability: &VolumeCapability) -> Option<&'static str> {
         let is_single_node_writer_mode = matches!(
             capability.access_mode,
@@ -170,7 +169,7 @@ impl RequestValidator {
         (has_mount_group && !self.has_mount_groups).then_some("VOLUME_MOUNT_GROUP")
     }
 
-    /// How a volume shall be used.
+    /// Parses a volume capability and checks that it is supported.
     pub(super) fn supported_capability(
         &self,
         message: v1::VolumeCapability,
@@ -184,7 +183,7 @@ impl RequestValidator {
         }
     }
 
-    /// All ways in which a volume shall be used.
+    /// Like [`Self::supported_capability`], for several.
     pub(super) fn supported_capabilities(
         &self,
         messages: Vec<v1::VolumeCapability>,
@@ -192,13 +191,13 @@ impl RequestValidator {
         messages.into_iter().map(|message| self.supported_capability(message)).collect()
     }
 
-    /// The parameters of a class.
+    /// Validates the parameters of a class.
     pub(super) fn parameters(&self, field: &str, map: Parameters) -> Result<Parameters, Status> {
         check_length(field, total_bytes(&map), self.limits.max_map_bytes.max(MAX_MAP_BYTES))?;
         Ok(map)
     }
 
-    /// The parameters that can be changed later.
+    /// Validates mutable parameters.
     pub(super) fn mutable_parameters(&self, map: Parameters) -> Result<Parameters, Status> {
         if !map.is_empty() && !self.has_capability(ControllerCapability::ModifyVolume) {
             return Err(invalid_argument(
@@ -217,7 +216,7 @@ impl RequestValidator {
         }
     }
 
-    /// Where a volume shall be reachable.
+    /// Validates the topology requirement of a new volume.
     pub(super) fn topology_requirement(
         &self,
         requirement: Option<v1::TopologyRequirement>,
@@ -227,7 +226,7 @@ impl RequestValidator {
         self.require_topology(FIELD)?;
         if requirement.requisite.is_empty() && requirement.preferred.is_empty() {
             return Err(invalid_argument(format!(
-                "{FIELD} has no place; expected requisite or preferred ones"
+                "{FIELD} is empty; expected requisite or preferred topologies"
             )));
         }
         let topologies = |list: Vec<v1::Topology>| {
@@ -239,7 +238,7 @@ impl RequestValidator {
         }))
     }
 
-    /// Where volumes would have to be reachable.
+    /// Validates the topology of GetCapacity. Absent if it is empty.
     pub(super) fn accessible_topology(
         &self,
         topology: Option<v1::Topology>,
@@ -266,28 +265,28 @@ fn access_mode(number: i32) -> Option<CsiAccessMode> {
     }
 }
 
-/// One place: its keys mean the same in whatever case they are written, and each stands once.
+/// Validates a topology. Its keys are case-insensitive and must be unique.
 fn topology_segments(field: &str, topology: v1::Topology) -> Result<Segments, Status> {
     let mut lowercase_keys = BTreeSet::new();
     for (key, value) in &topology.segments {
         if key.is_empty() || value.is_empty() {
-            return Err(invalid_argument(format!("{field} has a place with an empty key or value")));
+            return Err(invalid_argument(format!("{field} has a topology with an empty key or value")));
         }
         if !lowercase_keys.insert(key.to_lowercase()) {
             return Err(invalid_argument(format!(
-                "{field} has the key {:?} twice in one place",
+                "{field} has a topology with the duplicate key {:?}",
                 printable(key)
             )));
         }
     }
     if topology.segments.is_empty() {
-        return Err(invalid_argument(format!("{field} has a place without keys")));
+        return Err(invalid_argument(format!("{field} has a topology without segments")));
     }
     check_length(field, total_bytes(&topology.segments), MAX_MAP_BYTES)?;
     Ok(topology.segments)
 }
 
-/// The name of a new volume, snapshot or group: it is the key of idempotency.
+/// Validates the name of a new volume, snapshot or group: its idempotency key.
 pub(super) fn check_name(name: String) -> Result<String, Status> {
     check_required("name", &name, MAX_TEXT_BYTES)?;
     if name.contains(is_forbidden_char) {
@@ -296,18 +295,18 @@ pub(super) fn check_name(name: String) -> Result<String, Status> {
     Ok(name)
 }
 
-/// The id of a node.
+/// Validates the id of a node.
 pub(super) fn node_id<H: From<String>>(id: String) -> Result<CheckedId<H>, Status> {
     check_required("node_id", &id, MAX_NODE_ID_BYTES)?;
     Ok(if id.contains(char::is_control) { CheckedId::NonExistent } else { CheckedId::Valid(H::from(id)) })
 }
 
-/// The attributes of a volume that come back with a call.
+/// Checks the size of a volume context.
 pub(super) fn check_volume_context(map: &Parameters) -> Result<(), Status> {
     check_length("volume_context", total_bytes(map), MAX_CONTEXT_BYTES)
 }
 
-/// The secrets of a call. What is wrong with them is said without them.
+/// Validates the secrets of a call. Errors do not contain them.
 pub(super) fn secrets(map: BTreeMap<String, String>) -> Result<Secrets, Status> {
     check_length("secrets", total_bytes(&map), MAX_SECRETS_BYTES)?;
     let is_valid_key = |key: &str| {
@@ -330,7 +329,7 @@ fn optional_bytes(field: &str, bytes: i64) -> Result<Option<u64>, Status> {
     }
 }
 
-/// How large a volume shall be.
+/// Validates a capacity range.
 pub(super) fn capacity_range(range: v1::CapacityRange) -> Result<CapacityRange, Status> {
     let required = optional_bytes("capacity_range.required_bytes", range.required_bytes)?;
     let limit = optional_bytes("capacity_range.limit_bytes", range.limit_bytes)?;
@@ -339,19 +338,20 @@ pub(super) fn capacity_range(range: v1::CapacityRange) -> Result<CapacityRange, 
             Err(invalid_argument("capacity_range is empty; expected required_bytes or limit_bytes"))
         }
         (Some(required), Some(limit)) if required > limit => Err(invalid_argument(format!(
-            "capacity_range.required_bytes is {required}, and limit_bytes {limit}; expected no more than the limit"
+            "capacity_range.required_bytes is {required} and limit_bytes is {limit}; expected a \
+             limit that is not lower"
         ))),
         (required, limit) => Ok(CapacityRange { required, limit }),
     }
 }
 
-/// A part of a listing. A place that no listing can have returned is `ABORTED`, so that the caller begins
-/// anew.
+/// Validates the page of a listing. A token that no listing can have returned is `ABORTED`, so that the
+/// caller starts over.
 pub(super) fn page_request(max_entries: i32, starting_token: String) -> Result<PageRequest, Status> {
     let limit = u32::try_from(max_entries)
         .map_err(|_| invalid_argument(format!("max_entries is {max_entries}; expected 0 or more")))?;
     if starting_token.len() > MAX_TOKEN_BYTES {
-        return Err(Status::aborted("starting_token is no place in the listing: begin anew"));
+        return Err(Status::aborted("starting_token is invalid: start over"));
     }
     Ok(PageRequest {
         starting_token: (!starting_token.is_empty()).then_some(starting_token),

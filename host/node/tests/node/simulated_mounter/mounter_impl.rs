@@ -1,4 +1,4 @@
-//! What Linux would do, one effect a call.
+//! [`Mounter`] for the simulated mounter.
 
 use cofferdam_node::{
     BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
@@ -26,7 +26,7 @@ impl Mounter for SimulatedMounter {
     fn directory_id(&self, path: &RootedPath) -> Result<FileId> {
         self.read_state(|state| match state.path_info(&path.to_string()) {
             Some(PathInfo { kind: PathKind::Directory, id, .. }) => Ok(id),
-            Some(_) => Err(MounterError::FailedPrecondition("no directory".to_owned())),
+            Some(_) => Err(MounterError::FailedPrecondition("not a directory".to_owned())),
             None => missing(path),
         })
     }
@@ -34,7 +34,7 @@ impl Mounter for SimulatedMounter {
     fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)> {
         self.read_state(|state| match state.path_info(&path.to_string()) {
             Some(PathInfo { kind: PathKind::File(size), id, .. }) => Ok((id, size)),
-            Some(_) => Err(MounterError::FailedPrecondition("no file".to_owned())),
+            Some(_) => Err(MounterError::FailedPrecondition("not a file".to_owned())),
             None => missing(path),
         })
     }
@@ -107,14 +107,14 @@ impl Mounter for SimulatedMounter {
     }
 
     fn save_record(&self, record: &VolumeRecord) -> Result<()> {
-        self.apply_effect(format!("keep {}", record.volume), |state, _| {
+        self.apply_effect(format!("save {}", record.volume), |state, _| {
             state.records.insert(record.volume.clone(), record.clone());
             Ok(())
         })
     }
 
     fn delete_record(&self, volume: &str) -> Result<()> {
-        self.apply_effect(format!("forget {volume}"), |state, _| {
+        self.apply_effect(format!("delete {volume}"), |state, _| {
             state.records.remove(volume);
             Ok(())
         })
@@ -182,18 +182,18 @@ impl Mounter for SimulatedMounter {
         })
     }
 
-    fn make_filesystem(&self, device: &Device, filesystem: Filesystem, unfinished: bool) -> Result<()> {
+    fn make_filesystem(&self, device: &Device, filesystem: Filesystem, is_retry: bool) -> Result<()> {
         self.apply_effect(format!("mkfs {device}"), |state, is_partial| {
             assert!(!state.is_mounted(device.number), "{device} is formatted while it is mounted");
             let size = state.disk(device).size;
             let disk = state.disk(device);
             match &disk.content {
                 DeviceContent::Blank => {}
-                DeviceContent::Unknown if unfinished => {}
+                DeviceContent::Unknown if is_retry => {}
                 content @ (DeviceContent::Unknown
                 | DeviceContent::Other(_)
                 | DeviceContent::Filesystem(_)) => {
-                    panic!("{device} is formatted although it holds {content:?}")
+                    panic!("{device} is formatted although it has {content:?}")
                 }
             }
             disk.content = if is_partial {

@@ -32,7 +32,9 @@ impl HealthProbe {
         if let Some(driver) = &self.driver {
             driver.probe().await.map_err(|error| error.to_string())?;
         }
-        self.registrar.as_ref().map_or(Ok(()), |registrar| registrar.check_health())
+        self.registrar
+            .as_ref()
+            .map_or(Ok(()), |registrar| registrar.check_health().map_err(|error| error.to_string()))
     }
 
     /// The same as the pages ask it.

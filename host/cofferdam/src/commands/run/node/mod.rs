@@ -8,7 +8,7 @@ mod serve;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_csi::server::{ServerMetrics, SocketError};
-use cofferdam_node::{DriverClient, ManifestError, ProbeError, Registrar};
+use cofferdam_node::{DriverClient, ManifestError, PolicyError, ProbeError, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
     task::JoinSet,
@@ -76,7 +76,7 @@ pub(crate) enum NodeRoleError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("the node's policy: {0}")]
-    Policy(String),
+    Policy(#[from] PolicyError),
     #[error("{0}")]
     Setup(String),
     #[error(transparent)]

@@ -1,4 +1,4 @@
-//! A backend without storage: what an id or a name contains says how a call ends.
+//! A backend without storage. A keyword in an id or a name selects the result of a call.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ use cofferdam_domain::{
 pub(super) struct ScriptedBackend {
     description: Description,
     abilities: BTreeSet<Ability>,
-    /// What was asked, as `Debug` shows it.
+    /// The received requests, formatted with `Debug`.
     pub(super) requests: Mutex<Vec<String>>,
 }
 
@@ -38,7 +38,7 @@ impl ScriptedBackend {
         Arc::new(Self { description, abilities, requests: Mutex::default() })
     }
 
-    /// One that can do everything.
+    /// A backend with all abilities and features.
     pub(super) fn complete() -> Arc<Self> {
         Self::new(&Ability::ALL, &Feature::ALL, true)
     }
@@ -47,7 +47,7 @@ impl ScriptedBackend {
         self.requests.lock().unwrap().last().cloned().unwrap_or_default()
     }
 
-    /// Ends a call as what it is about says.
+    /// Responds according to the keyword in `id`.
     fn respond<T: Send + 'static>(
         &self,
         id: String,
@@ -56,7 +56,7 @@ impl ScriptedBackend {
     ) -> BackendFuture<'_, T> {
         self.requests.lock().unwrap().push(format!("{request:?}"));
         Box::pin(async move {
-            assert!(!id.chars().any(|c| c == '\0'), "no backend gets such an id");
+            assert!(!id.chars().any(|c| c == '\0'), "invalid ids do not reach a backend");
             match () {
                 () if id.contains("missing") => {
                     Err(StorageError::final_outcome(ErrorKind::NotFound, "no such thing"))

@@ -1,5 +1,5 @@
-//! Every field of every request, broken in every way: codes are CSI's, messages are there, nothing panics, no
-//! secret is told.
+//! Mutates every field of every request: the code is one that CSI allows, the message is not empty, nothing
+//! panics and no secret leaks.
 
 use prost::Message as _;
 use protox::prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
@@ -10,7 +10,7 @@ use super::{
     validation::{ValidationFixture, descriptor_pool, valid_requests},
 };
 
-/// What is put into texts.
+/// String values.
 fn string_values() -> Vec<String> {
     let mut texts: Vec<String> =
         ["", "/", "..", "a/../../b", "a\nb", "\0", "\u{7f}", "\u{feff}", "🦀", "missing", "open", " "]
@@ -22,7 +22,7 @@ fn string_values() -> Vec<String> {
     texts
 }
 
-/// Other values of a field that is neither a list nor a map.
+/// Replacement values of a singular field.
 fn scalar_values(kind: &Kind) -> Vec<Value> {
     match kind {
         Kind::String => string_values().into_iter().map(Value::String).collect(),
@@ -35,7 +35,7 @@ fn scalar_values(kind: &Kind) -> Vec<Value> {
     }
 }
 
-/// Other values of any field.
+/// Replacement values of any field.
 fn replacements(field: &FieldDescriptor, present: &Value) -> Vec<Value> {
     if field.is_map() {
         let pair = |key: String, value: String| [(MapKey::String(key), Value::String(value))];
@@ -59,7 +59,7 @@ fn replacements(field: &FieldDescriptor, present: &Value) -> Vec<Value> {
     scalar_values(&field.kind())
 }
 
-/// Messages that differ from a good one in one place, with what that is.
+/// Returns messages that differ from a valid one in one field, with a description of the change.
 fn variants(valid: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
     let mut messages = Vec::new();
     for field in valid.descriptor().fields() {
@@ -77,7 +77,7 @@ fn variants(valid: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
             let value_text: String = format!("{value:?}").chars().take(50).collect();
             add_variant(format!(" = {value_text}"), Some(value));
         }
-        // One level deeper, as deep as it goes.
+        // Nested messages, recursively.
         let inner = match &present {
             Value::Message(inner) if valid.has_field(&field) => Some(inner.clone()),
             Value::List(list) => list.first().and_then(Value::as_message).cloned(),
@@ -97,7 +97,7 @@ fn variants(valid: &DynamicMessage) -> Vec<(String, DynamicMessage)> {
 fn check_status(context: &str, result: Result<(), Status>, also_allowed: &[Code]) {
     use Code::{Aborted, FailedPrecondition, InvalidArgument, NotFound, Unavailable};
     let Err(status) = result else { return };
-    // `Internal` is what the backend says of a call that changes nothing.
+    // `Internal` is the scripted backend's error for a read.
     let allowed = [InvalidArgument, NotFound, Aborted, FailedPrecondition, Unavailable];
     assert!(
         allowed.contains(&status.code()) || also_allowed.contains(&status.code()),
@@ -140,7 +140,7 @@ async fn random_bytes_yield_valid_csi_codes() {
         let mut bytes = valid.clone();
         for _ in 0..random.usize(1..=4) {
             match random.u8(0..4) {
-                // A field's number or kind, a length, a character.
+                // A field number, a wire type, a length or a character.
                 0 if !bytes.is_empty() => {
                     let at = random.usize(..bytes.len());
                     *bytes.get_mut(at).unwrap() = random.u8(..);
@@ -153,7 +153,7 @@ async fn random_bytes_yield_valid_csi_codes() {
                 }
             }
         }
-        // What is no message ends in the decoder.
+        // The decoder rejects malformed messages.
         let result = fixture.send(method, &bytes).await;
         check_status(&format!("seed {seed}: {method} {bytes:?}"), result, &[Code::Internal]);
     }

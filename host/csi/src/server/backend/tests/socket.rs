@@ -1,5 +1,4 @@
-//! Over a real socket, with this program's own client at the other end: what a caller says is what the
-//! backend hears.
+//! Tests over a real socket with this program's own client: requests reach the backend unchanged.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -57,13 +56,13 @@ impl SocketFixture {
         (connection, tokio::spawn(closed_reason))
     }
 
-    /// Waits until the driver has heard a call.
+    /// Waits until the backend has received a request.
     async fn wait_for_request(&self) {
         wait_for_condition(|| !self.backend.requests.lock().unwrap().is_empty()).await;
     }
 }
 
-/// Waits for what has to come, and not for ever.
+/// Polls until a condition is true, with a timeout.
 async fn wait_for_condition(condition: impl Fn() -> bool) {
     let poll = async {
         while !condition() {
@@ -111,8 +110,8 @@ async fn requests_reach_the_backend_unchanged_over_a_socket() {
     assert_eq!(client.description().name, fixture.backend.description().name);
     assert_eq!(client.abilities(), fixture.backend.abilities());
 
-    // The attachment of a driver with a publish step travels with the publication, and here also with the
-    // volume.
+    // The connection info of a driver with a publish step is in the publish context, and here also in the
+    // volume context.
     let assert_received =
         |request: &dyn std::fmt::Debug| assert_eq!(fixture.backend.last_request(), format!("{request:?}"));
     let mut controller_client = fixture.raw_connection().await.0.controller();
@@ -209,7 +208,7 @@ async fn failure_in_doubt_stays_in_doubt_over_a_socket() {
     let client = fixture.client().await;
     let error = client.create_volume(call(), create_request("open")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Unavailable, Finality::Unknown));
-    assert_eq!(error.message, "Internal: it trapped; it may still have an effect: repeat the call");
+    assert_eq!(error.message, "Internal: it trapped; it may still take effect: retry the call");
     let error = client.create_volume(call(), create_request("missing")).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::NotFound, Finality::Final));
     let error = client.create_volume(call(), create_request("panic")).await.unwrap_err();
@@ -234,7 +233,7 @@ async fn concurrent_delete_is_aborted_until_the_first_is_cancelled() {
         (error.code(), error.message()),
         (tonic::Code::Aborted, "another operation for this volume is running")
     );
-    // Whoever goes away lets go.
+    // A disconnected client's lock is released.
     first.abort();
     closed.abort();
     loop {
@@ -270,7 +269,7 @@ async fn content_source_kind_is_returned_in_the_volume_context() {
         let found = created.volume_context.get(names::CONTENT_SOURCE).map(String::as_str);
         assert_eq!(found, expected, "{source:?}");
     }
-    // This program's own client asked for it, and takes it from nobody.
+    // This program's client requested the source itself and drops the key from the response.
     let client = fixture.client().await;
     let cloned = client.clone_volume(call(), create_request("n"), "x".into()).await.unwrap();
     assert_eq!(cloned.context, parameters(&[("tier", "gold")]));
@@ -287,7 +286,7 @@ async fn shutdown_finishes_running_calls_and_accepts_no_more() {
     let started = Instant::now();
     fixture.stop.cancel();
     wait_for_condition(|| !fixture.socket.exists()).await;
-    assert!(!fixture.server_task.is_finished(), "a call runs");
+    assert!(!fixture.server_task.is_finished(), "a call is running");
     fixture.server_task.await.unwrap();
     assert_eq!(running.await.unwrap().unwrap_err().code(), tonic::Code::DeadlineExceeded);
     assert!(started.elapsed() < Duration::from_secs(30));

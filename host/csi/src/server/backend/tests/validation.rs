@@ -1,6 +1,6 @@
-//! CSI's rules, one row each: a method, what is broken in an otherwise good request, and the code.
+//! The rules of the CSI specification, one row each: a method, a change of a valid request, and the code.
 //!
-//! Requests are bytes on their way through the gate, as a caller sends them.
+//! Requests are encoded and sent through the dispatcher, as from a client.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl ValidationFixture {
         Self { backend, dispatcher }
     }
 
-    /// Sends bytes as a message.
+    /// Sends an encoded message.
     pub(super) async fn send(&self, method: &str, message: &[u8]) -> Result<(), Status> {
         let mut frame = vec![0];
         frame.extend(u32::try_from(message.len()).unwrap().to_be_bytes());
@@ -45,8 +45,8 @@ impl ValidationFixture {
             .header("content-type", "application/grpc")
             .body(Body::new(http_body_util::Full::new(bytes::Bytes::from(frame))))
             .unwrap();
-        let answer = self.dispatcher.handle(request).await;
-        match Status::from_header_map(answer.headers()) {
+        let response = self.dispatcher.handle(request).await;
+        match Status::from_header_map(response.headers()) {
             Some(status) if status.code() != Code::Ok => Err(status),
             Some(_) | None => Ok(()),
         }
@@ -82,7 +82,7 @@ fn clone_source(id: &str) -> Option<v1::VolumeContentSource> {
     Some(v1::VolumeContentSource { r#type: Some(Type::Volume(VolumeSource { volume_id: id.to_owned() })) })
 }
 
-/// A good request of every method, with everything in it.
+/// Valid requests of all methods, with all fields set.
 pub(super) fn valid_requests() -> Vec<(&'static str, Vec<u8>)> {
     let topology = || v1::Topology { segments: map(&[("zone", "a")]) };
     let capacity_range = || Some(v1::CapacityRange { required_bytes: 5, limit_bytes: 1 << 40 });
@@ -239,14 +239,14 @@ pub(super) fn valid_requests() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A good request of a method, to be changed.
+/// Returns the valid request of a method.
 pub(super) fn valid_request(pool: &DescriptorPool, method: &str) -> DynamicMessage {
     let (_, bytes) = valid_requests().into_iter().find(|(name, _)| *name == method).unwrap();
     let message = pool.get_message_by_name(&format!("csi.v1.{method}Request")).unwrap();
     DynamicMessage::decode(message, bytes.as_slice()).unwrap()
 }
 
-/// Sets the field of a path such as `a.b`; `a.0.b` goes into a list. `None` clears it.
+/// Sets the field at a path such as `a.b`; `a.0.b` selects the first list item. `None` clears it.
 fn set_field(message: &mut DynamicMessage, path: &str, value: Option<Value>) {
     let (field, remaining_path) =
         path.split_once('.').map_or((path, None), |(field, remaining_path)| (field, Some(remaining_path)));
@@ -291,9 +291,11 @@ async fn invalid_fields_yield_the_codes_of_the_csi_spec() {
     let (pool, fixture) = (descriptor_pool(), ValidationFixture::new(ScriptedBackend::complete()));
     let empty = || Some(Value::List(Vec::new()));
     let empty_map = || Some(Value::Map(Default::default()));
-    #[rustfmt::skip] // one row a rule: method, field, what it becomes, code
+    let flags = "x".repeat(4 << 10);
+    let preferred = "accessibility_requirements.preferred.0.segments";
+    #[rustfmt::skip] // one row a rule: method, field, value, code
     let table: Vec<(&str, &str, Option<Value>, Code)> = vec![
-        // Names: required, up to 128 bytes, no control characters but white space.
+        // Names: required, up to 128 bytes, no control characters except white space.
         ("CreateVolume", "name", None, Invalid),
         ("CreateVolume", "name", long_text(128), Ok),
         ("CreateVolume", "name", long_text(129), Invalid),
@@ -318,15 +320,15 @@ async fn invalid_fields_yield_the_codes_of_the_csi_spec() {
         ("ControllerExpandVolume", "capacity_range", None, Invalid),
         ("ControllerExpandVolume", "capacity_range.required_bytes", Some(Value::I64(-5)), Invalid),
         ("ControllerExpandVolume", "capacity_range.limit_bytes", Some(Value::I64(1)), Invalid),
-        // Ways of use.
+        // Capabilities.
         ("CreateVolume", "volume_capabilities", empty(), Invalid),
         ("CreateVolume", "volume_capabilities.0.access_mode", None, Invalid),
         ("CreateVolume", "volume_capabilities.0.access_mode.mode", Some(Value::EnumNumber(0)), Invalid),
         ("CreateVolume", "volume_capabilities.0.access_mode.mode", Some(Value::EnumNumber(8)), Invalid),
         ("CreateVolume", "volume_capabilities.0.mount", None, Invalid),
         ("CreateVolume", "volume_capabilities.0.mount.fs_type", long_text(129), Invalid),
-        ("CreateVolume", "volume_capabilities.0.mount.mount_flags", list_value(&[&"x".repeat(4 << 10)]), Ok),
-        ("CreateVolume", "volume_capabilities.0.mount.mount_flags", list_value(&[&"x".repeat(4 << 10), "y"]), Invalid),
+        ("CreateVolume", "volume_capabilities.0.mount.mount_flags", list_value(&[&flags]), Ok),
+        ("CreateVolume", "volume_capabilities.0.mount.mount_flags", list_value(&[&flags, "y"]), Invalid),
         ("CreateVolume", "volume_capabilities.0.mount.volume_mount_group", long_text(129), Invalid),
         ("ControllerPublishVolume", "volume_capability", None, Invalid),
         ("ControllerPublishVolume", "volume_capability.mount", None, Invalid),
@@ -355,7 +357,7 @@ async fn invalid_fields_yield_the_codes_of_the_csi_spec() {
         ("GetCapacity", "parameters", map_value("k", 4 << 10), Invalid),
         ("ControllerModifyVolume", "mutable_parameters", empty_map(), Ok),
         ("ControllerModifyVolume", "mutable_parameters", map_value("k", 4 << 10), Invalid),
-        // Sources.
+        // Content sources.
         ("CreateVolume", "volume_content_source", None, Ok),
         ("CreateVolume", "volume_content_source.volume", None, Invalid),
         ("CreateVolume", "volume_content_source.volume.volume_id", None, Invalid),
@@ -372,17 +374,17 @@ async fn invalid_fields_yield_the_codes_of_the_csi_spec() {
         ("CreateVolumeGroupSnapshot", "source_volume_ids", list_value(&["v", "missing"]), NotFound),
         ("CreateVolumeGroupSnapshot", "source_volume_ids", list_value(&["v", "a\n"]), NotFound),
         ("CreateVolumeGroupSnapshot", "source_volume_ids", list_value(&["v", "v"]), Ok),
-        // Places.
+        // Topologies.
         ("CreateVolume", "accessibility_requirements", None, Ok),
         ("CreateVolume", "accessibility_requirements.requisite", empty(), Ok),
         ("CreateVolume", "accessibility_requirements.requisite.0.segments", empty_map(), Invalid),
         ("CreateVolume", "accessibility_requirements.requisite.0.segments", map_value("", 1), Invalid),
         ("CreateVolume", "accessibility_requirements.requisite.0.segments", map_value("zone", 0), Invalid),
-        ("CreateVolume", "accessibility_requirements.preferred.0.segments", map_value("zone", 4 << 10), Invalid),
+        ("CreateVolume", preferred, map_value("zone", 4 << 10), Invalid),
         ("GetCapacity", "accessible_topology", None, Ok),
         ("GetCapacity", "accessible_topology.segments", empty_map(), Ok),
         ("GetCapacity", "accessible_topology.segments", map_value("zone", 0), Invalid),
-        // Volumes that are deleted, published, unpublished, looked at, grown, changed.
+        // Volume ids of the other methods.
         ("DeleteVolume", "volume_id", None, Invalid),
         ("DeleteVolume", "volume_id", long_text(128), Ok),
         ("DeleteVolume", "volume_id", long_text(129), Invalid),
@@ -473,7 +475,7 @@ async fn unannounced_capabilities_are_rejected() {
         let code = minimal.send(method, &message).await.map_err(|status| status.code());
         assert_eq!(code, Err(Code::Unimplemented), "{method}");
     }
-    // Everything that a good request has in it and a plain driver has not announced.
+    // Everything in a valid request that a minimal driver does not announce.
     for field in
         ["volume_capabilities", "volume_content_source", "accessibility_requirements", "mutable_parameters"]
     {
