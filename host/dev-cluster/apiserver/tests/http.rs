@@ -1,4 +1,4 @@
-//! The API as raw HTTP: statuses, tables, media types, limits; and over the real socket.
+//! The API over raw HTTP: status codes, tables, media types and limits, in-process and over a socket.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -81,7 +81,8 @@ async fn errors_are_returned_as_status_objects() {
     assert_eq!(code, 422);
     assert_eq!(
         status["message"],
-        "PersistentVolumeClaim \"x\" is invalid: spec.accessModes: Required value: at least 1 access mode is required"
+        "PersistentVolumeClaim \"x\" is invalid: spec.accessModes: Required value: at least 1 access mode is \
+         required"
     );
     assert_eq!(
         status["details"]["causes"],
