@@ -349,7 +349,7 @@ impl ControllerManager {
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone());
         let (events, event_loop) =
-            EventSink::new(writer.clone(), Arc::clone(&self.dependencies.clock), self.metrics.clone());
+            EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
         let cluster = cluster_id(&writer).await.map_err(ControllerManagerError::Start)?;
         let drivers = self.drivers(&writer).await?;
         let journals: Vec<Journal> = drivers.values().map(|driver| driver.journal.clone()).collect();
@@ -725,7 +725,7 @@ async fn cluster_id(writer: &Writer) -> Result<ClusterId, ApiError> {
         uid: String,
     }
     let target = "Namespace kube-system";
-    let answer = writer.read("/api/v1/namespaces/kube-system", target).await?;
+    let answer = writer.api().read("/api/v1/namespaces/kube-system", target).await?;
     let namespace: Namespace = serde_json::from_str(&answer).map_err(|error| ApiError::InvalidResponse {
         target: target.to_owned(),
         message: error.to_string(),

@@ -3,7 +3,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use cofferdam_cluster::{Change, Kind, ObjectStore, cache::PodIndex};
+use cofferdam_cluster::{Change, Kind, ObjectStore, cache::PodIndex, index::Indexed};
 use cofferdam_domain::{
     Claim, ClaimKey, CsiDriver, Node, NodeName, NodeVolumeStatus, Pod, Uid, UniqueVolumeName, Volume,
     VolumeAttachment, VolumeAttachmentName, names,
@@ -52,7 +52,7 @@ impl AttachDetach {
         self.subscribe_to(&cache.csi_drivers, Self::driver_changed);
     }
 
-    fn subscribe_to<K: Kind>(self: &Arc<Self>, store: &ObjectStore<K>, handler: fn(&Self, &Change<K>)) {
+    fn subscribe_to<K: Indexed>(self: &Arc<Self>, store: &ObjectStore<K>, handler: fn(&Self, &Change<K>)) {
         let controller = Arc::downgrade(self);
         store.subscribe(move |change| {
             if let Some(controller) = controller.upgrade() {

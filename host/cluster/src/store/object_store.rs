@@ -1,44 +1,46 @@
-//! One kind's part of the cache, and the rules by which it takes in lists, watch events and the answers of
-//! writes.
+//! The cached objects of one kind, and the order of updates from lists, watch events and write responses.
 //!
-//! | arrives | cached | effect |
+//! | update | cached | effect |
 //! |---|---|---|
-//! | object | none | stored, unless a tombstone of the same uid, or a newer one of another, forbids it |
+//! | object | none | stored, unless there is a tombstone of the same uid, or a newer one of another uid |
 //! | object | older or equal version | stored |
 //! | object | newer version | ignored |
-//! | deletion | same uid, or not newer | removed, tombstone left |
+//! | deletion | same uid, or not newer | removed, tombstone added |
 //! | deletion | another uid that is newer | ignored |
-//! | list | not in it, not newer than it | removed |
-//! | list | not in it, newer than it (written through) | kept |
+//! | list without the object | not newer than the list | removed |
+//! | list without the object | newer than the list, from a write response | kept |
 //!
-//! So an echo that comes late can neither undo an answer nor revive what is gone.
+//! A late watch event can therefore neither undo a write response nor restore a deleted object.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     fmt,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
     time::Duration,
 };
 
 use cofferdam_domain::{Uid, ids::ResourceVersion};
+use parking_lot::RwLock;
 use tokio::{sync::watch, time::Instant};
 
-use crate::kind::{Index, Kind};
+use crate::{
+    index::{Index, Indexed},
+    objects::{DecodeResult, Kind, UndecodableObject},
+};
 
-/// How many deletions are remembered. A late answer arrives within the client's time-out, in which far fewer
-/// objects of one kind go.
+/// Maximum number of tombstones. Far fewer objects of one kind are deleted within the request timeout, and a
+/// late response arrives within it.
 const MAX_TOMBSTONES: usize = 4096;
 
-/// How long a deletion is remembered: longer than a request or a watch lasts that could still show the
-/// object.
+/// Lifetime of a tombstone: longer than any request or watch that could still return the object.
 const TOMBSTONE_TTL: Duration = Duration::from_mins(15);
 
-/// What the cache knows about a key.
+/// The result of a lookup by key.
 #[derive(Debug)]
 pub enum Lookup<K> {
-    /// No such object.
+    /// The object does not exist.
     Missing,
-    /// The object exists, but it could not be decoded: hands off. Its uid, as far as it could be read.
+    /// The object exists but cannot be decoded, and must not be changed. Has its uid, empty if unknown.
     Undecodable(Uid),
     /// The object.
     Found(Arc<K>),
@@ -55,12 +57,12 @@ impl<K> Clone for Lookup<K> {
 }
 
 impl<K> Lookup<K> {
-    /// Whether there is no such object; one that could not be decoded is there.
+    /// Returns `true` if the object does not exist. An undecodable object exists.
     pub const fn is_missing(&self) -> bool {
         matches!(self, Self::Missing)
     }
 
-    /// The object, when it exists and decodes.
+    /// The object, if it exists and was decoded.
     pub fn into_object(self) -> Option<Arc<K>> {
         match self {
             Self::Found(object) => Some(object),
@@ -69,40 +71,24 @@ impl<K> Lookup<K> {
     }
 }
 
-/// A change of one object, as subscribers see it.
+/// A change of one object.
 pub struct Change<K: Kind> {
     /// The object's key.
     pub key: K::Key,
-    /// What was cached before.
+    /// The cached object before the change.
     pub old: Option<Arc<K>>,
-    /// What is cached now.
+    /// The cached object after the change.
     pub new: Option<Arc<K>>,
 }
 
-/// An object that could not be decoded, as far as it could be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UndecodableObject<Key> {
-    /// Its key.
-    pub key: Key,
-    /// Its uid.
-    pub uid: Uid,
-    /// Its version.
-    pub resource_version: ResourceVersion,
-    /// Which field could not be read, and what it held.
-    pub reason: String,
-}
-
-/// A decoded object or what is left of one.
-pub type DecodeResult<K> = Result<K, UndecodableObject<<K as Kind>::Key>>;
-
-/// A deletion that is remembered.
+/// A recorded deletion.
 struct Tombstone {
     uid: Uid,
     version: ResourceVersion,
     added_at: Instant,
 }
 
-struct Inner<K: Kind> {
+struct Inner<K: Indexed> {
     objects: HashMap<K::Key, Arc<K>>,
     undecodable: HashMap<K::Key, UndecodableObject<K::Key>>,
     index: K::Index,
@@ -114,19 +100,19 @@ struct Inner<K: Kind> {
 type Subscriber<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
 
 /// The cached objects of one kind.
-pub struct ObjectStore<K: Kind> {
+pub struct ObjectStore<K: Indexed> {
     inner: RwLock<Inner<K>>,
     subscribers: RwLock<Vec<Subscriber<K>>>,
     synced: watch::Sender<bool>,
 }
 
-impl<K: Kind> fmt::Debug for ObjectStore<K> {
+impl<K: Indexed> fmt::Debug for ObjectStore<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("kind", &K::RESOURCE.kind).field("objects", &self.len()).finish()
+        f.debug_struct("ObjectStore").field("kind", &K::RESOURCE.kind).field("objects", &self.len()).finish()
     }
 }
 
-impl<K: Kind> Default for ObjectStore<K> {
+impl<K: Indexed> Default for ObjectStore<K> {
     fn default() -> Self {
         Self {
             inner: RwLock::new(Inner {
@@ -143,87 +129,87 @@ impl<K: Kind> Default for ObjectStore<K> {
     }
 }
 
-impl<K: Kind> ObjectStore<K> {
-    /// Calls `subscriber` after every change, in the order of the changes of one object. It must be quick: it
-    /// runs where the change is made.
+impl<K: Indexed> ObjectStore<K> {
+    /// Calls `subscriber` after every change. Changes of one object are delivered in order. The subscriber
+    /// runs on the thread of the change and must not block.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
-        self.subscribers.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(subscriber));
+        self.subscribers.write().push(Box::new(subscriber));
     }
 
-    /// What is known about a key.
+    /// Looks up a key.
     pub fn get(&self, key: &K::Key) -> Lookup<K> {
-        let inner = self.read();
+        let inner = self.inner.read();
         match (inner.objects.get(key), inner.undecodable.get(key)) {
             (Some(object), _) => Lookup::Found(Arc::clone(object)),
-            (None, Some(opaque)) => Lookup::Undecodable(opaque.uid.clone()),
+            (None, Some(undecodable)) => Lookup::Undecodable(undecodable.uid.clone()),
             (None, None) => Lookup::Missing,
         }
     }
 
-    /// Every object, in no order.
+    /// All objects, in no particular order.
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().cloned().collect()
+        self.inner.read().objects.values().cloned().collect()
     }
 
-    /// How many objects are cached.
+    /// Number of cached objects, including undecodable ones.
     pub fn len(&self) -> usize {
-        let inner = self.read();
+        let inner = self.inner.read();
         inner.objects.len() + inner.undecodable.len()
     }
 
-    /// Whether nothing is cached.
+    /// Returns `true` if no object is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The highest version that a list, an event, a bookmark or an answer has shown.
+    /// The highest observed resourceVersion of lists, watch events, bookmarks and write responses.
     pub fn highest_version(&self) -> ResourceVersion {
-        self.read().highest_version
+        self.inner.read().highest_version
     }
 
-    /// Notes a version that came without an object.
+    /// Records a resourceVersion without an object.
     pub fn observe_version(&self, version: ResourceVersion) {
-        let mut inner = self.write();
+        let mut inner = self.inner.write();
         inner.highest_version = inner.highest_version.max(version);
-        // Bookmarks come where nothing else does: after a burst, too, somebody clears away.
+        // An idle watch still receives bookmarks, so tombstones of a burst expire.
         inner.prune_tombstones();
     }
 
-    /// Whether a first list has been taken in.
+    /// Returns `true` if a first list was applied.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
 
-    /// Waits until a first list has been taken in.
+    /// Waits until a first list was applied.
     pub async fn wait_synced(&self) {
-        // The sender lives as long as the table: waiting cannot fail.
+        // The store owns the sender, so this cannot fail.
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
     }
 
-    /// Asks the index; `find` gets the index and a way from a key to its object.
+    /// Runs `find` on the index and the objects by key, under the read lock.
     pub fn query<R>(&self, find: impl FnOnce(&K::Index, &HashMap<K::Key, Arc<K>>) -> R) -> R {
-        let inner = self.read();
+        let inner = self.inner.read();
         find(&inner.index, &inner.objects)
     }
 
-    /// Takes in an object from a watch or from the answer of a write. Returns whether it was new to the
-    /// cache.
+    /// Applies an object of a watch event or a write response. Returns whether the cache changed.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
-        let change = self.write().apply(decoded);
+        let change = self.inner.write().apply(decoded);
         self.notify(change)
     }
 
-    /// Takes in a deletion. `version` is the version at which the object went, as far as it is known.
+    /// Applies a deletion at `version`, the last known version of the object. Returns whether the cache
+    /// changed.
     pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
-        let change = self.write().delete(key, uid, version);
+        let change = self.inner.write().delete(key, uid, version);
         self.notify(change)
     }
 
-    /// Takes in a most-recent list, which is authoritative except for what was written through after it.
+    /// Applies a complete list. Objects that are newer than the list, from write responses, are kept.
     pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
         let mut changes = Vec::new();
         {
-            let mut inner = self.write();
+            let mut inner = self.inner.write();
             let listed: HashSet<K::Key> =
                 items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
             let removed: Vec<(K::Key, Uid)> = inner
@@ -231,7 +217,10 @@ impl<K: Kind> ObjectStore<K> {
                 .iter()
                 .map(|(key, object)| (key, &object.meta().uid, object.resource_version()))
                 .chain(
-                    inner.undecodable.iter().map(|(key, opaque)| (key, &opaque.uid, opaque.resource_version)),
+                    inner
+                        .undecodable
+                        .iter()
+                        .map(|(key, undecodable)| (key, &undecodable.uid, undecodable.resource_version)),
                 )
                 .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
                 .map(|(key, uid, _)| (key.clone(), uid.clone()))
@@ -246,12 +235,12 @@ impl<K: Kind> ObjectStore<K> {
         self.synced.send_replace(true);
     }
 
-    /// Forgets every object of a kind that the API does not have at this moment. None of them was deleted:
-    /// when the kind comes back, so do they.
+    /// Removes all objects, because the API server does not serve the kind. This adds no tombstones: the
+    /// objects return when the kind is served again.
     pub fn clear(&self) {
         let mut changes = Vec::new();
         {
-            let mut inner = self.write();
+            let mut inner = self.inner.write();
             let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
             for key in keys {
                 let old = inner.take(&key);
@@ -264,35 +253,27 @@ impl<K: Kind> ObjectStore<K> {
         self.synced.send_replace(true);
     }
 
-    /// Whether there are objects that cannot be decoded.
+    /// Returns `true` if undecodable objects exist.
     pub fn has_undecodable(&self) -> bool {
-        !self.read().undecodable.is_empty()
+        !self.inner.read().undecodable.is_empty()
     }
 
     fn notify(&self, change: Option<Change<K>>) -> bool {
         let Some(change) = change else { return false };
-        for subscriber in self.subscribers.read().unwrap_or_else(PoisonError::into_inner).iter() {
+        for subscriber in self.subscribers.read().iter() {
             subscriber(&change);
         }
         true
     }
-
-    // A panic while the lock was held cannot leave a half-made change that matters: every change is one map
-    // operation followed by the index's, and a relist repairs both.
-    fn read(&self) -> RwLockReadGuard<'_, Inner<K>> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Inner<K>> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl<K: Kind> Inner<K> {
+impl<K: Indexed> Inner<K> {
     fn apply(&mut self, decoded: DecodeResult<K>) -> Option<Change<K>> {
         let (key, uid, version) = match &decoded {
             Ok(object) => (object.key(), object.meta().uid.clone(), object.resource_version()),
-            Err(opaque) => (opaque.key.clone(), opaque.uid.clone(), opaque.resource_version),
+            Err(undecodable) => {
+                (undecodable.key.clone(), undecodable.uid.clone(), undecodable.resource_version)
+            }
         };
         self.highest_version = self.highest_version.max(version);
         if self.cached_version(&key).is_some_and(|cached| cached > version) {
@@ -313,9 +294,9 @@ impl<K: Kind> Inner<K> {
                 self.objects.insert(key.clone(), Arc::clone(&object));
                 (!is_unchanged).then_some(Change { key, old, new: Some(object) })
             }
-            Err(opaque) => {
-                self.undecodable.insert(key.clone(), opaque);
-                // Not a deletion: whoever waits for the object to go must not be told that it went.
+            Err(undecodable) => {
+                self.undecodable.insert(key.clone(), undecodable);
+                // The object still exists, so subscribers must not see a deletion.
                 None
             }
         }
@@ -325,7 +306,7 @@ impl<K: Kind> Inner<K> {
         self.highest_version = self.highest_version.max(version);
         let cached = match (self.objects.get(key), self.undecodable.get(key)) {
             (Some(object), _) => Some((object.meta().uid.clone(), object.resource_version())),
-            (None, Some(opaque)) => Some((opaque.uid.clone(), opaque.resource_version)),
+            (None, Some(undecodable)) => Some((undecodable.uid.clone(), undecodable.resource_version)),
             (None, None) => None,
         };
         if cached.is_some_and(|(cached_uid, at)| cached_uid != *uid && at > version) {
@@ -334,7 +315,7 @@ impl<K: Kind> Inner<K> {
         let existed = self.objects.contains_key(key) || self.undecodable.contains_key(key);
         let old = self.take(key);
         self.add_tombstone(key.clone(), uid.clone(), version);
-        // Also where it could not be read: whoever left things alone because of it goes on now.
+        // Also for an undecodable object: its deletion can unblock a controller.
         existed.then(|| Change { key: key.clone(), old, new: None })
     }
 
@@ -355,7 +336,7 @@ impl<K: Kind> Inner<K> {
     fn add_tombstone(&mut self, key: K::Key, uid: Uid, version: ResourceVersion) {
         let added_at = Instant::now();
         match self.tombstones.entry(key) {
-            // An answer and its echo tell of one deletion twice.
+            // A deletion arrives twice: as a response and as a watch event.
             Entry::Occupied(mut tombstone) => {
                 let tombstone = tombstone.get_mut();
                 (tombstone.uid, tombstone.version) = (uid, version);
@@ -368,7 +349,7 @@ impl<K: Kind> Inner<K> {
         self.prune_tombstones();
     }
 
-    /// Forgets deletions that are too many or too old.
+    /// Removes tombstones beyond [`MAX_TOMBSTONES`] or older than [`TOMBSTONE_TTL`].
     fn prune_tombstones(&mut self) {
         let now = Instant::now();
         let is_expired = |since: &Instant| now.duration_since(*since) >= TOMBSTONE_TTL;
@@ -376,8 +357,8 @@ impl<K: Kind> Inner<K> {
         while let Some((key, since)) = self.tombstone_order.front()
             && (self.tombstone_order.len() > MAX_TOMBSTONES || is_expired(since))
         {
-            // A successor that went as well has a grave of its own.
-            if self.tombstones.get(key).is_some_and(|buried| buried.added_at == *since) {
+            // A newer tombstone of the key has an entry of its own.
+            if self.tombstones.get(key).is_some_and(|tombstone| tombstone.added_at == *since) {
                 self.tombstones.remove(key);
             }
             self.tombstone_order.pop_front();

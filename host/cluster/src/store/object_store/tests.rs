@@ -1,4 +1,4 @@
-#![expect(clippy::type_complexity, reason = "a row of a table is spelled where the table is")]
+#![expect(clippy::type_complexity, reason = "a one-off row type of a test table")]
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use cofferdam_domain::{Claim, ClaimKey, Uid, ids::ResourceVersion};
 use serde_json::json;
 
 use super::{DecodeResult, Lookup, ObjectStore};
-use crate::decode;
+use crate::objects::decode;
 
 fn claim(uid: &str, version: u64) -> DecodeResult<Claim> {
     let object = json!({
@@ -28,7 +28,7 @@ fn version(version: u64) -> ResourceVersion {
     ResourceVersion(version)
 }
 
-/// What arrives, one after the other, and what the cache has in the end.
+/// An update of the store.
 enum Step {
     Object(&'static str, u64),
     Deleted(&'static str, u64),
@@ -45,17 +45,29 @@ fn lists_events_and_responses_are_applied_in_any_order() {
         ("older is ignored", &[Object("a", 6), Object("a", 5)], Some(("a", 6))),
         ("versions are numbers, not text", &[Object("a", 9), Object("a", 10)], Some(("a", 10))),
         ("deletion", &[Object("a", 5), Deleted("a", 6)], None),
-        ("late echo of a deleted object", &[Object("a", 5), Deleted("a", 7), Object("a", 6)], None),
-        ("same uid never returns", &[Object("a", 5), Deleted("a", 7), Object("a", 8)], None),
-        ("a successor does", &[Object("a", 5), Deleted("a", 7), Object("b", 8)], Some(("b", 8))),
-        ("late deletion of the predecessor", &[Object("b", 8), Deleted("a", 7)], Some(("b", 8))),
-        ("deletion without the object before", &[Deleted("a", 7), Object("a", 6)], None),
-        ("list removes what it lacks", &[Object("a", 5), List(&[], 6)], None),
-        ("list keeps what was written through after it", &[Object("a", 7), List(&[], 6)], Some(("a", 7))),
-        ("list does not undo a newer answer", &[Object("a", 7), List(&[("a", 5)], 6)], Some(("a", 7))),
-        ("a kind that the API does not have", &[Object("a", 5), Cleared], None),
-        ("is back", &[Object("a", 5), Cleared, List(&[("a", 5)], 6)], Some(("a", 5))),
-        ("list does not revive", &[Object("a", 5), Deleted("a", 8), List(&[("a", 5)], 6)], None),
+        ("late event of a deleted object", &[Object("a", 5), Deleted("a", 7), Object("a", 6)], None),
+        ("a deleted uid is not stored again", &[Object("a", 5), Deleted("a", 7), Object("a", 8)], None),
+        ("a recreated object is stored", &[Object("a", 5), Deleted("a", 7), Object("b", 8)], Some(("b", 8))),
+        ("late deletion of the previous object", &[Object("b", 8), Deleted("a", 7)], Some(("b", 8))),
+        ("deletion before the object", &[Deleted("a", 7), Object("a", 6)], None),
+        ("list removes missing objects", &[Object("a", 5), List(&[], 6)], None),
+        ("list keeps newer write responses", &[Object("a", 7), List(&[], 6)], Some(("a", 7))),
+        (
+            "list does not undo a newer write response",
+            &[Object("a", 7), List(&[("a", 5)], 6)],
+            Some(("a", 7)),
+        ),
+        ("the API server does not serve the kind", &[Object("a", 5), Cleared], None),
+        (
+            "the API server serves the kind again",
+            &[Object("a", 5), Cleared, List(&[("a", 5)], 6)],
+            Some(("a", 5)),
+        ),
+        (
+            "list does not restore a deleted object",
+            &[Object("a", 5), Deleted("a", 8), List(&[("a", 5)], 6)],
+            None,
+        ),
     ];
     for (name, steps, expected) in cases {
         let table = ObjectStore::default();
@@ -94,7 +106,7 @@ fn subscribers_receive_every_change_once() {
 }
 
 #[test]
-fn index_follows_the_stored_objects() {
+fn index_matches_the_stored_objects() {
     let table = ObjectStore::<Claim>::default();
     let by_uid =
         |uid: &str| table.query(|index, _| format!("{index:?}").contains(&format!("{uid:?}: ClaimKey")));
@@ -117,11 +129,11 @@ fn undecodable_object_is_neither_found_nor_missing() {
         "spec": {"accessModes": ["ReadWriteSometimes"]},
     });
     let undecodable = decode::object::<Claim>(&broken.to_string()).unwrap();
-    let reason = &undecodable.as_ref().unwrap_err().reason;
+    let reason = undecodable.as_ref().unwrap_err().reason.to_string();
     assert!(reason.contains("spec.accessModes") && reason.contains("ReadWriteSometimes"), "{reason}");
     table.apply(undecodable);
     assert!(matches!(table.get(&key()), Lookup::Undecodable(uid) if uid == Uid::from("a")));
-    assert_eq!(*change_count.lock().unwrap(), 1, "nobody may think that the claim has gone");
+    assert_eq!(*change_count.lock().unwrap(), 1, "an undecodable claim is not a deletion");
     table.apply(claim("a", 7));
     assert_eq!(cached(&table), Some(("a".to_owned(), 7)));
 }
@@ -143,8 +155,8 @@ fn oldest_tombstones_are_pruned_at_the_limit() {
     for n in 0..=super::MAX_TOMBSTONES {
         table.delete(&ClaimKey::new("ns", format!("c{n}")), &Uid::from("x"), version(5));
     }
-    assert_eq!(table.read().tombstones.len(), super::MAX_TOMBSTONES);
-    assert!(!table.read().tombstones.contains_key(&ClaimKey::new("ns", "c0")));
+    assert_eq!(table.inner.read().tombstones.len(), super::MAX_TOMBSTONES);
+    assert!(!table.inner.read().tombstones.contains_key(&ClaimKey::new("ns", "c0")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -156,16 +168,16 @@ async fn expired_tombstones_are_pruned_and_memory_is_released() {
     tokio::time::advance(super::TOMBSTONE_TTL / 2).await;
     table.delete(&key(), &Uid::from("a"), version(7));
     table.observe_version(version(8));
-    assert_eq!(table.read().tombstones.len(), 1_001);
+    assert_eq!(table.inner.read().tombstones.len(), 1_001);
     tokio::time::advance(super::TOMBSTONE_TTL / 2).await;
     // A bookmark is enough.
     table.observe_version(version(9));
-    let (count, capacity) = (table.read().tombstones.len(), table.read().tombstones.capacity());
+    let (count, capacity) = (table.inner.read().tombstones.len(), table.inner.read().tombstones.capacity());
     assert!(count == 1 && capacity < 10, "{count} of {capacity}");
-    assert!(!table.apply(claim("a", 8)), "the younger one stands");
+    assert!(!table.apply(claim("a", 8)), "the newer tombstone is kept");
     tokio::time::advance(super::TOMBSTONE_TTL).await;
     table.observe_version(version(10));
-    assert_eq!((table.read().tombstones.len(), table.read().tombstone_order.len()), (0, 0));
+    assert_eq!((table.inner.read().tombstones.len(), table.inner.read().tombstone_order.len()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,5 @@
-//! What tells of a restored cluster before a list does.
-#![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
+//! Detection of a restored cluster before the list of a reflector.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 
@@ -46,7 +46,7 @@ async fn no_restore_is_detected_in_normal_operation() {
     let writer = FaultyApi::new(&api).writer();
     let first = label(&writer, &create_volume(&writer, "first").await, "b").await;
     let second = create_volume(&writer, "second").await;
-    // What changes nothing is answered with an object that is older than others.
+    // A patch without a change returns an object with an older version.
     assert_eq!(label(&writer, &first, "b").await.resource_version(), first.resource_version());
     assert!(first.resource_version() < second.resource_version());
     label(&writer, &first, "c").await;
@@ -107,7 +107,7 @@ async fn a_list_response_detects_a_restore() {
     assert!(deletion_freeze::is_frozen(writer.cache()));
 }
 
-/// What is lost is a claim; of volumes nothing was heard since long before the backup.
+/// A claim is lost. The last observed version of volumes is older than the backup.
 #[tokio::test(start_paused = true)]
 async fn a_live_check_detects_a_restore_by_claims_alone() {
     let api = api();
@@ -122,7 +122,7 @@ async fn a_live_check_detects_a_restore_by_claims_alone() {
     assert_eq!((detected.kind, detected.highest_seen), ("PersistentVolumeClaim", lost.resource_version()));
 }
 
-/// And a look lets the quiet kind know where the cluster was.
+/// A live check also records the version of a kind without watches.
 #[tokio::test(start_paused = true)]
 async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let api = api();

@@ -1,5 +1,5 @@
-//! Following a kind: lists in pages, watches, 410, objects that cannot be read, restored clusters.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "what cannot be is a failed test")]
+//! Reflectors: paged lists, watches, 410 Gone, undecodable objects, restored clusters.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;
 
@@ -46,7 +46,7 @@ fn start_claim_reflector(wire: &FaultyApi) -> RunningReflector {
 fn start_reflector<K: CachedKind>(wire: &FaultyApi) -> RunningReflector {
     let (writer, metrics, stop) = (wire.writer(), Metrics::default(), CancellationToken::new());
     let clock = Arc::new(|| jiff::Timestamp::from_second(1_767_225_600).unwrap());
-    let (events, event_loop) = EventSink::new(writer.clone(), clock, metrics.clone());
+    let (events, event_loop) = EventSink::new(&writer, clock, metrics.clone());
     tokio::spawn(event_loop.run(stop.clone()));
     let (reflector_writer, token) = (writer.clone(), stop.clone());
     let task = tokio::spawn(async move {
@@ -99,7 +99,7 @@ async fn the_reflector_relists_after_compaction() {
     tokio::time::sleep(Duration::from_secs(3600)).await;
     call(&api, Method::POST, CLAIMS, claim("late")).await;
     tokio::time::sleep(SETTLE_TIME).await;
-    assert_eq!(claims.len(), 5, "an hour and a dozen watches later");
+    assert_eq!(claims.len(), 5, "after an hour and a dozen watches");
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,16 +114,16 @@ async fn a_restored_cluster_is_detected_and_reported() {
     api.restore(&backup);
     let since = Instant::now();
     let restored = reflector.task.await.unwrap().unwrap_err();
-    // A watch from a version that is not there yet opens as any other, and is silent until it ends.
+    // A watch from a future version opens normally and has no events until it ends.
     assert!(since.elapsed() < Duration::from_secs(60), "{:?} on the paused clock", since.elapsed());
     assert_eq!(restored.kind, "PersistentVolumeClaim");
     assert!(restored.found < restored.highest_seen, "{restored}");
     assert_eq!(
         reflector.writer.cache().restore_detector.reported(),
         Some(restored),
-        "whoever works with the cache knows"
+        "the restore is reported to users of the cache"
     );
-    assert_eq!(reflector.writer.cache().claims.len(), 2, "the cache is left for whoever drops it");
+    assert_eq!(reflector.writer.cache().claims.len(), 2, "the cache is unchanged");
 }
 
 #[tokio::test(start_paused = true)]

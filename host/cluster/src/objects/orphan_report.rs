@@ -1,30 +1,24 @@
-//! The ConfigMap in which a process reports the volumes that a driver holds without an object, and takes
-//! requests to delete one.
+//! The ConfigMap in which the orphan scan reports volumes without a PersistentVolume, and receives requests
+//! to delete one.
 //!
-//! Only where it lives and how it is found: what stands in it is for the role that writes it and for whoever
-//! asks.
+//! This module has its name, scope and metadata. The scan defines the content.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, hash::Hasher as _};
 
 use cofferdam_domain::{DriverName, ObjectMeta};
+use fnv::FnvHasher;
 use serde::Deserialize;
 
-use crate::{
-    cache::Cache,
-    decode::Meta,
-    kind::{ApiResource, Kind},
-    reflector::Scope,
-    store::ObjectStore,
-    writer::CachedKind,
-};
+use super::{DecodeError, Kind, ObjectKey, error::parse_json, meta::Meta};
+use crate::api::{ApiResource, Scope};
 
-/// Label of these ConfigMaps.
+/// Label of orphan report ConfigMaps.
 pub const REPORT_LABEL: &str = "cofferdam.dev/orphans";
-/// Its value.
+/// Value of [`REPORT_LABEL`].
 pub const REPORT_LABEL_VALUE: &str = "report";
-/// First part of their names.
+/// Prefix of the ConfigMap names.
 const NAME_PREFIX: &str = "cofferdam-orphans-";
-/// CSI's limit for the name of a driver, in bytes.
+/// CSI's limit for driver names, in bytes.
 const MAX_DRIVER_NAME_BYTES: usize = 63;
 
 /// Namespace and name of a report.
@@ -37,20 +31,20 @@ pub struct OrphanReportKey {
 }
 
 impl OrphanReportKey {
-    /// Where the report of a driver is.
+    /// The key of a driver's report.
     pub fn for_driver(namespace: &str, driver: &DriverName) -> Self {
         let driver = driver.as_str();
         let is_lowercase_alphanumeric = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-        let is_dns_label = |is_dns_label: &str| {
-            is_dns_label.chars().all(|c| is_lowercase_alphanumeric(c) || c == '-')
-                && is_dns_label.starts_with(is_lowercase_alphanumeric)
-                && is_dns_label.ends_with(is_lowercase_alphanumeric)
+        let is_dns_label = |label: &str| {
+            label.chars().all(|c| is_lowercase_alphanumeric(c) || c == '-')
+                && label.starts_with(is_lowercase_alphanumeric)
+                && label.ends_with(is_lowercase_alphanumeric)
         };
-        let valid = driver.len() <= MAX_DRIVER_NAME_BYTES && driver.split('.').all(is_dns_label);
-        let name = if valid {
+        let is_valid = driver.len() <= MAX_DRIVER_NAME_BYTES && driver.split('.').all(is_dns_label);
+        let name = if is_valid {
             format!("{NAME_PREFIX}{driver}")
         } else {
-            // Names that differ must not meet in one ConfigMap.
+            // Different drivers need different ConfigMaps.
             format!("{NAME_PREFIX}{:016x}", fnv1a(driver))
         };
         Self { namespace: namespace.into(), name: name.into() }
@@ -63,14 +57,24 @@ impl fmt::Display for OrphanReportKey {
     }
 }
 
-/// FNV-1a: the same in every build, which the standard library's hashers do not promise.
+/// 64-bit FNV-1a. It is stable between builds, which the standard library's hashers are not.
 pub(crate) fn fnv1a(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    let mut hasher = FnvHasher::default();
+    hasher.write(text.as_bytes());
+    hasher.finish()
 }
 
-/// A report as it stands in the API.
+impl ObjectKey for OrphanReportKey {
+    fn from_parts(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    fn parts(&self) -> (Option<&str>, &str) {
+        (Some(&self.namespace), &self.name)
+    }
+}
+
+/// An orphan report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport {
     /// Namespace and name.
@@ -82,7 +86,7 @@ pub struct OrphanReport {
 }
 
 impl OrphanReport {
-    /// The text under a key of `data`.
+    /// Value of a key of `data`.
     pub fn data_value(&self, key: &str) -> Option<&str> {
         self.data.get(key).map(AsRef::as_ref)
     }
@@ -90,17 +94,16 @@ impl OrphanReport {
 
 impl Kind for OrphanReport {
     type Key = OrphanReportKey;
-    type Index = ();
     const RESOURCE: ApiResource =
         ApiResource { group: "", version: "v1", kind: "ConfigMap", plural: "configmaps", namespaced: true };
 
-    fn decode(json: &str) -> Result<Self, String> {
+    fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         struct Wire {
             metadata: Meta,
             data: Option<BTreeMap<Box<str>, Box<str>>>,
         }
-        let Wire { metadata, data } = serde_json::from_str(json).map_err(|error| error.to_string())?;
+        let Wire { metadata, data } = parse_json(json)?;
         let key = Self::key_from_parts(&metadata.namespace(), &metadata.name());
         Ok(Self { key, meta: metadata.into_domain()?, data: data.unwrap_or_default() })
     }
@@ -114,13 +117,7 @@ impl Kind for OrphanReport {
     }
 }
 
-impl CachedKind for OrphanReport {
-    fn store(cache: &Cache) -> &ObjectStore<Self> {
-        &cache.orphan_reports
-    }
-}
-
-/// What to watch or to list for the reports of a namespace.
+/// Selects the orphan reports of a namespace.
 pub fn report_scope(namespace: &str) -> Scope {
     Scope {
         namespace: Some(namespace.to_owned()),

@@ -8,18 +8,16 @@ use cofferdam_domain::{
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    Meta, ResourceList, access_modes, parse_json,
+    DecodeError, Kind,
+    error::parse_json,
+    fields::{ResourceList, access_modes, volume_mode},
+    meta::Meta,
     strings::{DriverDataPolicy, InternedMap, InternedStr, OwnedStr},
-    volume_mode,
 };
-use crate::{
-    cache::VolumeIndex,
-    kind::{ApiResource, Kind},
-};
+use crate::api::ApiResource;
 
 impl Kind for Volume {
     type Key = cofferdam_domain::VolumeName;
-    type Index = VolumeIndex;
     const RESOURCE: ApiResource = ApiResource {
         group: "",
         version: "v1",
@@ -28,7 +26,7 @@ impl Kind for Volume {
         namespaced: false,
     };
 
-    fn decode(json: &str) -> Result<Self, String> {
+    fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         struct Wire {
             metadata: Meta,
@@ -141,7 +139,11 @@ impl Kind for Volume {
         let capacity = spec
             .capacity
             .and_then(|capacity| capacity.storage)
-            .map(|amount| amount.parse().map_err(|e| format!("spec.capacity.storage: {e}")))
+            .map(|amount| {
+                amount
+                    .parse()
+                    .map_err(|source| DecodeError::Quantity { path: "spec.capacity.storage", source })
+            })
             .transpose()?;
         let class = meta.annotation(names::CLASS_BETA).map(Into::into);
         let class = class.or(spec.storage_class_name.map(|class| class.0));

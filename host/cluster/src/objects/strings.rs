@@ -1,32 +1,33 @@
-//! Text as objects have it, counted from the start; what all of them repeat is there once.
+//! Reference-counted strings of decoded objects. Strings that many objects share are interned.
 //!
-//! A driver's name, a namespace, the key of an annotation: ten thousand objects have the same few hundred.
-//! What is of one object only, and what drivers are given, is never shared.
+//! Ten thousand objects share a few hundred driver names, namespaces and annotation keys. Strings of one
+//! object and driver data are not interned.
 
 use std::{
     collections::HashSet,
     fmt,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock},
 };
 
 use cofferdam_domain::StringMap;
+use parking_lot::Mutex;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny, MapAccess, Visitor},
 };
 
-/// kubectl's copy of the last applied manifest: large, and no role decides on it.
+/// kubectl's copy of the last applied manifest. It is large and not used.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Longest text that is shared, in bytes: as long as a name may be.
+/// Maximum length of an interned string in bytes: the limit of Kubernetes names.
 const MAX_INTERNED_BYTES: usize = 253;
 
-/// How many texts are kept before it is looked at which of them nobody has any more.
+/// Minimum number of interned strings before unreferenced ones are removed.
 const MIN_SWEEP_SIZE: usize = 1_024;
 
 static INTERNER: LazyLock<Mutex<Interner>> = LazyLock::new(Mutex::default);
 
-/// Texts that are there once.
+/// The interned strings.
 struct Interner {
     strings: HashSet<Arc<str>>,
     sweep_at: usize,
@@ -48,7 +49,7 @@ impl Interner {
         }
         if self.strings.len() >= self.sweep_at {
             self.strings.retain(|text| Arc::strong_count(text) > 1);
-            // As many again may come before the next look: each pays for two.
+            // The next sweep is at twice the size, which makes the amortized cost constant.
             self.sweep_at = MIN_SWEEP_SIZE.max(self.strings.len() * 2);
             self.strings.shrink_to(self.sweep_at);
         }
@@ -58,22 +59,21 @@ impl Interner {
     }
 }
 
-/// Text of one object.
+/// A string that is not interned.
 #[derive(Clone, Default)]
 pub(crate) struct OwnedStr(pub(crate) Arc<str>);
 
-/// Text that many objects have.
+/// An interned string.
 #[derive(Clone, Default)]
 pub(crate) struct InternedStr(pub(crate) Arc<str>);
 
 impl InternedStr {
     fn intern(text: &str) -> Self {
-        // A set is whole between two calls: a panic elsewhere cannot have left it otherwise.
-        Self(INTERNER.lock().unwrap_or_else(PoisonError::into_inner).intern(text))
+        Self(INTERNER.lock().intern(text))
     }
 }
 
-/// Reads text without a copy in between.
+/// Deserializes a string without an intermediate copy.
 struct StrVisitor<T>(fn(&str) -> T);
 
 impl<T> Visitor<'_> for StrVisitor<T> {
@@ -100,19 +100,18 @@ impl<'de> Deserialize<'de> for InternedStr {
     }
 }
 
-/// Which values of a map are shared; the names always are.
+/// Selects the interned values of a map. Names are always interned.
 trait InternPolicy {
-    /// Whether entries of this name are skipped.
+    /// Returns `true` if the entry of this name is skipped.
     fn is_skipped(_name: &str) -> bool {
         false
     }
 
-    /// Whether values of this name are shared.
+    /// Returns `true` if the value of this name is interned.
     fn is_interned(name: &str) -> bool;
 }
 
-/// Annotations, without [`LAST_APPLIED`]. What Kubernetes itself writes is one of a few; others write what
-/// they like.
+/// Annotations without [`LAST_APPLIED`]. Annotations of Kubernetes have few distinct values and are interned.
 pub(crate) struct AnnotationPolicy;
 
 impl InternPolicy for AnnotationPolicy {
@@ -125,7 +124,7 @@ impl InternPolicy for AnnotationPolicy {
     }
 }
 
-/// Labels are made to group.
+/// Labels. Objects share their values.
 pub(crate) struct LabelPolicy;
 
 impl InternPolicy for LabelPolicy {
@@ -134,7 +133,7 @@ impl InternPolicy for LabelPolicy {
     }
 }
 
-/// What drivers say of volumes: their own business, and sometimes a secret.
+/// Volume attributes of drivers. They may contain secrets and are not interned.
 pub(crate) struct DriverDataPolicy;
 
 impl InternPolicy for DriverDataPolicy {
@@ -143,7 +142,7 @@ impl InternPolicy for DriverDataPolicy {
     }
 }
 
-/// A map of texts.
+/// A map of strings.
 pub(crate) struct InternedMap<S> {
     pub(crate) map: StringMap,
     policy: std::marker::PhantomData<S>,
@@ -193,7 +192,7 @@ mod tests {
         let (a, again, other) = (interner.intern("a"), interner.intern("a"), interner.intern("b"));
         assert!(Arc::ptr_eq(&a, &again) && *a == *"a" && *other == *"b");
         let long = "x".repeat(MAX_INTERNED_BYTES + 1);
-        assert!(!Arc::ptr_eq(&interner.intern(&long), &interner.intern(&long)), "long text is nobody's name");
+        assert!(!Arc::ptr_eq(&interner.intern(&long), &interner.intern(&long)), "long text is not interned");
         assert_eq!(interner.strings.len(), 2);
     }
 
@@ -205,9 +204,9 @@ mod tests {
             interner.intern(&n.to_string());
             assert!(interner.strings.len() <= MIN_SWEEP_SIZE, "{}", interner.strings.len());
         }
-        assert!(Arc::ptr_eq(&kept, &interner.intern("kept")), "what is in use stays");
+        assert!(Arc::ptr_eq(&kept, &interner.intern("kept")), "referenced strings are kept");
         let referenced: Vec<_> =
-            (0..4 * MIN_SWEEP_SIZE).map(|n| interner.intern(&format!("held {n}"))).collect();
+            (0..4 * MIN_SWEEP_SIZE).map(|n| interner.intern(&format!("referenced {n}"))).collect();
         assert!(interner.strings.len() >= referenced.len());
         drop(referenced);
         for n in 0..8 * MIN_SWEEP_SIZE {
@@ -215,7 +214,7 @@ mod tests {
         }
         assert!(
             interner.strings.len() <= MIN_SWEEP_SIZE && interner.strings.capacity() <= 4 * MIN_SWEEP_SIZE,
-            "and its room goes"
+            "unreferenced strings and their memory are released"
         );
     }
 
@@ -244,7 +243,7 @@ mod tests {
         assert_ne!(
             value_pointer(&first, annotation),
             value_pointer(&other, annotation),
-            "what drivers say is not shared"
+            "driver data is not interned"
         );
         let names = |map: &StringMap| map.iter().map(|(name, _)| name.as_ptr()).collect::<Vec<_>>();
         assert_eq!(names(&first), names(&other));

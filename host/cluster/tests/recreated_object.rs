@@ -1,5 +1,5 @@
-//! Answers that come late, when the name belongs to somebody else by now.
-#![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
+//! Late responses about an object that was recreated in the meantime.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -23,7 +23,7 @@ async fn a_late_404_does_not_remove_a_recreated_object() {
     let (cache, key) = (Arc::new(Cache::default()), ClaimKey::new("default", "c"));
     cache.claims.apply(Ok(claim("old", 5)));
     let watch = Arc::clone(&cache);
-    // Before the answer is taken in, the watch shows the deletion and the successor.
+    // The watch shows the deletion and the recreated object before the response is applied.
     let service = tower::service_fn(move |_: Request<Body>| {
         let cache = Arc::clone(&watch);
         async move {
@@ -41,7 +41,7 @@ async fn a_late_404_does_not_remove_a_recreated_object() {
         Lookup::Undecodable(_) | Lookup::Missing => None,
     };
     assert_eq!(uid(&cache), Some("new".into()));
-    // What is cached when it is asked for, and is gone, goes.
+    // A cached object that does not exist is removed.
     let not_found_service = tower::service_fn(|_: Request<Body>| async {
         let body = Full::new(Bytes::from(r#"{"kind":"Status","reason":"NotFound","code":404}"#));
         Ok::<_, Infallible>(Response::builder().status(404).body(body).unwrap())

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 use cofferdam_domain::{ObjectMeta, VolumeAttributesClass, VolumeAttributesClassName};
 use serde::Deserialize;
 
-use super::{Meta, parse_json};
-use crate::kind::{ApiResource, Kind};
+use super::{DecodeError, Kind, error::parse_json, meta::Meta};
+use crate::api::ApiResource;
 
 impl Kind for VolumeAttributesClass {
     type Key = VolumeAttributesClassName;
-    type Index = ();
     const RESOURCE: ApiResource = ApiResource {
         group: "storage.k8s.io",
         version: "v1",
@@ -18,10 +17,10 @@ impl Kind for VolumeAttributesClass {
         plural: "volumeattributesclasses",
         namespaced: false,
     };
-    /// v1 of it came with Kubernetes 1.34.
+    /// Kubernetes serves v1 since 1.34.
     const OPTIONAL: bool = true;
 
-    fn decode(json: &str) -> Result<Self, String> {
+    fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Wire {

@@ -1,5 +1,5 @@
-//! How the API is reached: a connection is used again, and replaced when it breaks.
-#![allow(clippy::unwrap_used, reason = "what cannot be is a failed test")]
+//! Connections to the API server: reuse, and replacement after a disconnect.
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// Passes bytes on to the API and counts connections; all are cut when `cut` changes.
+/// A TCP proxy that counts connections, and closes all of them when `cut` changes.
 struct CountingProxy {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -90,12 +90,12 @@ async fn connections_are_reused_and_replaced_after_a_disconnect() {
     assert!(burst <= 20, "{burst} connections for 20 requests at once");
 
     proxy.disconnect.send(()).unwrap();
-    // What was sent into the end of a connection is lost; its sender is told, and asks again.
+    // A request on a closing connection fails, and the caller retries it.
     let mut answer = request_status(&client).await;
     for _ in 0..burst {
         answer = if answer.is_none() { request_status(&client).await } else { break };
     }
     assert_eq!(answer, Some(StatusCode::OK));
-    assert!(proxy.connections() > burst, "the broken ones are not used any more");
+    assert!(proxy.connections() > burst, "broken connections are not reused");
     server.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Connections to the API.
+//! Connections to the API server.
 
 use std::time::Duration;
 
@@ -12,30 +12,28 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-/// How long connections stay open that nobody uses: each holds its buffers, and a burst needs as many as it
-/// has requests at once. No bound on their number: with sixteen, a burst of 2,000 claims opened new ones all
-/// the time, for half as much CPU again.
+/// Idle timeout of pooled connections, which keep their buffers. Their number is unbounded: with a limit of
+/// sixteen, a burst of 2,000 claims kept opening connections and needed 50 % more CPU.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A connection on which nothing comes for this time is asked whether the other side is there: a machine that
-/// is gone says nothing, and a watch would wait for its end.
+/// Idle time before the first TCP keepalive probe. Without probes, a watch does not detect that the other
+/// machine failed.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
-/// Pause until it is asked again, and how often.
+/// Interval and number of further probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
-/// How long what was sent may stay unconfirmed: then the connection counts as dead, whatever was asked on it.
+/// Timeout for unacknowledged data, after which the connection fails.
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// A client as kube makes one (HTTP/1.1: ADR 0017), over connections whose small writes do not wait for each
-/// other: its own connections leave Nagle's algorithm on, and a request behind the end of a handshake then
-/// waits 40 ms for the other side's delayed acknowledgement.
+/// A kube client (HTTP/1.1: ADR 0017) over connections with TCP_NODELAY. kube's own connections use Nagle's
+/// algorithm, so that a request after a handshake waits 40 ms for a delayed acknowledgement.
 ///
 /// # Errors
-/// Where the configuration's certificates or credentials cannot be used.
+/// [`kube::Error`] if the certificates or credentials of the configuration are invalid.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() {
-        // A named error; proxies are no feature of this build.
+        // Proxies are not supported by this build; kube returns the error.
         return Client::try_from(config);
     }
     let mut tcp = HttpConnector::new();
@@ -65,8 +63,8 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-/// What is wrong with a credential plugin, without what it has written and the environment that it gets,
-/// which are secrets: kube's own text has both. Absent where it is not about a plugin.
+/// The error of a credential plugin without its output and environment, which kube's text includes and which
+/// are secret. `None` for other errors.
 pub fn exec_plugin_error(error: &AuthError) -> Option<String> {
     if let AuthError::AuthExecRun { out, .. } = error {
         return Some(format!("the credential plugin failed: {}", out.status));
@@ -75,9 +73,7 @@ pub fn exec_plugin_error(error: &AuthError) -> Option<String> {
         let position = error
             .location()
             .map_or_else(String::new, |at| format!(" (line {}, column {})", at.line(), at.column()));
-        return Some(format!(
-            "what the credential plugin wrote is no ExecCredential{position}: it is not shown"
-        ));
+        return Some(format!("the output of the credential plugin is not an ExecCredential{position}"));
     }
     None
 }

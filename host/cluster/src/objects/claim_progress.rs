@@ -1,11 +1,11 @@
-//! What the status of a claim says of growing and modifying.
+//! Expansion and modification status of a claim.
 
 use cofferdam_domain::{
     ClaimCondition, ClaimConditionType, ModifyState, ModifyVolumeStatus, Progress, ResizeState,
 };
 use serde::Deserialize;
 
-use super::ResourceList;
+use super::fields::ResourceList;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -41,7 +41,7 @@ impl WireCondition {
     }
 }
 
-/// Nothing, where the status says nothing.
+/// The progress; `None` if the status has no such field.
 pub(super) fn progress(
     allocated: Option<ResourceList>,
     statuses: Option<ResourceStatuses>,
@@ -69,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::decode::object;
+    use crate::objects::decode::object;
 
     fn claim(status: &serde_json::Value) -> Claim {
         let json = json!({
