@@ -239,6 +239,7 @@ impl ClusterClient {
             "target": {"kind": "Node", "name": node},
         });
         self.writer
+            .api()
             .send_json(Method::POST, &format!("{path}/binding"), JSON_CONTENT_TYPE, &body, &target)
             .await
             .map(drop)

@@ -128,7 +128,7 @@ impl Kubelet {
         let target = format!("PersistentVolumeClaim {}", cached.key);
         let read = self.client.read(&path, &target).await.map_err(|error| error.to_string())?;
         let object = read.ok_or_else(|| format!("claim {} does not exist", cached.key))?;
-        let claim = Claim::decode(&object.to_string())?;
+        let claim = Claim::decode(&object.to_string()).map_err(|error| error.to_string())?;
         // Whoever looks next sees it, too: else the same would follow at once.
         self.client.claims.apply(Ok(claim.clone()));
         let live = VolumeToMount { claim: Some(Arc::new(claim.clone())), ..desired.clone() };

@@ -3,7 +3,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use cofferdam_cluster::{Change, Kind, ObjectStore, cache::PodIndex, index::Indexed};
+use cofferdam_cluster::{Change, ObjectStore, cache::PodIndex, index::Indexed};
 use cofferdam_domain::{
     Claim, ClaimKey, CsiDriver, Node, NodeName, NodeVolumeStatus, Pod, Uid, UniqueVolumeName, Volume,
     VolumeAttachment, VolumeAttachmentName, names,
