@@ -1,4 +1,4 @@
-//! Events on objects: sent in the background, repeated ones folded into a count.
+//! Kubernetes Events. They are sent in the background, and repeated events are aggregated into a count.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,35 +16,36 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Clock,
-    kind::{ApiResource, Kind},
+    api::{ApiClient, ApiError, ApiResource},
+    clock::Clock,
     metrics::Metrics,
-    writer::{ApiError, Writer},
+    objects::Kind,
+    writer::Writer,
 };
 
-/// Events that wait to be sent. A burst of one event per claim of a large namespace fits; beyond it the
-/// newest are dropped and counted, for a flood of events must not take the memory that the volumes need.
+/// Maximum number of queued events: one for each claim of a large namespace. Further events are dropped and
+/// counted, which bounds the memory.
 const QUEUE_CAPACITY: usize = 8192;
-/// Events in flight at once: enough to keep up with the claims, few enough to leave the API to them.
+/// Maximum number of event requests in flight. It is low so that events do not delay requests for claims.
 const MAX_IN_FLIGHT: usize = 8;
-/// Distinct events that are remembered for folding.
+/// Maximum number of events that are kept for aggregation.
 const MAX_REMEMBERED: usize = 4096;
-/// An event that comes again is written at most this often, with its count.
+/// Minimum interval between updates of an aggregated event.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
-/// How long an event is remembered: what client-go aggregates over.
+/// Time within which equal events are aggregated, as in client-go.
 const AGGREGATION_WINDOW: Duration = Duration::from_secs(600);
 
-/// Kubernetes' two types of events.
+/// `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
-    /// Something expected.
+    /// An expected change.
     Normal,
-    /// Something that a person may have to look at.
+    /// A problem that may need attention.
     Warning,
 }
 
 impl EventType {
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -53,23 +54,23 @@ impl EventType {
     }
 }
 
-/// The object that an event is about.
+/// `involvedObject` of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectReference {
     /// Its kind.
     pub resource: ApiResource,
-    /// Its namespace; empty for cluster-scoped objects, whose events stand in `default`.
+    /// Its namespace; empty for cluster-scoped objects, whose events are created in `default`.
     pub namespace: Box<str>,
     /// Its name.
     pub name: Box<str>,
     /// Its uid.
     pub uid: Uid,
-    /// Its version when the event happened.
+    /// Its resourceVersion at the time of the event.
     pub resource_version: ResourceVersion,
 }
 
 impl ObjectReference {
-    /// The subject for a cached object.
+    /// A reference to an object.
     pub fn from_object<K: Kind>(object: &K) -> Self {
         let key = object.key();
         let (namespace, name) = K::key_parts(&key);
@@ -83,22 +84,22 @@ impl ObjectReference {
     }
 }
 
-/// Something that happened to an object.
+/// An Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// The object.
+    /// `involvedObject`
     pub involved_object: ObjectReference,
     /// Normal or Warning.
     pub event_type: EventType,
-    /// One word in UpperCamelCase.
+    /// `reason`: one word in UpperCamelCase.
     pub reason: &'static str,
-    /// For people; never holds secret values.
+    /// `message`. It never contains secret values.
     pub note: String,
     /// `source.component`
     pub component: Box<str>,
 }
 
-/// Where events are left. Clones share it; publishing never waits.
+/// The queue of events. Clones share it.
 #[derive(Clone, Debug)]
 pub struct EventSink {
     sender: mpsc::Sender<Event>,
@@ -106,8 +107,8 @@ pub struct EventSink {
 }
 
 impl EventSink {
-    /// A sink and the loop that sends what is left there.
-    pub fn new(writer: Writer, clock: Clock, metrics: Metrics) -> (Self, EventLoop) {
+    /// A sink and the loop that sends its events.
+    pub fn new(writer: &Writer, clock: Clock, metrics: Metrics) -> (Self, EventLoop) {
         let (sender, receiver) = mpsc::channel(QUEUE_CAPACITY);
         let sink = Self { sender, metrics: metrics.clone() };
         let sent_events = HashMap::new();
@@ -115,7 +116,7 @@ impl EventSink {
             sink,
             EventLoop {
                 receiver,
-                writer,
+                api: writer.api().clone(),
                 clock,
                 metrics,
                 sent_events,
@@ -125,7 +126,7 @@ impl EventSink {
         )
     }
 
-    /// Leaves an event; dropped, and counted, when too many wait.
+    /// Queues an event without waiting. If the queue is full, the event is dropped and counted.
     pub fn publish(&self, event: Event) {
         if self.sender.try_send(event).is_err() {
             self.metrics.event("dropped");
@@ -143,10 +144,10 @@ struct SentEvent {
     last_written: Instant,
 }
 
-/// Sends events until it is stopped.
+/// Sends queued events.
 pub struct EventLoop {
     receiver: mpsc::Receiver<Event>,
-    writer: Writer,
+    api: ApiClient,
     clock: Clock,
     metrics: Metrics,
     sent_events: HashMap<EventKey, SentEvent>,
@@ -155,7 +156,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Sends until `stop`, then what is left, and returns when the last one is answered.
+    /// Sends events until `stop`, then waits for the requests in flight.
     pub async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();
@@ -168,9 +169,9 @@ impl EventLoop {
             let Some(event) = event else { break };
             let Some(request) = self.request(event) else { continue };
             let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { break };
-            let (writer, metrics) = (self.writer.clone(), self.metrics.clone());
+            let (api, metrics) = (self.api.clone(), self.metrics.clone());
             tasks.spawn(async move {
-                send(&writer, &metrics, request).await;
+                send(&api, &metrics, request).await;
                 drop(permit);
             });
         }
@@ -178,7 +179,7 @@ impl EventLoop {
         tasks.wait().await;
     }
 
-    /// The write that an event needs, if any.
+    /// The request for an event; `None` if it is only counted.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
         let namespace = match &*event.involved_object.namespace {
             "" => "default".into(),
@@ -192,7 +193,7 @@ impl EventLoop {
         {
             sent.count += 1;
             if sent.last_written.elapsed() < MIN_UPDATE_INTERVAL {
-                self.metrics.event("folded");
+                self.metrics.event("aggregated");
                 return None;
             }
             sent.last_written = Instant::now();
@@ -204,8 +205,8 @@ impl EventLoop {
             });
         }
         self.serial += 1;
-        // As client-go names them: the object and a number that grows with time; the serial keeps equal times
-        // apart.
+        // Named as in client-go: the object's name and the time. The serial number makes equal times
+        // distinct.
         let unique = (now.as_nanosecond() as u64).wrapping_add(self.serial);
         let name = format!("{}.{unique:x}", event.involved_object.name);
         let body = body(&event, &namespace, &name, &timestamp);
@@ -237,15 +238,15 @@ struct EventRequest {
     body: serde_json::Value,
 }
 
-async fn send(writer: &Writer, metrics: &Metrics, write: EventRequest) {
+async fn send(api: &ApiClient, metrics: &Metrics, write: EventRequest) {
     let EventRequest { method, path, content_type, body } = write;
-    match writer.send_json(method, &path, content_type, &body, "an event").await {
+    match api.send_json(method, &path, content_type, &body, "an event").await {
         Ok(_) => metrics.event("sent"),
-        // The namespace or the folded event went away: nobody reads it any more.
+        // The namespace or the aggregated event was deleted.
         Err(ApiError::NotFound(_)) => metrics.event("dropped"),
         Err(error) => {
             metrics.event("dropped");
-            tracing::debug!(%error, "an event was lost");
+            tracing::debug!(%error, "an event was not sent");
         }
     }
 }

@@ -1,67 +1,63 @@
-//! The intent journal: what a driver was asked for, durable before it is asked.
+//! The intent journal: records create requests durably before they are sent to a driver.
 //!
-//! CreateVolume may have an effect that nobody hears of: the process dies, the answer is lost, the claim is
-//! deleted meanwhile. So the request is written down first, exactly as it will be sent, in ConfigMaps of the
-//! operator's namespace, keyed by the claim's uid. A retry sends the very same request; the entry goes when
-//! the PersistentVolume exists or the failure is final.
+//! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
+//! claim is deleted in the meantime. Therefore the exact request is first written to ConfigMaps in the
+//! operator's namespace, keyed by the claim's uid. A retry sends the identical request. The entry is removed
+//! when the PersistentVolume exists or the failure is final.
 //!
-//! One journal per driver, and per node for drivers whose storage is one node's, so that a driver that hangs
-//! fills only its own. Writes are committed in groups: at once when nothing is in flight, otherwise with
-//! everything that came meanwhile. Removals wait a moment for company; an intent that another process has
-//! written for the claim meanwhile is not the one that was to go, and stays.
+//! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
+//! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
+//! all others that arrive until it ends. Removals are delayed for a short time to join a commit. A removal
+//! applies only to the recorded intent; an intent that another process wrote for the same claim is kept.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use cofferdam_domain::{
-    ClaimKey, DriverName, NodeName, ReclaimPolicy, StorageClassName, Uid, VolumeName,
-    ids::{InvalidResourceVersion, ResourceVersion},
+    ClaimKey, DriverName, NodeName, ReclaimPolicy, StorageClassName, Uid, VolumeName, ids::ResourceVersion,
     storage::CreateVolume,
 };
 use http::Method;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    metrics::Metrics,
-    orphan_report::fnv1a,
-    sleep_until,
-    writer::{ApiError, Writer},
+    api::ApiError, clock::sleep_until, metrics::Metrics, objects::orphan_report::fnv1a, writer::Writer,
 };
 
-/// What a page is. Versions are compared with those of the same page.
+/// Kind of a shard. Versions are compared within a shard.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per driver. With [`SHARD_ENTRIES`] it bounds how many volumes of one driver can be in an
-/// unknown state.
+/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the volumes of a driver with an unknown
+/// state.
 const SHARD_COUNT: usize = 8;
 /// Intents per ConfigMap.
 const MAX_SHARD_ENTRIES: usize = 400;
-/// Bytes per ConfigMap: half of the API's limit of 1 MiB, for escaping can double what JSON within JSON
-/// takes.
+/// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
+/// of JSON within JSON.
 const MAX_SHARD_BYTES: usize = 512 << 10;
-/// How long a removal waits for a commit that goes anyway. Until then a restart finds the entry, sees the
-/// volume and drops it.
+/// Delay of removals, to join another commit. After a restart within this time, the entry is removed once its
+/// PersistentVolume is found.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
-/// Pause before a removal is tried again.
+/// Delay before a failed removal is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Tries of one commit against another writer of the same ConfigMap before it is left to the callers'
-/// back-off.
+/// Attempts of a commit with conflicting writers, before the error is returned to the callers.
 const MAX_CONFLICT_RETRIES: usize = 8;
 
-/// Why nothing is recorded for a claim.
-const UNDECODABLE_INTENT: &str = "an intent for this claim stands there that this version cannot read";
+/// Error for a claim with an undecodable entry.
+const UNDECODABLE_INTENT: &str = "the journal has an intent for this claim that this version cannot decode";
 
-/// The class of an intent: what the volume's object needs of it, so that it can be written when the class is
-/// gone.
+/// The fields of the StorageClass that the PersistentVolume needs. They are recorded, because the class may
+/// be deleted before the PersistentVolume is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntentClass {
-    /// Name, as the claim has it.
+    /// Name of the class, as in the claim.
     pub name: StorageClassName,
     /// `metadata.uid`
     pub uid: Uid,
@@ -71,50 +67,66 @@ pub struct IntentClass {
     pub mount_options: Vec<String>,
 }
 
-/// A volume that a driver has been, or is about to be, asked for.
+/// A recorded CreateVolume request, which may or may not have been sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Intent {
-    /// The claim's place.
+    /// Namespace and name of the claim.
     pub claim: ClaimKey,
-    /// The claim's uid: the key of the entry.
+    /// Uid of the claim: the key of the entry.
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The node that the scheduler had chosen, where the driver has topology. Entries written before there
-    /// were any do not have it.
+    /// The selected node, for drivers with topology. Absent in entries of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
-    /// The class at the time of the first request.
+    /// The StorageClass at the time of the first request.
     pub class: IntentClass,
-    /// Name of the VolumeAttributesClass, as the claim had it then; empty for none. Entries written before
-    /// there were any do not have it.
+    /// Name of the claim's VolumeAttributesClass at that time; empty for none. Absent in entries of older
+    /// versions.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub attributes_class: Box<str>,
-    /// The request, byte for byte.
+    /// The exact request.
     pub request: CreateVolume,
 }
 
-/// Why an intent could not be recorded.
+/// An intent that could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The API did not answer; the intent may stand in the journal.
-    #[error("the intent journal cannot be reached: {0}")]
+    /// The API server did not respond. The intent may be recorded.
+    #[error("the intent journal is unavailable: {0}")]
     Unavailable(String),
-    /// The API refuses the journal's ConfigMap.
+    /// The API server rejected the ConfigMap.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
-    /// As many volumes are in an unknown state as the journal holds: back-pressure, because an intent that
-    /// cannot be written down must not be acted on.
-    #[error("the intent journal is full: {0} volumes of the driver wait for a final answer")]
+    /// The journal is full of volumes with an unknown state. This is back-pressure: an intent that is not
+    /// recorded must not be sent.
+    #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
     #[error("the intent journal is closed")]
     Closed,
 }
 
+/// A journal entry that this build cannot use.
+#[derive(Debug, thiserror::Error)]
+enum InvalidEntry {
+    /// The entry is not an [`Intent`].
+    #[error("malformed intent: {0}")]
+    Json(#[from] serde_json::Error),
+    /// The entry has the key of another claim.
+    #[error("claim_uid is {found}: expected {expected}")]
+    ClaimUid { found: Uid, expected: Uid },
+    /// The entry belongs to another driver.
+    #[error("driver is {found}: expected {expected}")]
+    Driver { found: DriverName, expected: DriverName },
+    /// The entry belongs to another node.
+    #[error("node is {}: expected {expected}", .found.as_ref().map_or("absent", |node| node.as_str()))]
+    Node { found: Option<NodeName>, expected: NodeName },
+}
+
 type RecordSender = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
-/// A ConfigMap of the journal as it stands in the API.
+/// Version and data of a shard's ConfigMap.
 type ShardContents = (ResourceVersion, HashMap<String, String>);
 type RecordReceiver = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
@@ -123,7 +135,7 @@ enum ShardChange {
         json: String,
         waiters: Vec<RecordSender>,
     },
-    /// Of this intent, and of no other that the claim may have by then.
+    /// Removes this intent only, not another one of the same claim.
     Remove(Arc<Intent>),
 }
 
@@ -136,11 +148,11 @@ struct JournalEntry {
 
 #[derive(Default)]
 struct Shard {
-    /// Version of the ConfigMap as last seen; absent when it must be read first.
+    /// Last observed version of the ConfigMap; `None` if it must be read first.
     version: Option<ResourceVersion>,
-    /// The highest version that was seen.
+    /// Highest observed version.
     highest_version: ResourceVersion,
-    /// Whether a read showed that there is no ConfigMap.
+    /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
     entries: usize,
     bytes: usize,
@@ -150,15 +162,15 @@ struct Shard {
 struct State {
     entries: HashMap<Uid, JournalEntry>,
     shards: Vec<Shard>,
-    /// Entries that this build cannot read; nothing may be written in their place.
+    /// Undecodable entries. They are never overwritten.
     undecodable: HashSet<Uid>,
-    /// Uids that a read has shown and that nobody here wrote.
+    /// Uids of entries that a read returned and another process wrote.
     recovered: Vec<Uid>,
     closed: bool,
 }
 
 impl State {
-    /// Takes an entry out, and its part of its page.
+    /// Removes an entry and subtracts it from its shard.
     fn remove_entry(&mut self, uid: &Uid) -> Option<JournalEntry> {
         let entry = self.entries.remove(uid)?;
         if let Some(shard) = self.shards.get_mut(entry.shard) {
@@ -169,32 +181,32 @@ impl State {
     }
 }
 
-struct Shared {
+struct Inner {
     state: Mutex<State>,
     changes_pending: Notify,
     intents_recovered: Notify,
     writer: Writer,
     namespace: String,
     driver: DriverName,
-    /// Where the driver's storage is, if it is one node's.
+    /// The node of a node-local driver.
     node: Option<NodeName>,
     metrics: Metrics,
 }
 
-/// One driver's journal, or one driver's on one node; clones share it.
+/// The journal of a driver, or of a node-local driver on one node. Clones share it.
 #[derive(Clone)]
 pub struct Journal {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
 }
 
 impl Journal {
-    /// A journal for `driver` in ConfigMaps of `namespace`. [`Journal::load`] it before use, and
-    /// [`Journal::run`] it.
+    /// A journal for `driver` in ConfigMaps of `namespace`. Call [`Journal::load`] before use, and
+    /// [`Journal::run`] to commit.
     pub fn new(writer: Writer, namespace: String, driver: DriverName, metrics: Metrics) -> Self {
         Self::build(writer, namespace, driver, None, metrics)
     }
 
-    /// The same for what `driver` is asked for on this node: each node's process has a journal of its own.
+    /// As [`Journal::new`], for a node-local driver on `node`.
     pub fn for_node(
         writer: Writer,
         namespace: String,
@@ -219,7 +231,7 @@ impl Journal {
             recovered: Vec::new(),
             closed: false,
         };
-        let shared = Shared {
+        let inner = Inner {
             state: Mutex::new(state),
             changes_pending: Notify::new(),
             intents_recovered: Notify::new(),
@@ -229,18 +241,18 @@ impl Journal {
             node,
             metrics,
         };
-        Self { shared: Arc::new(shared) }
+        Self { inner: Arc::new(inner) }
     }
 
-    /// The driver whose journal this is.
+    /// The driver.
     pub fn driver(&self) -> &DriverName {
-        &self.shared.driver
+        &self.inner.driver
     }
 
     /// Reads every ConfigMap of the journal.
     ///
     /// # Errors
-    /// [`WriteError`] of the first read that fails.
+    /// [`ApiError`] of the first failed read.
     pub async fn load(&self) -> Result<(), ApiError> {
         for shard in 0..SHARD_COUNT {
             self.read_shard(shard, &mut BTreeMap::new()).await?;
@@ -250,28 +262,41 @@ impl Journal {
 
     /// The recorded intent for a claim.
     pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
-        self.lock().entries.get(uid).filter(|entry| entry.durable).map(|entry| Arc::clone(&entry.intent))
+        self.inner
+            .state
+            .lock()
+            .entries
+            .get(uid)
+            .filter(|entry| entry.durable)
+            .map(|entry| Arc::clone(&entry.intent))
     }
 
     /// Uids of every recorded intent.
     pub fn uids(&self) -> Vec<Uid> {
-        self.lock().entries.iter().filter(|(_, entry)| entry.durable).map(|(uid, _)| uid.clone()).collect()
+        self.inner
+            .state
+            .lock()
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.durable)
+            .map(|(uid, _)| uid.clone())
+            .collect()
     }
 
-    /// Whether something stands here for the claim, or for a volume of this name: also what is not durable
-    /// yet, and what this build cannot read.
+    /// Returns `true` if there is an entry for the claim or for a volume of this name, including entries that
+    /// are undecodable or not yet durable.
     pub fn has_entry_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         state.entries.contains_key(claim)
             || state.undecodable.contains(claim)
             || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
     }
 
-    /// As [`Journal::mentions`], but asks the ConfigMaps themselves, for another process may have written
-    /// them. Changes nothing of what this process knows.
+    /// As [`Journal::has_entry_for`], but reads the ConfigMaps, which another process may have written. Does
+    /// not change the state of this process.
     ///
     /// # Errors
-    /// [`WriteError`] of the first read that fails.
+    /// [`ApiError`] of the first failed read.
     pub async fn has_entry_for_live(&self, claim: &Uid, volume: &VolumeName) -> Result<bool, ApiError> {
         for shard in 0..SHARD_COUNT {
             let Some((_, data)) = self.fetch_shard(shard).await? else { continue };
@@ -286,11 +311,11 @@ impl Journal {
         Ok(self.has_entry_for(claim, volume))
     }
 
-    /// Waits until a read has shown intents that another process wrote, and returns their uids.
+    /// Waits until a read returns intents of another process, and returns their uids.
     pub async fn wait_recovered(&self) -> Vec<Uid> {
         loop {
-            let notified = self.shared.intents_recovered.notified();
-            let recovered = std::mem::take(&mut self.lock().recovered);
+            let notified = self.inner.intents_recovered.notified();
+            let recovered = std::mem::take(&mut self.inner.state.lock().recovered);
             if !recovered.is_empty() {
                 return recovered;
             }
@@ -298,40 +323,41 @@ impl Journal {
         }
     }
 
-    /// Makes an intent durable and returns it, or the one that already stands for the claim: that one may
+    /// Records an intent and returns it. If the claim has a recorded intent, returns that one, because it may
     /// have been sent.
     ///
     /// # Errors
-    /// [`JournalError`]; `Full` at once, so that whoever could make room is not kept waiting behind it.
+    /// [`JournalError`]. [`JournalError::Full`] is returned immediately, so that callers can remove other
+    /// entries.
     pub async fn record(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
         let json =
             serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
         let size = json.len() + intent.claim_uid.as_str().len();
         if size > MAX_SHARD_BYTES {
             return Err(JournalError::Refused(format!(
-                "the request takes {size} bytes, more than the {MAX_SHARD_BYTES} that a journal page holds"
+                "the request has {size} bytes: a journal shard holds at most {MAX_SHARD_BYTES}"
             )));
         }
         let receiver = self.enqueue(&Arc::new(intent), json, size)?;
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Drops a claim's intent with one of the next commits.
+    /// Removes a claim's intent with one of the next commits.
     pub fn remove(&self, uid: &Uid) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let Some(entry) = state.remove_entry(uid) else { return };
         if let Some(shard) = state.shards.get_mut(entry.shard) {
             shard.pending_changes.insert(uid.clone(), ShardChange::Remove(entry.intent));
         }
         drop(state);
-        self.shared.changes_pending.notify_one();
+        self.inner.changes_pending.notify_one();
     }
 
-    /// Commits until `stop`, and then what is left.
+    /// Commits changes until `stop`, then commits the remaining ones.
     pub async fn run(&self, stop: CancellationToken) {
         let mut next_commit_at = None;
         loop {
-            let changes_pending = self.shared.changes_pending.notified();
+            let changes_pending = self.inner.changes_pending.notified();
             let (puts, removals) = self.pending();
             if puts || (removals && next_commit_at.is_some_and(|due| tokio::time::Instant::now() >= due)) {
                 next_commit_at = None;
@@ -350,11 +376,11 @@ impl Journal {
                 () = sleep_until(next_commit_at) => {}
             }
         }
-        self.lock().closed = true;
+        self.inner.state.lock().closed = true;
         self.commit().await;
     }
 
-    /// Queues a put and returns where its outcome arrives.
+    /// Queues a put and returns the receiver of its result.
     fn enqueue(
         &self,
         intent: &Arc<Intent>,
@@ -362,7 +388,7 @@ impl Journal {
         size: usize,
     ) -> Result<RecordReceiver, JournalError> {
         let (sender, receiver) = oneshot::channel();
-        let mut guard = self.lock();
+        let mut guard = self.inner.state.lock();
         let state = &mut *guard;
         if state.closed {
             return Err(JournalError::Closed);
@@ -382,15 +408,15 @@ impl Journal {
                     waiting.push(sender);
                     Ok(receiver)
                 }
-                Some(ShardChange::Remove(_)) | None => {
-                    Err(JournalError::Unavailable("the claim's intent is on its way".to_owned()))
-                }
+                Some(ShardChange::Remove(_)) | None => Err(JournalError::Unavailable(
+                    "the claim has an intent that is being committed".to_owned(),
+                )),
             };
         }
         let total = state.entries.len();
         let has_room =
             |shard: &Shard| shard.entries < MAX_SHARD_ENTRIES && shard.bytes + size <= MAX_SHARD_BYTES;
-        // The page that still has the claim's last entry comes first, or the claim would stand on two.
+        // Prefer the shard with a pending change of the claim, so that the claim is not in two shards.
         let shard_of_claim =
             state.shards.iter().position(|shard| shard.pending_changes.contains_key(&intent.claim_uid));
         let shard_index = shard_of_claim.or_else(|| state.shards.iter().position(has_room));
@@ -405,28 +431,28 @@ impl Journal {
         let entry = JournalEntry { intent: Arc::clone(intent), shard: index, size, durable: false };
         state.entries.insert(intent.claim_uid.clone(), entry);
         drop(guard);
-        self.shared.changes_pending.notify_one();
+        self.inner.changes_pending.notify_one();
         Ok(receiver)
     }
 
-    /// Whether puts and whether removals wait.
+    /// Returns `true` if puts and removals are pending.
     fn pending(&self) -> (bool, bool) {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         let mut changes = state.shards.iter().flat_map(|shard| shard.pending_changes.values());
         let puts = changes.any(|change| matches!(change, ShardChange::Put { .. }));
         (puts, puts || state.shards.iter().any(|shard| !shard.pending_changes.is_empty()))
     }
 
-    /// Commits every shard that has changes; `false` when a removal must be tried again.
+    /// Commits all shards with changes. Returns `false` if a removal must be retried.
     async fn commit(&self) -> bool {
         let mut is_complete = true;
         for index in 0..SHARD_COUNT {
             is_complete &= self.commit_shard(index).await;
         }
-        let state = self.lock();
+        let state = self.inner.state.lock();
         let entries = state.entries.len();
         drop(state);
-        self.shared.metrics.set_journal_entries(entries);
+        self.inner.metrics.set_journal_entries(entries);
         is_complete
     }
 
@@ -451,11 +477,11 @@ impl Journal {
                     return true;
                 }
                 Err(ApiError::NotFound(_)) if !self.has_config_map(index) => {
-                    // Nothing but its namespace can be missing for a ConfigMap that is made.
+                    // A create returns NotFound only for a missing namespace.
                     let error = ApiError::Refused {
                         target: self.shard_name(index),
                         code: 404,
-                        message: format!("namespace {:?} does not exist", self.shared.namespace),
+                        message: format!("namespace {:?} does not exist", self.inner.namespace),
                     };
                     return self.requeue_failed(index, batch, &error);
                 }
@@ -467,13 +493,15 @@ impl Journal {
         }
         let error = ApiError::Unavailable {
             target: self.shard_name(index),
-            message: format!("another process kept writing it through {MAX_CONFLICT_RETRIES} tries"),
+            message: format!("conflicts with another writer in {MAX_CONFLICT_RETRIES} attempts"),
         };
         self.requeue_failed(index, batch, &error)
     }
 
     fn take_changes(&self, index: usize) -> BTreeMap<Uid, ShardChange> {
-        self.lock()
+        self.inner
+            .state
+            .lock()
             .shards
             .get_mut(index)
             .map(|shard| std::mem::take(&mut shard.pending_changes))
@@ -481,23 +509,28 @@ impl Journal {
     }
 
     fn is_loaded(&self, index: usize) -> bool {
-        self.lock().shards.get(index).is_some_and(|shard| shard.version.is_some() || shard.config_map_missing)
+        self.inner
+            .state
+            .lock()
+            .shards
+            .get(index)
+            .is_some_and(|shard| shard.version.is_some() || shard.config_map_missing)
     }
 
     fn has_config_map(&self, index: usize) -> bool {
-        self.lock().shards.get(index).is_some_and(|shard| shard.version.is_some())
+        self.inner.state.lock().shards.get(index).is_some_and(|shard| shard.version.is_some())
     }
 
     fn invalidate(&self, index: usize) {
-        if let Some(shard) = self.lock().shards.get_mut(index) {
+        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             shard.version = None;
             shard.config_map_missing = false;
         }
     }
 
-    /// A put whose claim another process has written an intent for meanwhile gives way to it.
+    /// Answers puts of claims for which another process recorded an intent.
     fn answer_puts_of_recorded(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
-        let state = self.lock();
+        let state = self.inner.state.lock();
         batch.retain(|uid, change| match (change, state.entries.get(uid)) {
             (ShardChange::Put { waiters: waiting, .. }, Some(entry)) if entry.durable => {
                 for sender in std::mem::take(waiting) {
@@ -511,57 +544,60 @@ impl Journal {
 
     async fn write_shard(&self, index: usize, batch: &BTreeMap<Uid, ShardChange>) -> Result<(), ApiError> {
         let name = self.shard_name(index);
-        let version = self.lock().shards.get(index).and_then(|shard| shard.version);
+        let version = self.inner.state.lock().shards.get(index).and_then(|shard| shard.version);
         let data: serde_json::Map<String, Value> = batch
             .iter()
             .filter_map(|(uid, change)| match (change, version) {
                 (ShardChange::Put { json, .. }, _) => Some((uid.as_str().to_owned(), json!(json))),
                 (ShardChange::Remove(_), Some(_)) => Some((uid.as_str().to_owned(), Value::Null)),
-                // What does not exist needs no removal.
+                // The ConfigMap does not exist, so there is nothing to remove.
                 (ShardChange::Remove(_), None) => None,
             })
             .collect();
         if data.is_empty() {
             return Ok(());
         }
-        let collection = format!("/api/v1/namespaces/{}/configmaps", self.shared.namespace);
-        let answer = match version {
+        let collection = format!("/api/v1/namespaces/{}/configmaps", self.inner.namespace);
+        let response = match version {
             Some(version) => {
                 let body = json!({"metadata": {"resourceVersion": version.to_string()}, "data": data});
                 let path = format!("{collection}/{name}");
-                self.shared.writer.send_json_for_version(Method::PATCH, &path, &body, &name).await
+                self.inner.writer.api().send_json_for_version(Method::PATCH, &path, &body, &name).await
             }
             None => {
                 let mut metadata = json!({
                     "name": name,
-                    "namespace": self.shared.namespace,
-                    "labels": {"app.kubernetes.io/managed-by": "cofferdam", "cofferdam.dev/journal": "intents"},
+                    "namespace": self.inner.namespace,
+                    "labels": {
+                        "app.kubernetes.io/managed-by": "cofferdam",
+                        "cofferdam.dev/journal": "intents",
+                    },
                 });
-                if let (Some(node), Some(metadata)) = (&self.shared.node, metadata.as_object_mut()) {
+                if let (Some(node), Some(metadata)) = (&self.inner.node, metadata.as_object_mut()) {
                     metadata.insert("annotations".to_owned(), json!({"cofferdam.dev/node": node}));
                 }
                 let body =
                     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-                self.shared.writer.send_json_for_version(Method::POST, &collection, &body, &name).await
+                self.inner.writer.api().send_json_for_version(Method::POST, &collection, &body, &name).await
             }
         }?;
-        self.shared.metrics.journal_commit();
-        if let Some(shard) = self.lock().shards.get_mut(index) {
-            // A page that is made anew after it was lost tells of a restore, too.
-            self.shared.writer.cache().restore_detector.detect_rollback(
+        self.inner.metrics.journal_commit();
+        if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
+            // A recreated shard can reveal a restore, too.
+            self.inner.writer.cache().restore_detector.detect_rollback(
                 CONFIG_MAP,
                 shard.highest_version,
-                answer,
+                response,
             );
-            shard.version = Some(answer);
-            shard.highest_version = shard.highest_version.max(answer);
+            shard.version = Some(response);
+            shard.highest_version = shard.highest_version.max(response);
             shard.config_map_missing = false;
         }
         Ok(())
     }
 
     fn complete_puts(&self, batch: BTreeMap<Uid, ShardChange>) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         for (uid, change) in batch {
             if let ShardChange::Put { waiters: waiting, .. } = change
                 && let Some(entry) = state.entries.get_mut(&uid)
@@ -575,10 +611,10 @@ impl Journal {
         drop(state);
     }
 
-    /// After a failed commit: puts are answered, removals wait for the next try. Returns whether nothing is
-    /// left to try.
+    /// After a failed commit, answers the puts with the error and requeues the removals. Returns whether
+    /// nothing is left to retry.
     fn requeue_failed(&self, index: usize, batch: BTreeMap<Uid, ShardChange>, error: &ApiError) -> bool {
-        let refused = match error {
+        let error_for_puts = match error {
             ApiError::Refused { .. } => JournalError::Refused(error.to_string()),
             ApiError::Conflict(_)
             | ApiError::NotFound(_)
@@ -586,24 +622,24 @@ impl Journal {
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => JournalError::Unavailable(error.to_string()),
         };
-        // What was written, if anything, shows in the next read.
+        // The write may have taken effect, so read the shard again.
         self.invalidate(index);
         let mut is_complete = true;
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         for (uid, change) in batch {
             match change {
                 ShardChange::Put { waiters: waiting, .. } => {
-                    // It may have been found on another page meanwhile.
+                    // It may have been found in another shard.
                     let recorded = state.entries.get(&uid).filter(|entry| entry.durable);
-                    let answer = match recorded {
+                    let result = match recorded {
                         Some(entry) => Ok(Arc::clone(&entry.intent)),
                         None => {
                             state.remove_entry(&uid);
-                            Err(refused.clone())
+                            Err(error_for_puts.clone())
                         }
                     };
                     for sender in waiting {
-                        let _ = sender.send(answer.clone());
+                        let _ = sender.send(result.clone());
                     }
                 }
                 removal @ ShardChange::Remove(_) => {
@@ -615,11 +651,11 @@ impl Journal {
             }
         }
         drop(state);
-        tracing::warn!(driver = %self.shared.driver, %error, "a commit of the intent journal failed");
+        tracing::warn!(driver = %self.inner.driver, %error, "a commit of the intent journal failed");
         is_complete
     }
 
-    /// The ConfigMap of a shard: its version and entries. Absent where there is none.
+    /// Reads the ConfigMap of a shard. Returns `None` if it does not exist.
     async fn fetch_shard(&self, index: usize) -> Result<Option<ShardContents>, ApiError> {
         #[derive(Deserialize)]
         struct ConfigMap {
@@ -633,40 +669,45 @@ impl Journal {
             resource_version: String,
         }
         let name = self.shard_name(index);
-        let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.shared.namespace);
+        let path = format!("/api/v1/namespaces/{}/configmaps/{name}", self.inner.namespace);
         let highest_seen =
-            self.lock().shards.get(index).map(|shard| shard.highest_version).unwrap_or_default();
-        let answer = match self.shared.writer.read(&path, &name).await {
-            Ok(answer) => answer,
+            self.inner.state.lock().shards.get(index).map(|shard| shard.highest_version).unwrap_or_default();
+        let response = match self.inner.writer.api().read(&path, &name).await {
+            Ok(response) => response,
             Err(ApiError::NotFound(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let unreadable = |message: String| ApiError::InvalidResponse { target: name.clone(), message };
-        let map: ConfigMap = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+        let map: ConfigMap =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&name, error))?;
         let version = map.metadata.resource_version.parse();
-        let version = version.map_err(|error: InvalidResourceVersion| unreadable(error.to_string()))?;
-        self.shared.writer.cache().restore_detector.detect_rollback(CONFIG_MAP, highest_seen, version);
+        let version = version.map_err(|error| ApiError::invalid_response(&name, error))?;
+        self.inner.writer.cache().restore_detector.detect_rollback(CONFIG_MAP, highest_seen, version);
         Ok(Some((version, map.data)))
     }
 
-    /// Reads a ConfigMap; entries whose removal is part of `batch` are as good as gone, unless another intent
-    /// stands there by now: then the removal is dropped.
+    /// Reads a shard. Entries with a removal in `batch` are ignored. A removal of another intent than the
+    /// recorded one is dropped.
     async fn read_shard(&self, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) -> Result<(), ApiError> {
         let name = self.shard_name(index);
         let Some((version, data)) = self.fetch_shard(index).await? else {
-            if let Some(shard) = self.lock().shards.get_mut(index) {
+            if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
                 shard.config_map_missing = true;
             }
             return Ok(());
         };
         let mut undecodable = Vec::new();
         let intents = data.into_iter().filter_map(|(uid, json)| {
-            let intent = serde_json::from_str::<Intent>(&json).map_err(|error| error.to_string());
+            let intent = serde_json::from_str::<Intent>(&json).map_err(InvalidEntry::from);
             match intent.and_then(|intent| self.validate(&uid, intent)) {
                 Ok(intent) => Some((json.len() + uid.len(), intent)),
                 Err(reason) => {
-                    // Never dropped: a newer build may have written it, and a volume may hang on it.
-                    tracing::error!(config_map = %name, entry = %uid, %reason, "an intent cannot be read; it stays");
+                    // Kept, because a newer version may have written it and a volume may depend on it.
+                    tracing::error!(
+                        config_map = %name,
+                        entry = %uid,
+                        %reason,
+                        "undecodable intent; it is kept"
+                    );
                     undecodable.push(Uid::from(uid));
                     None
                 }
@@ -680,9 +721,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Nothing is written in the place of an intent that cannot be read, and it is not removed.
+    /// Rejects changes of an undecodable entry, which must be neither overwritten nor removed.
     fn reject_changes_of_undecodable(&self, uid: Uid, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let queued = state.shards.get_mut(index).and_then(|shard| shard.pending_changes.remove(&uid));
         for change in batch.remove(&uid).into_iter().chain(queued) {
             if let ShardChange::Put { waiters: waiting, .. } = change {
@@ -691,29 +732,30 @@ impl Journal {
                 }
             }
         }
-        // What this process knew of it is as it stands there no more.
+        // The entry in the ConfigMap is no longer the one of this process.
         if state.entries.get(&uid).is_some_and(|entry| entry.shard == index) {
             state.remove_entry(&uid);
         }
         state.undecodable.insert(uid);
     }
 
-    fn validate(&self, uid: &str, intent: Intent) -> Result<Intent, String> {
+    fn validate(&self, uid: &str, intent: Intent) -> Result<Intent, InvalidEntry> {
         if intent.claim_uid.as_str() != uid {
-            return Err(format!("it is of claim {}, expected {uid}", intent.claim_uid));
+            return Err(InvalidEntry::ClaimUid { found: intent.claim_uid, expected: uid.into() });
         }
-        if intent.driver != self.shared.driver {
-            return Err(format!("it is of driver {}, expected {}", intent.driver, self.shared.driver));
+        if intent.driver != self.inner.driver {
+            return Err(InvalidEntry::Driver { found: intent.driver, expected: self.inner.driver.clone() });
         }
-        if let Some(node) = self.shared.node.as_ref().filter(|node| intent.node.as_ref() != Some(node)) {
-            let of = intent.node.as_ref().map_or("none", |node| node.as_str());
-            return Err(format!("it is of node {of}, expected {node}"));
+        match &self.inner.node {
+            Some(expected) if intent.node.as_ref() != Some(expected) => {
+                Err(InvalidEntry::Node { found: intent.node, expected: expected.clone() })
+            }
+            Some(_) | None => Ok(intent),
         }
-        Ok(intent)
     }
 
     fn recover(&self, index: usize, version: ResourceVersion, intents: Vec<(usize, Intent)>) {
-        let mut guard = self.lock();
+        let mut guard = self.inner.state.lock();
         let state = &mut *guard;
         if let Some(shard) = state.shards.get_mut(index) {
             shard.version = Some(version);
@@ -726,13 +768,12 @@ impl Journal {
             match state.entries.get(&uid) {
                 None if has_removal_of(&mut shard.pending_changes, &intent) => continue,
                 Some(entry) if entry.durable && entry.shard != index => {
-                    // The same claim on two pages: one is enough.
+                    // The claim is in two shards; remove one entry.
                     shard.pending_changes.insert(uid, ShardChange::Remove(Arc::new(intent)));
                     continue;
                 }
                 Some(entry) if entry.durable && *entry.intent == intent => continue,
-                // Another process has written it, or written it anew; it stands here, wherever ours was to be
-                // written.
+                // Another process wrote or replaced the entry. It takes precedence over a pending put.
                 Some(_) | None => {}
             }
             state.remove_entry(&uid);
@@ -745,27 +786,21 @@ impl Journal {
             state.recovered.push(uid);
         }
         drop(guard);
-        self.shared.intents_recovered.notify_one();
+        self.inner.intents_recovered.notify_one();
     }
 
     fn shard_name(&self, index: usize) -> String {
-        let Shared { driver, node, .. } = &*self.shared;
+        let Inner { driver, node, .. } = &*self.inner;
         match node {
             None => format!("cofferdam-intents-{driver}-{index}"),
-            // A digest, for both names together can be longer than a name may be. An annotation has the
-            // node's name.
+            // A digest, because both names together can exceed the length limit. The node's name is in an
+            // annotation.
             Some(node) => format!("cofferdam-intents-{driver}.{:016x}-{index}", fnv1a(node.as_str())),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock can panic half-way through a change.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// Whether one of these changes is the removal of this intent. A removal of another one for the claim is
-/// dropped.
+/// Returns `true` if the changes remove this intent. A removal of another intent of the claim is dropped.
 fn has_removal_of(changes: &mut BTreeMap<Uid, ShardChange>, intent: &Intent) -> bool {
     let Some(ShardChange::Remove(removed)) = changes.get(&intent.claim_uid) else { return false };
     let is_same = **removed == *intent;

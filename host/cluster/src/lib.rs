@@ -1,49 +1,43 @@
-//! The cluster as the roles see it: watch → decode → cache with indexes; writes with their preconditions;
-//! events; work queues; the intent journal.
+//! Access to the Kubernetes API: watches, decoding, an indexed cache, writes with preconditions, events, work
+//! queues and the intent journal.
 //!
-//! The cache is the only place where roles read. It is fed by one watch per kind and by the answer of every
-//! write, so a role never waits for the echo of its own write; [`table`] holds the rules that keep an old
-//! echo from undoing a new answer.
+//! Modules form layers, and each uses only those before it:
+//!
+//! | layer | content |
+//! |---|---|
+//! | [`clock`], [`metrics`], [`queue`] | no knowledge of the API |
+//! | [`api`] | client, paths, [`ApiError`] |
+//! | [`objects`] | kinds, decoding, [`DecodeError`] |
+//! | [`index`] | secondary indexes of the cached kinds |
+//! | [`store`] | [`ObjectStore`] of one kind, [`Cache`] of all kinds |
+//! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
+//! | [`journal`] | create requests that are recorded before they are sent |
+//!
+//! Controllers read from the cache only. Watches and the responses of writes update it, so a controller never
+//! waits for the watch event of its own write. The table in [`store`] defines the order of such updates.
 #![forbid(unsafe_code)]
 
-pub mod cache;
-pub mod connect;
-pub mod decode;
+pub mod api;
+pub mod clock;
 pub mod deletion_freeze;
 pub mod events;
+pub mod index;
 pub mod journal;
-pub mod kind;
 pub mod metrics;
-pub mod orphan_report;
+pub mod objects;
 pub mod queue;
 pub mod reflector;
 pub mod secrets;
-mod small_set;
 pub mod store;
 pub mod writer;
 
-pub use cache::Cache;
+pub use api::{ApiError, connect};
+pub use clock::{Clock, system_clock};
 pub use events::{Event, EventSink, EventType, ObjectReference};
 pub use journal::{Intent, IntentClass, Journal, JournalError};
-pub use kind::{ApiResource, Kind};
-pub use orphan_report::OrphanReport;
-pub use store::{Change, Lookup, ObjectStore};
-pub use writer::{ApiError, Precondition, Writer};
-
-use std::sync::Arc;
-
-/// The wall clock, injected: tests and simulation bring their own.
-pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
-
-/// The machine's wall clock.
-pub fn system_clock() -> Clock {
-    Arc::new(jiff::Timestamp::now)
-}
-
-/// Waits for a moment, or for ever where there is none.
-async fn sleep_until(deadline: Option<tokio::time::Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
-}
+pub use objects::{
+    DecodeError, Kind, decode,
+    orphan_report::{self, OrphanReport},
+};
+pub use store::{Cache, Change, Lookup, ObjectStore, cache};
+pub use writer::{Precondition, Writer};

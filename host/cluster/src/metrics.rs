@@ -1,5 +1,4 @@
-//! The cluster layer's metrics. Names of client-go and of its work queues are kept where the meaning is the
-//! same, so that dashboards survive.
+//! Metrics of this crate. Metrics with the meaning of client-go's have its names, so that dashboards work.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -7,7 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Seconds; client-go's workqueue buckets, from 10 ns to 10 s.
+/// Histogram buckets in seconds, from 10 ns to 10 s, as in client-go's work queues.
 const QUEUE_BUCKETS: [f64; 10] = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -32,7 +31,7 @@ struct OutcomeLabels {
     outcome: &'static str,
 }
 
-/// Handles to every metric of the crate; clones share them.
+/// All metrics of the crate. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     requests: Family<RequestLabels, Counter>,
@@ -41,7 +40,7 @@ pub struct Metrics {
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
     journal_entries: Gauge,
-    /// 1 while deletions are held back after a detected restore.
+    /// 1 while volume deletion is frozen after a detected restore.
     pub deletions_frozen: Gauge,
     depth: Family<QueueLabels, Gauge>,
     adds: Family<QueueLabels, Counter>,
@@ -71,12 +70,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Metrics that a scrape of `registry` shows.
+    /// Registers the metrics in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let m = metrics.clone();
-        registry.register("rest_client_requests", "Requests to the API by verb and HTTP code", m.requests);
-        registry.register("cofferdam_watch_relists", "Lists taken, the first one included", m.relists);
+        registry.register(
+            "rest_client_requests",
+            "Requests to the API server by verb and HTTP code",
+            m.requests,
+        );
+        registry.register("cofferdam_watch_relists", "Lists of reflectors, including the first", m.relists);
         registry.register(
             "cofferdam_undecodable_objects",
             "Objects that could not be decoded",
@@ -84,21 +87,21 @@ impl Metrics {
         );
         registry.register(
             "cofferdam_events",
-            "Events sent, folded into an earlier one, or dropped",
+            "Events sent, aggregated into an earlier one, or dropped",
             m.events,
         );
-        registry.register("cofferdam_journal_commits", "Writes of the intent journal", m.journal_commits);
+        registry.register("cofferdam_journal_commits", "Commits of the intent journal", m.journal_commits);
         registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
         registry.register(
             "cofferdam_deletions_frozen",
-            "1 while deletions are held back because the cluster was restored from a backup",
+            "1 while volume deletion is frozen because the cluster was restored from a backup",
             m.deletions_frozen,
         );
-        registry.register("workqueue_depth", "Keys that wait", m.depth);
+        registry.register("workqueue_depth", "Queued keys", m.depth);
         registry.register("workqueue_adds", "Keys added", m.adds);
-        registry.register("workqueue_retries", "Keys put back after a failure", m.retries);
-        registry.register("workqueue_queue_duration_seconds", "Time from added to taken", m.queue_duration);
-        registry.register("workqueue_work_duration_seconds", "Time from taken to done", m.work_duration);
+        registry.register("workqueue_retries", "Keys requeued after a failure", m.retries);
+        registry.register("workqueue_queue_duration_seconds", "Time in the queue", m.queue_duration);
+        registry.register("workqueue_work_duration_seconds", "Duration of a run", m.work_duration);
         metrics
     }
 
@@ -126,7 +129,7 @@ impl Metrics {
         self.journal_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
     }
 
-    /// Writes of the journal so far.
+    /// Number of journal commits.
     pub fn journal_commits(&self) -> u64 {
         self.journal_commits.get()
     }
@@ -143,7 +146,7 @@ impl Metrics {
     }
 }
 
-/// Metrics of one queue.
+/// Metrics of one work queue.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueMetrics {
     pub(crate) depth: Gauge,

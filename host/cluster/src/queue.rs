@@ -1,7 +1,7 @@
-//! A work queue: every key at most once, one at a time per key, exponential back-off per key.
+//! A work queue with unique keys, at most one run per key at a time, and exponential back-off per key.
 //!
-//! A key that is added while it runs runs again afterwards; one that waits for its back-off is overtaken by a
-//! change. So a burst of changes costs one more run, and a failing object never delays another.
+//! A key that is added during its run runs again afterwards. An added key does not wait for its back-off. A
+//! burst of changes therefore causes one more run, and a failing object does not delay others.
 
 use std::{
     cmp::Reverse,
@@ -9,79 +9,80 @@ use std::{
     fmt,
     future::Future,
     hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    clock::sleep_until,
     metrics::{Metrics, QueueMetrics},
-    sleep_until,
 };
 
-/// What a run of a key asks for.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing until the next change; the back-off is forgotten.
+    /// Success: wait for the next change and reset the back-off.
     Done,
-    /// At once again, behind the others: the world changed while deciding.
+    /// Run again immediately, after the queued keys: the state changed during the run.
     Requeue,
-    /// Again after this time, without counting as a failure.
+    /// Run again after this delay. This is not a failure.
     RequeueAfter(Duration),
-    /// Again after the back-off.
+    /// Failure: run again after the back-off.
     Backoff,
-    /// Again after this time, counting as a failure.
+    /// Failure: run again after this delay.
     BackoffFor(Duration),
 }
 
-/// Back-off of a key: doubles from `first` up to `most`.
+/// Exponential back-off: doubles from `initial` up to `max`.
 #[derive(Clone, Copy, Debug)]
 pub struct ExponentialBackoff {
-    /// After the first failure.
+    /// Delay after the first failure.
     pub initial: Duration,
-    /// Never longer.
+    /// Maximum delay.
     pub max: Duration,
 }
 
 impl ExponentialBackoff {
-    /// The pause after so many failures in a row.
+    /// The delay after a number of consecutive failures.
     pub fn delay(self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         self.initial.saturating_mul(1 << doublings).min(self.max)
     }
 
-    /// The same, with no pause that is longer than this.
+    /// The same back-off with a lower maximum.
     #[must_use]
     pub fn capped_at(self, max: Duration) -> Self {
         Self { max: self.max.min(max), ..self }
     }
 }
 
-/// Keys that a queue keeps room for: what a larger burst has taken is given back when it is over.
+/// Capacity that an idle queue retains. The memory of larger bursts is released.
 const RETAINED_CAPACITY: usize = 256;
 
 struct State<K> {
     ready: VecDeque<K>,
-    /// In `ready`, with the time of its adding.
+    /// Keys in `ready`, with the time when they were added.
     queued: HashMap<K, Instant>,
     running: HashSet<K>,
-    /// Added while running.
+    /// Keys that were added during their run.
     dirty: HashSet<K>,
-    /// Woken while running.
+    /// Keys of [`Queue::add_if_absent`] during their run.
     rerun_when_done: HashSet<K>,
     delayed: BinaryHeap<Reverse<(Instant, u64, K)>>,
-    /// The one entry of `delayed` that counts for a key; others are stale.
+    /// Ticket of a key's valid entry in `delayed`. Other entries are stale.
     due: HashMap<K, u64>,
     failures: HashMap<K, u32>,
-    /// How often in a row a key asked to run again at once.
+    /// Number of consecutive [`Action::Requeue`] results of a key.
     immediate_requeues: HashMap<K, u32>,
     last_ticket: u64,
 }
 
 impl<K: Eq + Hash + Ord> State<K> {
-    /// Gives back what a burst has taken, if it is over.
+    /// Releases the memory of a burst.
     fn shrink_when_idle(&mut self) {
         if !self.ready.is_empty()
             || !self.running.is_empty()
@@ -101,16 +102,16 @@ impl<K: Eq + Hash + Ord> State<K> {
     }
 }
 
-/// A key that asks so often in a row to run again at once does not see what the API sees: from then on it
-/// backs off. Real conflicts end after a few.
+/// Maximum number of consecutive immediate requeues of a key. Real conflicts need few; after more, the cache
+/// is out of date and the key backs off.
 const MAX_IMMEDIATE_REQUEUES: u32 = 8;
 
-/// The queue; clones share it.
+/// A work queue. Clones share it.
 pub struct Queue<K> {
-    shared: Arc<Shared<K>>,
+    inner: Arc<Inner<K>>,
 }
 
-struct Shared<K> {
+struct Inner<K> {
     state: Mutex<State<K>>,
     changed: Notify,
     backoff: ExponentialBackoff,
@@ -118,22 +119,22 @@ struct Shared<K> {
     name: &'static str,
 }
 
-impl<K> Drop for Shared<K> {
+impl<K> Drop for Inner<K> {
     fn drop(&mut self) {
-        // Queues of one name share their metrics, and others of them live on.
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Queues with the same name share metrics, so only this queue's keys are subtracted.
+        let state = self.state.get_mut();
         self.metrics.depth.dec_by(i64::try_from(state.ready.len()).unwrap_or(i64::MAX));
     }
 }
 
 impl<K> Clone for Queue<K> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self { inner: Arc::clone(&self.inner) }
     }
 }
 
 impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
-    /// An empty queue; `name` is its label in metrics.
+    /// An empty queue. `name` is its metric label.
     pub fn new(name: &'static str, backoff: ExponentialBackoff, metrics: &Metrics) -> Self {
         let state = State {
             ready: VecDeque::new(),
@@ -147,20 +148,20 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             immediate_requeues: HashMap::new(),
             last_ticket: 0,
         };
-        let shared = Shared {
+        let inner = Inner {
             state: Mutex::new(state),
             changed: Notify::new(),
             backoff,
             metrics: metrics.queue(name),
             name,
         };
-        Self { shared: Arc::new(shared) }
+        Self { inner: Arc::new(inner) }
     }
 
-    /// Adds a key: it runs as soon as a worker is free.
+    /// Adds a key, which runs as soon as a worker is available.
     pub fn add(&self, key: K) {
-        let mut state = self.lock();
-        self.shared.metrics.adds.inc();
+        let mut state = self.inner.state.lock();
+        self.inner.metrics.adds.inc();
         state.due.remove(&key);
         if state.running.contains(&key) {
             state.dirty.insert(key);
@@ -169,33 +170,32 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Adds a key unless it waits already, for a worker or for its time: a reminder, not a change. One that
-    /// runs may have looked before the reminder: it runs again, unless it ends with a time of its own.
+    /// Adds a key unless it is queued or delayed: for a resync, not for a change. A running key may have read
+    /// the state before this call, so it runs again if its result is [`Action::Done`].
     pub fn add_if_absent(&self, key: K) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         if state.running.contains(&key) {
             state.rerun_when_done.insert(key);
         } else if !state.due.contains_key(&key) {
-            self.shared.metrics.adds.inc();
+            self.inner.metrics.adds.inc();
             self.push_ready(&mut state, key);
         }
     }
 
-    /// Adds a key after a time, unless it is added before.
+    /// Adds a key after a delay. An earlier [`Queue::add`] replaces the delay.
     pub fn add_after(&self, key: K, delay: Duration) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         self.delay(&mut state, key, delay);
     }
 
-    /// How often the key failed in a row.
+    /// Number of consecutive failures of a key.
     pub fn failures(&self, key: &K) -> u32 {
-        self.lock().failures.get(key).copied().unwrap_or_default()
+        self.inner.state.lock().failures.get(key).copied().unwrap_or_default()
     }
 
-    /// Runs keys, at most `workers` at once, until `stop`; then waits for those that run.
+    /// Runs at most `workers` keys concurrently until `stop`, then waits for running keys.
     ///
-    /// `work` runs in a task of its own: a panic there is logged, counts as a failure of the key and touches
-    /// no other.
+    /// Each run is a task of its own. A panic is logged and counts as a failure of its key only.
     pub async fn run<F>(&self, workers: usize, stop: CancellationToken, work: impl Fn(K) -> F)
     where
         F: Future<Output = Action> + Send + 'static,
@@ -218,8 +218,10 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(done) = tasks.join_next_with_id(), if !tasks.is_empty() => self.handle_finished(done, &mut keys),
-                () = self.shared.changed.notified() => {}
+                Some(done) = tasks.join_next_with_id(), if !tasks.is_empty() => {
+                    self.handle_finished(done, &mut keys);
+                }
+                () = self.inner.changed.notified() => {}
                 () = sleep_until(next_due), if tasks.len() < workers.max(1) => self.promote_due(),
             }
         }
@@ -236,30 +238,30 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         match done {
             Ok((id, (key, started, outcome))) => {
                 keys.remove(&id);
-                self.shared.metrics.work_duration.observe(started.elapsed().as_secs_f64());
+                self.inner.metrics.work_duration.observe(started.elapsed().as_secs_f64());
                 self.finish(key, outcome);
             }
             Err(error) => {
                 let Some(key) = keys.remove(&error.id()) else { return };
-                tracing::error!(queue = self.shared.name, ?key, %error, "a run broke off; it is tried again");
+                tracing::error!(queue = self.inner.name, ?key, %error, "a run panicked; retrying");
                 self.finish(key, Action::Backoff);
             }
         }
     }
 
     fn pop_ready(&self) -> Option<K> {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         let key = state.ready.pop_front()?;
         if let Some(since) = state.queued.remove(&key) {
-            self.shared.metrics.queue_duration.observe(since.elapsed().as_secs_f64());
+            self.inner.metrics.queue_duration.observe(since.elapsed().as_secs_f64());
         }
         state.running.insert(key.clone());
-        self.shared.metrics.depth.dec();
+        self.inner.metrics.depth.dec();
         Some(key)
     }
 
     fn finish(&self, key: K, action: Action) {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         state.running.remove(&key);
         let action = if action == Action::Requeue {
             let requeues = state.immediate_requeues.entry(key.clone()).or_default();
@@ -273,10 +275,10 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         let failures = if failed {
             let failures = state.failures.entry(key.clone()).or_default();
             *failures = failures.saturating_add(1);
-            self.shared.metrics.retries.inc();
+            self.inner.metrics.retries.inc();
             *failures
         } else {
-            // Only a clean end forgets: a conflict in between says nothing about the failure before it.
+            // Only success resets the count: a requeue does not resolve earlier failures.
             if action == Action::Done {
                 state.failures.remove(&key);
             }
@@ -290,7 +292,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         match action {
             Action::Done | Action::Requeue => {}
             Action::RequeueAfter(delay) | Action::BackoffFor(delay) => self.delay(&mut state, key, delay),
-            Action::Backoff => self.delay(&mut state, key, self.shared.backoff.delay(failures)),
+            Action::Backoff => self.delay(&mut state, key, self.inner.backoff.delay(failures)),
         }
         state.shrink_when_idle();
     }
@@ -301,8 +303,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
         state.queued.insert(key.clone(), Instant::now());
         state.ready.push_back(key);
-        self.shared.metrics.depth.inc();
-        self.shared.changed.notify_one();
+        self.inner.metrics.depth.inc();
+        self.inner.changed.notify_one();
     }
 
     fn delay(&self, state: &mut State<K>, key: K, delay: Duration) {
@@ -310,12 +312,12 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         let ticket = state.last_ticket;
         state.due.insert(key.clone(), ticket);
         state.delayed.push(Reverse((Instant::now() + delay, ticket, key)));
-        self.shared.changed.notify_one();
+        self.inner.changed.notify_one();
     }
 
-    /// When the next delayed key is due.
+    /// Time of the next delayed key.
     fn next_due(&self) -> Option<Instant> {
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         loop {
             let Reverse((at, ticket, key)) = state.delayed.peek()?;
             if state.due.get(key) == Some(ticket) {
@@ -325,10 +327,10 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Moves keys whose time has come.
+    /// Queues the delayed keys that are due.
     fn promote_due(&self) {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = self.inner.state.lock();
         while let Some(Reverse((at, _, _))) = state.delayed.peek()
             && *at <= now
         {
@@ -342,11 +344,6 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
                 }
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<K>> {
-        // Nothing under the lock can panic half-way through a change.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

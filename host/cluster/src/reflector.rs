@@ -1,98 +1,76 @@
-//! List and watch of one kind into its table.
+//! Lists and watches one kind into its store.
 //!
-//! Written here rather than with a ready-made watcher because three things need the bare protocol: an object
-//! that does not decode must not fail its list, a list version below the highest one seen means a restored
-//! cluster, and objects are read from the answer's bytes straight into slim domain values.
+//! This is not kube's watcher, because three requirements need the bare protocol (ADR 0004): an undecodable
+//! object must not fail its list, a list version below the highest observed one means a restored cluster, and
+//! objects are decoded from the response's bytes directly into small domain values.
 
 use std::{fmt, time::Duration};
 
 use bytes::BytesMut;
-use cofferdam_domain::ids::{InvalidResourceVersion, ResourceVersion};
-use form_urlencoded::Serializer;
-use http::{Request, StatusCode, header};
+use cofferdam_domain::ids::ResourceVersion;
 use http_body_util::BodyExt;
-use kube::client::Body;
+use kube::core::Status;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
+pub use crate::api::Scope;
 use crate::{
-    decode,
-    deletion_freeze::RestoreDetected,
+    api::{ApiClient, ApiError, ListPage},
     events::{Event, EventSink, EventType, ObjectReference},
-    kind::{ApiResource, Kind},
+    index::Indexed,
     metrics::Metrics,
+    objects::{DecodeResult, Kind, decode},
     queue::ExponentialBackoff,
-    store::{DecodeResult, ObjectStore},
-    writer::{CachedKind, Writer},
+    store::{CachedKind, ObjectStore, RestoreDetected},
+    writer::Writer,
 };
 
-/// Objects per page of a list: the page that the API server's own clients use.
+/// Objects per page of a list, as in client-go.
 const LIST_PAGE_SIZE: u32 = 500;
-/// How long a watch lives before it is opened anew. Below the API server's default minimum of 30 minutes, so
-/// that connections spread over its replicas again.
+/// `timeoutSeconds` of a watch. It is below kube-apiserver's default minimum of 30 minutes, so that
+/// connections spread over the replicas again.
 const WATCH_SECONDS: u64 = 290;
-/// A watch that has not ended by itself this long after [`WATCH_SECONDS`] hangs on a dead connection.
+/// Deadline of a watch. A watch that has not ended by then has a dead connection.
 const WATCH_DEADLINE: Duration = Duration::from_secs(WATCH_SECONDS + 15);
-/// A watch that ends sooner, and not by itself, has not worked: lists at its pace would be a flood.
+/// A shorter watch counts as a failure, so that watches that end immediately do not cause a list each.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
-/// One page of a list must come within this time.
+/// Timeout of one list page.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
-/// The largest page of a list: 500 objects at the API's limit for one would be more, but none are near it.
+/// Maximum size of a list page. 500 objects of the maximum object size would exceed it, but real objects are
+/// far smaller.
 const MAX_PAGE_BYTES: usize = 256 << 20;
-/// The longest watch line that is read: the API's limit for an object is 1.5 MiB, twice, and room for
-/// escapes.
+/// Maximum size of a watch event: twice the API server's limit of 1.5 MiB per object, plus JSON escapes.
 const MAX_EVENT_BYTES: usize = 8 << 20;
-/// Pause before a kind that the cluster does not have is looked for again: an API appears with an upgrade of
-/// the cluster.
+/// Delay between lists of a kind that the API server does not serve. It may serve it after an upgrade.
 const MISSING_KIND_RETRY_DELAY: Duration = Duration::from_secs(60);
 const RETRY_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// Which objects of a kind are watched.
-#[derive(Clone, Debug, Default)]
-pub struct Scope {
-    /// One namespace, or all of them.
-    pub namespace: Option<String>,
-    /// `fieldSelector`
-    pub field_selector: Option<String>,
-    /// `labelSelector`
-    pub label_selector: Option<String>,
+/// The end of a watch.
+#[derive(Debug)]
+enum WatchEnd {
+    /// The normal end. Open the next watch.
+    Completed,
+    /// No event, not even a bookmark, or a bookmark below the start version. A watch from a version that the
+    /// cluster has not reached behaves like this, so list again.
+    Uncertain,
+    /// The version is too old (410 Gone). List again.
+    Expired,
+    /// The watch failed. Back off, then watch from the same version.
+    Failed(ApiError),
 }
 
-impl Scope {
-    /// The collection of a kind in this scope, with a query.
-    pub(crate) fn path<'q>(
-        &self,
-        resource: ApiResource,
-        query: impl IntoIterator<Item = (&'q str, &'q str)>,
-    ) -> String {
-        let mut serializer = Serializer::new(String::new());
-        serializer.extend_pairs(query);
-        serializer.extend_pairs(self.field_selector.iter().map(|fields| ("fieldSelector", fields)));
-        serializer.extend_pairs(self.label_selector.iter().map(|labels| ("labelSelector", labels)));
-        format!("{}?{}", resource.collection_path(self.namespace.as_deref()), serializer.finish())
+impl From<ApiError> for WatchEnd {
+    fn from(error: ApiError) -> Self {
+        if error.is_expired() { Self::Expired } else { Self::Failed(error) }
     }
 }
 
-/// Why a list or a watch ended.
-#[derive(Debug)]
-enum WatchEnd {
-    /// In the normal way: open the next one.
-    Completed,
-    /// Without a word, not even a bookmark, or with a bookmark from before where it began: that is how a
-    /// watch from a version behaves that the cluster has not reached, so the list must tell.
-    Uncertain,
-    /// The version is too old (410): list anew.
-    Expired,
-    /// Something went wrong; wait, then go on.
-    Failed(String),
-}
-
-/// Keeps a kind's table equal to the cluster until `stop`.
+/// Keeps the cached objects of a kind up to date until `stop`.
 ///
 /// # Errors
-/// [`Restored`], once; everything else is waited out.
+/// [`RestoreDetected`]. All other errors are retried.
 pub async fn run_reflector<K: CachedKind>(
     writer: &Writer,
     events: &EventSink,
@@ -101,23 +79,23 @@ pub async fn run_reflector<K: CachedKind>(
     stop: CancellationToken,
 ) -> Result<(), RestoreDetected> {
     let result = run_reflector_into(K::store(writer.cache()), writer, events, metrics, scope, stop).await;
-    // Who works with the cache hears of it before anybody tells them to stop.
+    // Users of the cache see the restore before they are stopped.
     result.inspect_err(|restored| writer.cache().restore_detector.report(restored.clone()))
 }
 
-/// The same for a table that is not of the writer's cache: for what needs more of a kind than the roles do.
+/// As [`run_reflector`], for a store outside the writer's cache.
 ///
 /// # Errors
-/// [`Restored`], once; everything else is waited out.
-pub async fn run_reflector_into<K: Kind>(
-    table: &ObjectStore<K>,
+/// [`RestoreDetected`]. All other errors are retried.
+pub async fn run_reflector_into<K: Indexed>(
+    store: &ObjectStore<K>,
     writer: &Writer,
     events: &EventSink,
     metrics: &Metrics,
     scope: Scope,
     stop: CancellationToken,
 ) -> Result<(), RestoreDetected> {
-    let reflector = Reflector { writer, events, metrics, scope, table };
+    let reflector = Reflector { writer, events, metrics, scope, store };
     tokio::select! {
         biased;
         () = stop.cancelled() => Ok(()),
@@ -125,50 +103,12 @@ pub async fn run_reflector_into<K: Kind>(
     }
 }
 
-struct Reflector<'a, K: Kind> {
+struct Reflector<'a, K: Indexed> {
     writer: &'a Writer,
     events: &'a EventSink,
     metrics: &'a Metrics,
     scope: Scope,
-    table: &'a ObjectStore<K>,
-}
-
-/// `metadata` of a list.
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct ListMeta {
-    resource_version: String,
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
-}
-
-/// A list, or a part of it.
-#[derive(Deserialize)]
-pub(crate) struct ListPage<'a> {
-    #[serde(default)]
-    metadata: ListMeta,
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-impl<'a> ListPage<'a> {
-    /// `metadata.resourceVersion`.
-    ///
-    /// # Errors
-    /// When that is no number.
-    pub(crate) fn version(&self) -> Result<ResourceVersion, InvalidResourceVersion> {
-        self.metadata.resource_version.parse()
-    }
-
-    /// The token of the next part; there is none after the last.
-    pub(crate) fn take_continue_token(&mut self) -> Option<String> {
-        self.metadata.continue_token.take().filter(|token| !token.is_empty())
-    }
-
-    /// The objects of this part.
-    pub(crate) fn items(self) -> impl Iterator<Item = &'a RawValue> {
-        self.items.into_iter().flatten()
-    }
+    store: &'a ObjectStore<K>,
 }
 
 #[derive(Deserialize)]
@@ -179,18 +119,7 @@ struct WatchEvent<'a> {
     object: &'a RawValue,
 }
 
-/// Why a list did not come.
-#[derive(Debug, thiserror::Error)]
-enum ListError {
-    /// The API answered something else.
-    #[error("{1}")]
-    Refused(StatusCode, String),
-    /// There was no answer, or none that can be read.
-    #[error("{0}")]
-    Failed(String),
-}
-
-impl<K: Kind> Reflector<'_, K> {
+impl<K: Indexed> Reflector<'_, K> {
     async fn run(&self) -> RestoreDetected {
         let mut failures = 0;
         loop {
@@ -201,8 +130,8 @@ impl<K: Kind> Reflector<'_, K> {
                     }
                 }
                 Ok(Err(restored)) => return restored,
-                Err(ListError::Refused(StatusCode::NOT_FOUND, _)) if K::OPTIONAL => {
-                    self.table.clear();
+                Err(ApiError::NotFound(_)) if K::OPTIONAL => {
+                    self.store.clear();
                     tokio::time::sleep(MISSING_KIND_RETRY_DELAY).await;
                 }
                 Err(error) => self.back_off(&mut failures, "list", &error).await,
@@ -210,7 +139,7 @@ impl<K: Kind> Reflector<'_, K> {
         }
     }
 
-    /// Watches, one watch after the other, until only a list can tell how things are.
+    /// Runs watches until a list is needed.
     async fn watch_loop(
         &self,
         mut version: ResourceVersion,
@@ -218,15 +147,15 @@ impl<K: Kind> Reflector<'_, K> {
     ) -> Result<(), RestoreDetected> {
         let mut just_listed = true;
         loop {
-            // Time has passed since the last list, and a restored cluster opens a watch from a version that
-            // it does not have yet as if nothing were wrong.
+            // A restored cluster accepts a watch from a version that it has not reached, so compare versions
+            // before each watch.
             if !std::mem::take(&mut just_listed) {
-                let highest_seen = self.table.highest_version();
-                match self.writer.current_version::<K>(&self.scope).await {
-                    // Told here: by the time of a list it may have caught up.
+                let highest_seen = self.store.highest_version();
+                match self.api().current_version(K::RESOURCE, &self.scope).await {
+                    // A list may come too late: the cluster may have reached the version by then.
                     Ok(now) => {
                         RestoreDetected::detect_rollback(K::RESOURCE.kind, highest_seen, now)?;
-                        self.table.observe_version(now);
+                        self.store.observe_version(now);
                     }
                     Err(error) => {
                         self.back_off(failures, "watch", &error).await;
@@ -244,21 +173,20 @@ impl<K: Kind> Reflector<'_, K> {
                 *failures = 0;
             }
             match end {
-                // Whoever ends each watch after its first event would be asked all the time.
+                // An API server that ends each watch after one event would otherwise cause a busy loop.
                 WatchEnd::Completed if is_short => {
-                    self.back_off(failures, "watch", &"it ended at once").await
+                    self.back_off(failures, "watch", &"it ended immediately").await
                 }
                 WatchEnd::Completed => {}
                 WatchEnd::Uncertain | WatchEnd::Expired => {
                     if is_short {
-                        self.back_off(failures, "watch", &"it ended at once").await;
+                        self.back_off(failures, "watch", &"it ended immediately").await;
                     }
                     return Ok(());
                 }
-                WatchEnd::Failed(message) => {
-                    self.back_off(failures, "watch", &message).await;
-                    // A broken connection heals by the next watch. What does not is something else, and a
-                    // list says what.
+                WatchEnd::Failed(error) => {
+                    self.back_off(failures, "watch", &error).await;
+                    // The next watch recovers from a broken connection. Other failures need a list.
                     if *failures > 1 {
                         return Ok(());
                     }
@@ -267,17 +195,18 @@ impl<K: Kind> Reflector<'_, K> {
         }
     }
 
-    /// One failure more, told and waited out.
+    /// Counts and logs a failure, then sleeps for the back-off.
     async fn back_off(&self, failures: &mut u32, operation: &str, problem: &impl fmt::Display) {
         *failures += 1;
         let delay = RETRY_BACKOFF.delay(*failures);
-        tracing::warn!(kind = K::RESOURCE.kind, "{operation} failed, again in {delay:?}: {problem}");
+        tracing::warn!(kind = K::RESOURCE.kind, "{operation} failed, retrying in {delay:?}: {problem}");
         tokio::time::sleep(delay).await;
     }
 
-    async fn list(&self) -> Result<Result<ResourceVersion, RestoreDetected>, ListError> {
-        // Taken before the request: what is written while the list travels must not look like a future.
-        let highest_seen = self.table.highest_version();
+    async fn list(&self) -> Result<Result<ResourceVersion, RestoreDetected>, ApiError> {
+        // Read before the request: a write during the list must not look like a rollback.
+        let highest_seen = self.store.highest_version();
+        let target = K::RESOURCE.plural;
         let mut items: Vec<DecodeResult<K>> = Vec::new();
         let mut continue_token: Option<String> = None;
         let mut version = None;
@@ -285,23 +214,25 @@ impl<K: Kind> Reflector<'_, K> {
             let limit = LIST_PAGE_SIZE.to_string();
             let token = continue_token.as_deref().map(|token| ("continue", token));
             let path = self.path([("limit", limit.as_str())].into_iter().chain(token));
-            let body = tokio::time::timeout(LIST_TIMEOUT, self.fetch(&path))
-                .await
-                .map_err(|_| ListError::Failed(format!("no answer within {LIST_TIMEOUT:?}")))?;
+            let body =
+                tokio::time::timeout(LIST_TIMEOUT, self.fetch_page(&path)).await.unwrap_or_else(|_| {
+                    let message = format!("no response within {LIST_TIMEOUT:?}");
+                    Err(ApiError::Unavailable { target: target.to_owned(), message })
+                });
             let body = match body {
                 Ok(body) => body,
-                // A page token that expired: the list starts over, on a newer version.
-                Err(ListError::Refused(StatusCode::GONE, _)) if continue_token.is_some() => {
+                // The page token expired: restart the list at a newer version.
+                Err(error) if error.is_expired() && continue_token.is_some() => {
                     (items, continue_token, version) = (Vec::new(), None, None);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            let unreadable =
-                |reason: &dyn fmt::Display| ListError::Failed(format!("unreadable list: {reason}"));
-            let mut page: ListPage<'_> = serde_json::from_slice(&body).map_err(|error| unreadable(&error))?;
-            // Later pages show the state of the first one.
-            let version = *version.get_or_insert(page.version().map_err(|error| unreadable(&error))?);
+            let mut page: ListPage<'_> =
+                serde_json::from_slice(&body).map_err(|error| ApiError::invalid_response(target, error))?;
+            let page_version = page.version().map_err(|error| ApiError::invalid_response(target, error))?;
+            // Later pages have the state of the first page.
+            let version = *version.get_or_insert(page_version);
             continue_token = page.take_continue_token();
             items.extend(page.items().filter_map(|item| self.decode(item)));
             if continue_token.is_some() {
@@ -311,40 +242,33 @@ impl<K: Kind> Reflector<'_, K> {
                 return Ok(Err(restored));
             }
             self.metrics.relist(K::RESOURCE.kind);
-            self.table.replace(items, version);
+            self.store.replace(items, version);
             return Ok(Ok(version));
         }
     }
 
-    /// The collection in this follower's scope, with a query.
+    /// Path of the collection in the reflector's scope, with a query.
     fn path<'q>(&self, query: impl IntoIterator<Item = (&'q str, &'q str)>) -> String {
         self.scope.path(K::RESOURCE, query)
     }
 
-    async fn fetch(&self, path: &str) -> Result<bytes::Bytes, ListError> {
-        let response = self.open(path).await.map_err(ListError::Failed)?;
-        let status = response.status();
+    async fn fetch_page(&self, path: &str) -> Result<bytes::Bytes, ApiError> {
+        let response = self.api().open(path, K::RESOURCE.plural).await?;
         let body = http_body_util::Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
-        let body = body.map_err(|error| ListError::Failed(error.to_string()))?.to_bytes();
-        if status.is_success() {
-            Ok(body)
-        } else {
-            Err(ListError::Refused(status, status_message(status, &body)))
-        }
+        Ok(body.map_err(|error| ApiError::unavailable(K::RESOURCE.plural, &*error))?.to_bytes())
     }
 
-    async fn open(&self, path: &str) -> Result<http::Response<Body>, String> {
-        let request = Request::get(path).header(header::ACCEPT, "application/json");
-        let request = request.body(Body::empty()).map_err(|error| error.to_string())?;
-        self.writer.client().send(request).await.map_err(|error| error.to_string())
+    fn api(&self) -> &ApiClient {
+        self.writer.api()
     }
 
     async fn watch(&self, version: &mut ResourceVersion) -> WatchEnd {
         match tokio::time::timeout(WATCH_DEADLINE, self.read_events(version)).await {
             Ok(ended) => ended,
-            Err(_) => WatchEnd::Failed(format!(
-                "nothing ended the watch within {WATCH_DEADLINE:?}: dead connection"
-            )),
+            Err(_) => {
+                let message = format!("the watch did not end within {WATCH_DEADLINE:?}: dead connection");
+                WatchEnd::Failed(ApiError::Unavailable { target: K::RESOURCE.plural.to_owned(), message })
+            }
         }
     }
 
@@ -356,26 +280,17 @@ impl<K: Kind> Reflector<'_, K> {
             ("timeoutSeconds", timeout.as_str()),
             ("resourceVersion", start_version.as_str()),
         ]);
-        let response = match self.open(&path).await {
-            Ok(response) => response,
-            Err(message) => return WatchEnd::Failed(message),
+        let mut body = match self.api().open(&path, K::RESOURCE.plural).await {
+            Ok(response) => response.into_body(),
+            Err(error) => return error.into(),
         };
-        let status = response.status();
-        let mut body = response.into_body();
-        if status == StatusCode::GONE {
-            return WatchEnd::Expired;
-        }
-        if !status.is_success() {
-            let text = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-            return WatchEnd::Failed(status_message(status, &text));
-        }
         let mut buffer = BytesMut::new();
         let mut is_empty = true;
         loop {
             let frame = match body.frame().await {
                 None if is_empty => return WatchEnd::Uncertain,
                 None => return WatchEnd::Completed,
-                Some(Err(error)) => return WatchEnd::Failed(error.to_string()),
+                Some(Err(error)) => return ApiError::unavailable(K::RESOURCE.plural, &error).into(),
                 Some(Ok(frame)) => frame,
             };
             if let Ok(data) = frame.into_data() {
@@ -389,7 +304,9 @@ impl<K: Kind> Reflector<'_, K> {
                 }
             }
             if buffer.len() > MAX_EVENT_BYTES {
-                return WatchEnd::Failed(format!("a watch event is longer than {MAX_EVENT_BYTES} bytes"));
+                let message =
+                    format!("a watch event has {} bytes: expected at most {MAX_EVENT_BYTES}", buffer.len());
+                return ApiError::invalid_response(K::RESOURCE.plural, message).into();
             }
         }
     }
@@ -398,7 +315,10 @@ impl<K: Kind> Reflector<'_, K> {
         let event: WatchEvent<'_> = match serde_json::from_slice(line) {
             Ok(event) => event,
             Err(_) if line.trim_ascii().is_empty() => return Ok(()),
-            Err(error) => return Err(WatchEnd::Failed(format!("unreadable watch event: {error}"))),
+            Err(error) => {
+                let message = format!("malformed watch event: {error}");
+                return Err(ApiError::invalid_response(K::RESOURCE.plural, message).into());
+            }
         };
         match event.kind {
             "ADDED" | "MODIFIED" => {
@@ -407,43 +327,36 @@ impl<K: Kind> Reflector<'_, K> {
                         .as_ref()
                         .map_or_else(|o| o.resource_version, Kind::resource_version)
                         .max(*version);
-                    self.table.apply(decoded);
+                    self.store.apply(decoded);
                 }
             }
             "DELETED" => {
                 if let Some(decoded) = self.decode(event.object) {
                     let (key, uid, at) = match &decoded {
                         Ok(object) => (object.key(), &object.meta().uid, object.resource_version()),
-                        Err(opaque) => (opaque.key.clone(), &opaque.uid, opaque.resource_version),
+                        Err(undecodable) => {
+                            (undecodable.key.clone(), &undecodable.uid, undecodable.resource_version)
+                        }
                     };
                     *version = at.max(*version);
-                    self.table.delete(&key, uid, at);
+                    self.store.delete(&key, uid, at);
                 }
             }
             "BOOKMARK" => {
-                if let Ok(at) = parse_list_version(event.object.get()) {
+                let bookmark = serde_json::from_str::<ListPage<'_>>(event.object.get());
+                if let Ok(Ok(at)) = bookmark.map(|bookmark| bookmark.version()) {
                     if at < *version {
                         return Err(WatchEnd::Uncertain);
                     }
                     *version = at.max(*version);
-                    self.table.observe_version(at);
+                    self.store.observe_version(at);
                 }
             }
             "ERROR" => {
-                #[derive(Deserialize, Default)]
-                #[serde(default)]
-                struct Status {
-                    code: u16,
-                    message: String,
-                }
                 let status: Status = serde_json::from_str(event.object.get()).unwrap_or_default();
-                return Err(if status.code == StatusCode::GONE.as_u16() {
-                    WatchEnd::Expired
-                } else {
-                    WatchEnd::Failed(format!("{} ({})", status.message, status.code))
-                });
+                return Err(ApiError::from_watch_event(status, K::RESOURCE.plural).into());
             }
-            // A type that this build does not know carries nothing that it could use.
+            // Unknown event types are ignored.
             _ => {}
         }
         Ok(())
@@ -452,24 +365,29 @@ impl<K: Kind> Reflector<'_, K> {
     fn decode(&self, item: &RawValue) -> Option<DecodeResult<K>> {
         match decode::object::<K>(item.get()) {
             Ok(Ok(object)) => Some(Ok(object)),
-            Ok(Err(opaque)) => {
+            Ok(Err(undecodable)) => {
                 self.metrics.undecodable(K::RESOURCE.kind);
-                let (namespace, name) = K::key_parts(&opaque.key);
-                tracing::warn!(kind = K::RESOURCE.kind, object = %opaque.key, "left alone: {}", opaque.reason);
+                let (namespace, name) = K::key_parts(&undecodable.key);
+                tracing::warn!(
+                    kind = K::RESOURCE.kind,
+                    object = %undecodable.key,
+                    "ignoring an undecodable object: {}",
+                    undecodable.reason
+                );
                 self.events.publish(Event {
                     involved_object: ObjectReference {
                         resource: K::RESOURCE,
                         namespace: namespace.unwrap_or_default().into(),
                         name: name.into(),
-                        uid: opaque.uid.clone(),
-                        resource_version: opaque.resource_version,
+                        uid: undecodable.uid.clone(),
+                        resource_version: undecodable.resource_version,
                     },
                     event_type: EventType::Warning,
                     reason: "Undecodable",
-                    note: format!("Cofferdam leaves this object alone: {}", opaque.reason),
+                    note: format!("Cofferdam ignores this object: {}", undecodable.reason),
                     component: "cofferdam".into(),
                 });
-                Some(Err(opaque))
+                Some(Err(undecodable))
             }
             Err(reason) => {
                 self.metrics.undecodable(K::RESOURCE.kind);
@@ -478,25 +396,4 @@ impl<K: Kind> Reflector<'_, K> {
             }
         }
     }
-}
-
-/// `metadata.resourceVersion` of a bookmark or a list.
-pub(crate) fn parse_list_version(json: &str) -> Result<ResourceVersion, String> {
-    #[derive(Deserialize)]
-    struct Object {
-        metadata: ListMeta,
-    }
-    let object: Object = serde_json::from_str(json).map_err(|error| error.to_string())?;
-    let version = object.metadata.resource_version.parse();
-    version.map_err(|error: InvalidResourceVersion| error.to_string())
-}
-
-fn status_message(status: StatusCode, body: &[u8]) -> String {
-    #[derive(Deserialize, Default)]
-    #[serde(default)]
-    struct Status {
-        message: String,
-    }
-    let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
-    format!("{} ({status})", parsed.message)
 }

@@ -1,4 +1,4 @@
-//! Secrets, read when they are needed: never watched, never kept.
+//! Secrets. They are read on demand and neither watched nor cached.
 
 use std::collections::BTreeMap;
 
@@ -10,33 +10,32 @@ use cofferdam_domain::{
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-use crate::writer::{ApiError, Writer};
+use crate::{api::ApiError, writer::Writer};
 
-/// What a Secret holds, as texts: drivers get nothing else.
+/// Reads the values of a Secret as text.
 ///
 /// # Errors
-/// [`WriteError`]; `NotFound` where there is no such Secret, `Answer` where a value is no text. None of them
-/// holds a value.
+/// [`ApiError::NotFound`] if the Secret does not exist, [`ApiError::InvalidResponse`] if a value is not UTF-8
+/// text. No error contains a value.
 pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, ApiError> {
     #[derive(Deserialize)]
     struct Wire<'a> {
-        // Base64 has nothing that JSON escapes: it need not be copied.
+        // Base64 needs no JSON escapes, so it can be borrowed.
         #[serde(borrow)]
         data: Option<BTreeMap<String, &'a str>>,
     }
     let target = format!("Secret {secret}");
     let path = format!("/api/v1/namespaces/{}/secrets/{}", secret.namespace, secret.name);
-    let answer = Zeroizing::new(writer.read(&path, &target).await?);
-    let unreadable = |message: String| ApiError::InvalidResponse { target: target.clone(), message };
-    // The parser's own words may repeat what it has read.
+    let response = Zeroizing::new(writer.api().read(&path, &target).await?);
+    // The parser's error may contain a value, so it is dropped.
     let wire: Wire<'_> =
-        serde_json::from_str(&answer).map_err(|_| unreadable("it is not a Secret".to_owned()))?;
+        serde_json::from_str(&response).map_err(|_| ApiError::invalid_response(&target, "not a Secret"))?;
     let texts = wire.data.into_iter().flatten().map(|(key, value)| {
         let bytes = STANDARD.decode(value).map(Zeroizing::new).ok();
         let text = bytes.as_deref().and_then(|bytes| std::str::from_utf8(bytes).ok());
         match text {
             Some(text) => Ok((key, Secret::new(text))),
-            None => Err(unreadable(format!("data.{key} is no text of UTF-8"))),
+            None => Err(ApiError::invalid_response(&target, format!("data.{key} is not UTF-8 text"))),
         }
     });
     texts.collect()

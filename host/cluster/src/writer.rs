@@ -1,187 +1,85 @@
-//! Writes to the API: each one states what it depends on, and its answer goes through the cache.
+//! Writes to the API server. Each write has preconditions, and the cache is updated from its response.
 //!
-//! A decision over the whole object is a merge patch that carries the resourceVersion it was made on; a list
-//! member is a JSON patch that tests the uid and the element. There is no whole-object update: fields that
-//! this build does not know survive.
+//! Merge patches carry the resourceVersion that the decision was based on. Changes of list members are JSON
+//! patches that test the uid and the element. Objects are never replaced as a whole, so fields that this
+//! build does not know are preserved.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use bytes::Bytes;
-use cofferdam_domain::{
-    Uid,
-    ids::{InvalidResourceVersion, ResourceVersion},
-};
-use http::{Method, Request, StatusCode, header};
-use http_body_util::BodyExt;
-use kube::client::Body;
-use serde::{Deserialize, Serialize};
+use cofferdam_domain::{Uid, ids::ResourceVersion};
+use http::Method;
+use kube::core::params::{DeleteParams, Preconditions};
 use serde_json::{Value, json};
 
+pub use crate::store::CachedKind;
 use crate::{
-    cache::Cache,
-    decode,
-    kind::{ApiResource, Kind},
+    api::{ApiClient, ApiError, ApiResource, JSON_PATCH_CONTENT_TYPE, ListPage, Scope},
     metrics::Metrics,
-    reflector::{self, ListPage, Scope},
-    store::{DecodeResult, ObjectStore},
+    objects::{DecodeResult, Kind, decode},
+    store::Cache,
 };
 
-/// How long one request may take before its outcome counts as unknown. The API server's own limit for
-/// non-watch requests is 60 s; half of it leaves room for a second try within a caller's patience.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// No answer to a request that this crate sends is larger: a list page of 500 objects stays below it.
-const MAX_RESPONSE_BYTES: usize = 64 << 20;
-
-/// Objects per page of a list: the page that the API server's own clients use.
+/// Objects per page of a list, as in client-go.
 const LIST_PAGE_SIZE: &str = "500";
 
-const ACCEPT_JSON: &str = "application/json";
-const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
-/// Asks for an answer without spec and status.
-const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-
-/// Why a request to the API failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ApiError {
-    /// The object is not as the decision saw it (409 Conflict, or a JSON patch test that failed). Normal:
-    /// read again, decide again; neither an event nor an error log.
-    #[error("{0} has changed meanwhile")]
-    Conflict(String),
-    /// The object is gone.
-    #[error("{0} does not exist")]
-    NotFound(String),
-    /// An object of that name exists.
-    #[error("{0} already exists")]
-    AlreadyExists(String),
-    /// The API refuses: forbidden, invalid, too large. Trying again without a change does not help.
-    #[error("the API refuses {target}: {message} ({code})")]
-    Refused {
-        /// What was to be written.
-        target: String,
-        /// HTTP status.
-        code: u16,
-        /// The API's own words.
-        message: String,
-    },
-    /// No answer, or one that says "later": the request may or may not have had its effect.
-    #[error("the API did not answer for {target}: {message}")]
-    Unavailable {
-        /// What was to be written.
-        target: String,
-        /// What went wrong on the way.
-        message: String,
-    },
-    /// The answer cannot be read.
-    #[error("the API's answer for {target} cannot be read: {message}")]
-    InvalidResponse {
-        /// What was written.
-        target: String,
-        /// Which part of the answer.
-        message: String,
-    },
-}
-
-/// What a delete depends on.
+/// Preconditions of a delete.
 #[derive(Clone, Debug, Default)]
 pub struct Precondition {
-    /// The object must still be this one.
+    /// Required uid of the object.
     pub uid: Option<Uid>,
-    /// And at this version.
+    /// Required resourceVersion of the object.
     pub resource_version: Option<ResourceVersion>,
 }
 
-/// A kind with a table in the cache.
-pub trait CachedKind: Kind {
-    /// Where the cache keeps the kind.
-    fn store(cache: &Cache) -> &ObjectStore<Self>;
-}
-
-macro_rules! cached {
-    ($($kind:ident => $field:ident),*) => {$(
-        impl CachedKind for cofferdam_domain::$kind {
-            fn store(cache: &Cache) -> &ObjectStore<Self> {
-                &cache.$field
-            }
-        }
-    )*};
-}
-cached!(
-    Claim => claims, Volume => volumes, StorageClass => classes, Pod => pods, VolumeAttachment => attachments,
-    CsiNode => csi_nodes, CsiDriver => csi_drivers, Node => nodes, VolumeAttributesClass => attributes_classes
-);
-
-/// Part of an object that a patch addresses.
+/// The part of an object that a patch changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchTarget {
-    /// The object without its status.
+    /// The object except its status.
     Object,
-    /// The status alone.
+    /// The `status` subresource.
     Status,
 }
 
-/// The client side of the API: writes with write-through, and the live reads that a decision needs now and
-/// then.
+/// Writes and live reads. Their responses update the cache.
 #[derive(Clone)]
 pub struct Writer {
-    client: kube::Client,
+    api: ApiClient,
     cache: Arc<Cache>,
-    metrics: Metrics,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Status {
-    message: String,
-    reason: String,
-    details: Details,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Details {
-    causes: Vec<Cause>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Cause {
-    field: String,
 }
 
 impl Writer {
-    /// A writer over a client without retries of its own, whose answers go to `cache`.
+    /// A writer that updates `cache`. `client` must not retry.
     pub fn new(client: kube::Client, cache: Arc<Cache>, metrics: Metrics) -> Self {
-        Self { client, cache, metrics }
+        Self { api: ApiClient::new(client, metrics), cache }
     }
 
-    /// The client, for watches.
-    pub fn client(&self) -> &kube::Client {
-        &self.client
+    /// The client, for requests that do not use the cache.
+    pub fn api(&self) -> &ApiClient {
+        &self.api
     }
 
-    /// The cache that answers go through.
+    /// The cache.
     pub fn cache(&self) -> &Arc<Cache> {
         &self.cache
     }
 
-    /// Creates an object from its JSON and caches the answer.
+    /// Creates an object and caches the response.
     ///
     /// # Errors
-    /// [`WriteError`]; `AlreadyExists` where the name is taken.
+    /// [`ApiError::AlreadyExists`] if an object of that name exists.
     pub async fn create<K: CachedKind>(&self, namespace: Option<&str>, body: &Value) -> Result<K, ApiError> {
         let name = body.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = K::RESOURCE.collection_path(namespace);
         let highest_seen = K::store(&self.cache).highest_version();
-        let answer = self.send_json(Method::POST, &path, "application/json", body, &target).await?;
-        self.cache_write_response(&answer, &target, highest_seen, None)
+        let response = self.api.send_json(Method::POST, &path, "application/json", body, &target).await?;
+        self.cache_write_response(&response, &target, highest_seen, None)
     }
 
-    /// Merge patch on an object as it was at `version`, and caches the answer.
+    /// Applies a merge patch to an object at `version` and caches the response.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    /// [`ApiError::Conflict`] if the object has another version.
     pub async fn merge_patch<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -192,11 +90,11 @@ impl Writer {
         self.patch(key, part, version, patch, "application/merge-patch+json").await
     }
 
-    /// The same as a strategic merge patch: members of lists that have a key are changed one by one, and the
-    /// others stay.
+    /// Applies a strategic merge patch, which merges lists with a merge key by element, and caches the
+    /// response.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    /// [`ApiError::Conflict`] if the object has another version.
     pub async fn strategic_merge_patch<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -226,15 +124,15 @@ impl Writer {
         }
         let path = object_path(K::RESOURCE, namespace, name, part);
         let highest_seen = K::store(&self.cache).highest_version();
-        let answer = self.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
-        self.cache_write_response(&answer, &target, highest_seen, Some(version))
+        let response = self.api.send_json(Method::PATCH, &path, content_type, &patch, &target).await?;
+        self.cache_write_response(&response, &target, highest_seen, Some(version))
     }
 
-    /// JSON patch (RFC 6902) on an object of this uid, and caches the answer. `operations` test what they
-    /// depend on.
+    /// Applies a JSON patch (RFC 6902) to an object of this uid and caches the response. `operations` include
+    /// the tests of their preconditions.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where a test fails.
+    /// [`ApiError::Conflict`] if a test fails.
     pub async fn json_patch<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -246,14 +144,15 @@ impl Writer {
         operations.insert(0, json!({"op": "test", "path": "/metadata/uid", "value": uid}));
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
         let body = Value::Array(operations);
-        let answer = self.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
-        self.cache_response(&answer, &target)
+        let response =
+            self.api.send_json(Method::PATCH, &path, JSON_PATCH_CONTENT_TYPE, &body, &target).await?;
+        self.cache_response(&response, &target)
     }
 
-    /// Removes a finalizer that stands at `index`, if it still does.
+    /// Removes the finalizer at `index`.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where another finalizer stands there now.
+    /// [`ApiError::Conflict`] if another finalizer is at that index.
     pub async fn remove_finalizer<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -264,17 +163,17 @@ impl Writer {
         self.remove_finalizers(key, uid, &mut [(index, name)]).await
     }
 
-    /// Removes finalizers, each with the index at which it stands, if all of them still do.
+    /// Removes finalizers, each by index and name.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where another finalizer stands at one of the places now.
+    /// [`ApiError::Conflict`] if another finalizer is at one of the indexes.
     pub async fn remove_finalizers<K: CachedKind>(
         &self,
         key: &K::Key,
         uid: &Uid,
         finalizers: &mut [(usize, &str)],
     ) -> Result<K, ApiError> {
-        // The last one first: what is removed moves those behind it.
+        // Highest index first: a removal shifts the elements after it.
         finalizers.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         let operations = finalizers.iter().flat_map(|(index, name)| {
             let path = format!("/metadata/finalizers/{index}");
@@ -283,10 +182,10 @@ impl Writer {
         self.json_patch(key, uid, operations.collect()).await
     }
 
-    /// Adds a finalizer to an object as it was at `version`.
+    /// Adds a finalizer to an object in the given version.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where the object is no longer at that version.
+    /// [`ApiError::Conflict`] if the object has another version.
     pub async fn add_finalizer<K: CachedKind>(&self, object: &K, name: &str) -> Result<K, ApiError> {
         let meta = object.meta();
         let mut finalizers: Vec<&str> = meta.finalizers.iter().map(AsRef::as_ref).collect();
@@ -295,35 +194,28 @@ impl Writer {
         self.merge_patch(&object.key(), PatchTarget::Object, meta.resource_version, patch).await
     }
 
-    /// Deletes an object. An object with finalizers stays, marked; the cache has what the API answers.
+    /// Deletes an object and updates the cache. An object with finalizers only gets a deletionTimestamp.
     ///
     /// # Errors
-    /// [`WriteError`]; `Conflict` where a precondition fails, `NotFound` where it is gone already.
+    /// [`ApiError::Conflict`] if a precondition fails, [`ApiError::NotFound`] if the object does not exist.
     pub async fn delete<K: CachedKind>(
         &self,
         key: &K::Key,
         precondition: &Precondition,
     ) -> Result<(), ApiError> {
-        #[derive(Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Wire<'a> {
-            #[serde(skip_serializing_if = "Option::is_none")]
-            uid: Option<&'a Uid>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            resource_version: Option<String>,
-        }
         let (namespace, name) = K::key_parts(key);
         let target = describe_target(K::RESOURCE, namespace, name);
-        let preconditions = Wire {
-            uid: precondition.uid.as_ref(),
-            resource_version: precondition.resource_version.map(|v| v.to_string()),
+        let preconditions = Preconditions {
+            uid: precondition.uid.as_ref().map(Uid::to_string),
+            resource_version: precondition.resource_version.map(|version| version.to_string()),
         };
-        let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
+        let options = json!(DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() });
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
-        let answer = self.send_json(Method::DELETE, &path, "application/json", &options, &target).await?;
-        // Gone at once, the API answers with a Status or with the object's last state; with finalizers, with
-        // the object.
-        match decode::object::<K>(&answer) {
+        let response =
+            self.api.send_json(Method::DELETE, &path, "application/json", &options, &target).await?;
+        // The response is the object if it has finalizers, otherwise a Status or the last state of the
+        // object.
+        match decode::object::<K>(&response) {
             Ok(Ok(object)) if object.meta().deleting && !object.meta().finalizers.is_empty() => {
                 K::store(&self.cache).apply(Ok(object));
             }
@@ -332,18 +224,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Reads an object past the cache, for the few decisions that may not rest on a stale one, and caches it.
+    /// Reads an object from the API server and caches it, for decisions that require the current state.
+    /// Returns `None` if the object does not exist.
     ///
     /// # Errors
-    /// [`WriteError`], without `NotFound`: that is `None`.
+    /// [`ApiError`]
     pub async fn get<K: CachedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (namespace, name) = K::key_parts(key);
         let target = describe_target(K::RESOURCE, namespace, name);
         let path = object_path(K::RESOURCE, namespace, name, PatchTarget::Object);
-        // What the answer is about: a successor of the same name may be cached by the time it is here.
+        // Read before the request: a recreated object may be cached when the response arrives.
         let cached = K::store(&self.cache).get(key).into_object();
-        match self.send(Method::GET, &path, None, Bytes::new(), ACCEPT_JSON, &target).await {
-            Ok(answer) => self.cache_response(&answer, &target).map(Some),
+        match self.api.read(&path, &target).await {
+            Ok(response) => self.cache_response(&response, &target).map(Some),
             Err(ApiError::NotFound(_)) => {
                 if let Some(cached) = cached {
                     K::store(&self.cache).delete(key, &cached.meta().uid, cached.resource_version());
@@ -354,40 +247,40 @@ impl Writer {
         }
     }
 
-    /// Reads every object of a namespace past the cache, and caches them.
+    /// Lists a namespace from the API server and caches the objects.
     ///
     /// # Errors
-    /// [`WriteError`]
+    /// [`ApiError`]
     pub async fn list<K: CachedKind>(&self, namespace: &str) -> Result<(), ApiError> {
         let scope = Scope { namespace: Some(namespace.to_owned()), ..Scope::default() };
         self.list_scope::<K>(&scope).await.map(drop)
     }
 
-    /// Reads every object of a scope past the cache, page by page, caches and returns them.
+    /// Lists a scope from the API server, and caches and returns the objects.
     ///
     /// # Errors
-    /// [`WriteError`]
+    /// [`ApiError`]
     pub async fn list_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
             None => format!("{}s", K::RESOURCE.kind),
         };
-        let unreadable = |message| ApiError::InvalidResponse { target: target.clone(), message };
         let highest_seen = K::store(&self.cache).highest_version();
         let mut objects = Vec::new();
         let mut continue_token: Option<String> = None;
         loop {
             let token = continue_token.as_deref().map(|token| ("continue", token));
             let path = scope.path(K::RESOURCE, [("limit", LIST_PAGE_SIZE)].into_iter().chain(token));
-            let answer = self.read(&path, &target).await?;
-            let mut page: ListPage<'_> =
-                serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
+            let response = self.api.read(&path, &target).await?;
+            let mut page: ListPage<'_> = serde_json::from_str(&response)
+                .map_err(|error| ApiError::invalid_response(&target, error))?;
             if let Ok(found) = page.version() {
                 self.cache.restore_detector.detect_rollback(K::RESOURCE.kind, highest_seen, found);
             }
             continue_token = page.take_continue_token();
             for item in page.items() {
-                let object = decode::object::<K>(item.get()).map_err(unreadable)?;
+                let object = decode::object::<K>(item.get())
+                    .map_err(|error| ApiError::invalid_response(&target, error))?;
                 K::store(&self.cache).apply(object.clone());
                 objects.push(object);
             }
@@ -397,138 +290,29 @@ impl Writer {
         }
     }
 
-    /// The version that the cluster has now: that of a list of one object.
+    /// Updates the cache for this key, after [`ApiError::Conflict`] or [`ApiError::NotFound`].
     ///
     /// # Errors
-    /// [`WriteError`]
-    pub(crate) async fn current_version<K: Kind>(&self, scope: &Scope) -> Result<ResourceVersion, ApiError> {
-        let target = format!("{}s", K::RESOURCE.kind);
-        let answer = self.read(&scope.path(K::RESOURCE, [("limit", "1")]), &target).await?;
-        reflector::parse_list_version(&answer)
-            .map_err(|message| ApiError::InvalidResponse { target, message })
-    }
-
-    /// After a [`WriteError::Conflict`] or `NotFound`: brings the cache up to date for this key.
-    ///
-    /// # Errors
-    /// [`WriteError`] of the read.
+    /// [`ApiError`]
     pub async fn refresh<K: CachedKind>(&self, key: &K::Key) -> Result<(), ApiError> {
         self.get::<K>(key).await.map(drop)
     }
 
-    /// A request with a JSON body for objects that are not cached (events, the journal's ConfigMaps); returns
-    /// the answer.
-    ///
-    /// # Errors
-    /// [`WriteError`]
-    pub async fn send_json(
-        &self,
-        method: Method,
-        path: &str,
-        content_type: &'static str,
-        body: &Value,
-        target: &str,
-    ) -> Result<String, ApiError> {
-        let body = Bytes::from(body.to_string());
-        self.send(method, path, Some(content_type), body, ACCEPT_JSON, target).await
+    fn cache_response<K: CachedKind>(&self, response: &str, target: &str) -> Result<K, ApiError> {
+        Self::decode_response(response, target).map(|object| self.cache_object(object))
     }
 
-    /// Like [`Writer::send_json`], for objects whose content the caller knows: only their new version comes
-    /// back. A PATCH is a merge patch.
-    ///
-    /// # Errors
-    /// [`WriteError`]
-    pub async fn send_json_for_version(
-        &self,
-        method: Method,
-        path: &str,
-        body: &Value,
-        target: &str,
-    ) -> Result<ResourceVersion, ApiError> {
-        #[derive(Deserialize)]
-        struct Object {
-            metadata: Meta,
-        }
-        #[derive(Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        struct Meta {
-            resource_version: String,
-        }
-        let content_type =
-            if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
-        let body = Bytes::from(body.to_string());
-        let answer = self.send(method, path, Some(content_type), body, ACCEPT_METADATA, target).await?;
-        let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
-        let object: Object = serde_json::from_str(&answer).map_err(|error| unreadable(error.to_string()))?;
-        let version = object.metadata.resource_version.parse();
-        version.map_err(|error: InvalidResourceVersion| unreadable(error.to_string()))
-    }
-
-    /// A read of something that is not cached; returns the answer.
-    ///
-    /// # Errors
-    /// [`WriteError`]
-    pub async fn read(&self, path: &str, target: &str) -> Result<String, ApiError> {
-        self.send(Method::GET, path, None, Bytes::new(), ACCEPT_JSON, target).await
-    }
-
-    async fn send(
-        &self,
-        method: Method,
-        path: &str,
-        content_type: Option<&'static str>,
-        body: Bytes,
-        accept: &'static str,
-        target: &str,
-    ) -> Result<String, ApiError> {
-        let verb = verb(&method);
-        let unavailable = |message: String| ApiError::Unavailable { target: target.to_owned(), message };
-        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
-        if let Some(content_type) = content_type {
-            request = request.header(header::CONTENT_TYPE, content_type);
-        }
-        let request = request.body(Body::from(body)).map_err(|error| ApiError::Refused {
-            target: target.to_owned(),
-            code: 0,
-            message: error.to_string(),
-        })?;
-        let exchange = async {
-            let response =
-                self.client.send(request).await.map_err(|error| unavailable(error_chain(&error)))?;
-            let (head, body) = response.into_parts();
-            let body = http_body_util::Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-            let body = body.map_err(|error| unavailable(error.to_string()))?.to_bytes();
-            Ok((head.status, body))
-        };
-        let outcome = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
-        let (status, body) = outcome
-            .unwrap_or_else(|_| Err(unavailable(format!("no answer within {REQUEST_TIMEOUT:?}"))))
-            .inspect_err(|_| self.metrics.request(verb, "none"))?;
-        self.metrics.request(verb, status.as_str());
-        if status.is_success() {
-            return String::from_utf8(body.into()).map_err(|error| ApiError::InvalidResponse {
-                target: target.to_owned(),
-                message: error.to_string(),
-            });
-        }
-        Err(error_from_status(status, &body, target, content_type == Some(JSON_PATCH_CONTENT_TYPE)))
-    }
-
-    fn cache_response<K: CachedKind>(&self, answer: &str, target: &str) -> Result<K, ApiError> {
-        Self::decode_response(answer, target).map(|object| self.cache_object(object))
-    }
-
-    /// What is written gets a version above all that were `seen` before: but in a cluster that was restored.
-    /// That is known before the object wakes anybody. A patch that changes nothing is no write, and leaves
-    /// the object as old as `before`.
+    /// Caches the response of a write. A write gets a version above all earlier ones, so a version below
+    /// `highest_seen` means a restored cluster; this is reported before the object reaches subscribers. A
+    /// patch without a change keeps the version `version_before`.
     fn cache_write_response<K: CachedKind>(
         &self,
-        answer: &str,
+        response: &str,
         target: &str,
         highest_seen: ResourceVersion,
         version_before: Option<ResourceVersion>,
     ) -> Result<K, ApiError> {
-        let object: K = Self::decode_response(answer, target)?;
+        let object: K = Self::decode_response(response, target)?;
         if version_before != Some(object.resource_version()) {
             self.cache.restore_detector.detect_rollback(
                 K::RESOURCE.kind,
@@ -539,14 +323,15 @@ impl Writer {
         Ok(self.cache_object(object))
     }
 
-    fn decode_response<K: Kind>(answer: &str, target: &str) -> Result<K, ApiError> {
-        let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
-        decode::object::<K>(answer).map_err(unreadable)?.map_err(|opaque| unreadable(opaque.reason))
+    fn decode_response<K: Kind>(response: &str, target: &str) -> Result<K, ApiError> {
+        decode::object::<K>(response)
+            .and_then(|object| object.map_err(|undecodable| undecodable.reason))
+            .map_err(|error| ApiError::invalid_response(target, error))
     }
 
     fn cache_object<K: CachedKind>(&self, object: K) -> K {
         if object.meta().deleting && object.meta().finalizers.is_empty() {
-            // The last finalizer of a deleted object went with this write, and the object with it.
+            // This write removed the last finalizer of a deleted object, and thereby the object.
             K::store(&self.cache).delete(&object.key(), &object.meta().uid, object.resource_version());
         } else {
             K::store(&self.cache).apply(Ok(object.clone()));
@@ -555,11 +340,11 @@ impl Writer {
     }
 
     fn cache_deletion<K: CachedKind>(&self, key: &K::Key, uid: Option<&Uid>) {
-        let table = K::store(&self.cache);
-        if let Some(cached) = table.get(key).into_object()
+        let store = K::store(&self.cache);
+        if let Some(cached) = store.get(key).into_object()
             && uid.is_none_or(|uid| *uid == cached.meta().uid)
         {
-            table.delete(key, &cached.meta().uid, cached.resource_version());
+            store.delete(key, &cached.meta().uid, cached.resource_version());
         }
     }
 }
@@ -576,49 +361,5 @@ fn describe_target(resource: ApiResource, namespace: Option<&str>, name: &str) -
     match namespace {
         Some(namespace) => format!("{} {namespace}/{name}", resource.kind),
         None => format!("{} {name}", resource.kind),
-    }
-}
-
-const fn verb(method: &Method) -> &'static str {
-    match *method {
-        Method::POST => "create",
-        Method::PATCH => "patch",
-        Method::DELETE => "delete",
-        _ => "get",
-    }
-}
-
-/// An error with everything beneath it, on one line.
-fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-        source = error.source();
-    }
-    text
-}
-
-fn error_from_status(status: StatusCode, body: &[u8], target: &str, json_patch: bool) -> ApiError {
-    let parsed: Status = serde_json::from_slice(body).unwrap_or_default();
-    let target = target.to_owned();
-    match (status, parsed.reason.as_str()) {
-        (StatusCode::CONFLICT, "AlreadyExists") => ApiError::AlreadyExists(target),
-        (StatusCode::CONFLICT, _) => ApiError::Conflict(target),
-        // A JSON patch whose test failed names no field; a validation error names at least one.
-        (StatusCode::UNPROCESSABLE_ENTITY, _)
-            if json_patch && parsed.details.causes.iter().all(|c| c.field.is_empty()) =>
-        {
-            ApiError::Conflict(target)
-        }
-        (StatusCode::NOT_FOUND, _) => ApiError::NotFound(target),
-        (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
-            ApiError::Unavailable { target, message: parsed.message }
-        }
-        (status, _) if status.is_server_error() => ApiError::Unavailable { target, message: parsed.message },
-        (status, _) => ApiError::Refused { target, code: status.as_u16(), message: parsed.message },
     }
 }

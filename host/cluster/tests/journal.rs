@@ -1,5 +1,5 @@
-//! The intent journal against an API that is slow, lossy, or written by somebody else too.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "what cannot be is a failed test")]
+//! The intent journal with a slow or lossy API server and with concurrent writers.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;
 
@@ -46,7 +46,7 @@ fn journal(wire: &FaultyApi, metrics: &Metrics) -> Journal {
     Journal::new(wire.writer(), "default".to_owned(), "drv".into(), metrics.clone())
 }
 
-/// Runs a journal's loop beside a test, and stops it in good order.
+/// Runs a journal during a test, and stops it gracefully.
 async fn with_running<T>(journal: &Journal, test: impl Future<Output = T>) -> T {
     let stop = CancellationToken::new();
     let runner = journal.clone();
@@ -83,12 +83,12 @@ async fn a_recorded_intent_is_durable_and_survives_a_restart() {
         let mut other = intent("a");
         other.request.name = "another".to_owned();
         let existing = second.record(other).await.unwrap();
-        assert_eq!(*existing, intent("a"), "what may have been sent stands");
+        assert_eq!(*existing, intent("a"), "an intent that may have been sent is kept");
         second.remove(&"a".into());
         assert!(second.get(&"a".into()).is_none());
     })
     .await;
-    assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0], "what is forgotten goes with the last commit");
+    assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0], "removals are part of the last commit");
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,9 +122,9 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
             journal.record(intent(&n.to_string())).await.unwrap();
             journal.remove(&n.to_string().as_str().into());
         }
-        assert_eq!(metrics.journal_commits(), 10, "each removal rides with the next intent");
+        assert_eq!(metrics.journal_commits(), 10, "each removal is committed with the next intent");
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(metrics.journal_commits(), 11, "and the last one goes by itself");
+        assert_eq!(metrics.journal_commits(), 11, "the last removal is committed alone");
         assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0]);
     })
     .await;
@@ -183,12 +183,16 @@ async fn failed_commits_are_reported_and_written_intents_recovered() {
         let refused = journal.record(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("in trouble")), "{refused}");
         journal.record(intent("c")).await.unwrap();
-        assert_eq!(*journal.get(&"a".into()).unwrap(), intent("a"), "the lost answer's intent stands");
+        assert_eq!(
+            *journal.get(&"a".into()).unwrap(),
+            intent("a"),
+            "the intent of the lost response is recorded"
+        );
         assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "c"]);
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE));
         journal.remove(&"c".into());
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"], "a removal is tried until it is done");
+        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"], "a removal is retried until it succeeds");
     })
     .await;
 }
@@ -220,7 +224,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     .await;
     assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
 
-    // Also where the page was read for something else before.
+    // Also if the shard was read before.
     late.load().await.unwrap();
     assert_eq!(late.wait_recovered().await, [Uid::from("a")]);
     let (other, third) =
@@ -272,7 +276,8 @@ async fn undecodable_intents_are_kept() {
     let foreign = serde_json::to_string(&Intent { driver: "other".into(), ..intent("x") }).unwrap();
     let page = json!({
         "metadata": {"name": "cofferdam-intents-drv-0"},
-        "data": {"n": "{\"from\": \"a newer build\"}", "x": foreign, "y": serde_json::to_string(&intent("z")).unwrap()},
+        "data": {"n": "{\"from\": \"a newer build\"}", "x": foreign,
+            "y": serde_json::to_string(&intent("z")).unwrap()},
     });
     call(&api, Method::POST, "/api/v1/namespaces/default/configmaps", page).await;
     let journal = journal(&wire, &metrics);
@@ -286,7 +291,7 @@ async fn undecodable_intents_are_kept() {
     .await;
     let page = get(&api, SHARD_PATH).await;
     assert_eq!(entries(&page), ["a", "n", "x", "y"]);
-    assert_eq!(page["data"]["n"], "{\"from\": \"a newer build\"}", "also by its own claim");
+    assert_eq!(page["data"]["n"], "{\"from\": \"a newer build\"}", "not even by its own claim");
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +331,7 @@ async fn each_node_has_its_own_journal() {
     for node in ["n1", "n2"] {
         let journal = journal_of(node);
         journal.load().await.unwrap();
-        assert_eq!(journal.uids(), [], "what is on another node is not read");
+        assert_eq!(journal.uids(), [], "entries of other nodes are not loaded");
         with_running(&journal, async { journal.record(intent_of("a", node)).await.unwrap() }).await;
     }
     for node in ["n1", "n2"] {
@@ -338,7 +343,7 @@ async fn each_node_has_its_own_journal() {
     central.load().await.unwrap();
     assert_eq!(central.uids(), []);
 
-    // What is another node's stays, and is not acted on, however it got there.
+    // An entry of another node is kept and ignored.
     let maps = get(&api, "/api/v1/namespaces/default/configmaps").await;
     let map = maps["items"].as_array().unwrap().iter();
     let map = map.clone().find(|map| map["metadata"]["annotations"]["cofferdam.dev/node"] == "n1").unwrap();

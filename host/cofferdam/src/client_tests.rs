@@ -100,7 +100,10 @@ async fn a_credential_plugin_failure_never_quotes_its_output() {
     let marker = directory.path().join("fails");
     for (fails, expected) in [
         (format!("echo {TOKEN}; echo {TOKEN} >&2; exit 3"), "the credential plugin failed: exit status: 3"),
-        (format!("echo '{{\"status\": [{TOKEN}'"), "what the credential plugin wrote is no ExecCredential"),
+        (
+            format!("echo '{{\"status\": [{TOKEN}'"),
+            "the output of the credential plugin is not an ExecCredential",
+        ),
     ] {
         // What it gives has run out, and it is asked again for every request.
         let script = format!(

@@ -208,7 +208,7 @@ impl ControllerManager {
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone());
         let (events, event_loop) =
-            EventSink::new(writer.clone(), Arc::clone(&self.dependencies.clock), self.metrics.clone());
+            EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
         let cluster = cluster_id(&writer).await.map_err(ControllerManagerError::Start)?;
         let restore = RestoreHandler {
             cache: &cache,
@@ -375,9 +375,10 @@ async fn cluster_id(writer: &Writer) -> Result<ClusterId, ApiError> {
         uid: String,
     }
     let target = "Namespace kube-system";
-    let response = writer.read("/api/v1/namespaces/kube-system", target).await?;
-    let namespace: Namespace = serde_json::from_str(&response).map_err(|error| {
-        ApiError::InvalidResponse { target: target.to_owned(), message: error.to_string() }
+    let response = writer.api().read("/api/v1/namespaces/kube-system", target).await?;
+    let namespace: Namespace = serde_json::from_str(&response).map_err(|error| ApiError::InvalidResponse {
+        target: target.to_owned(),
+        message: error.to_string(),
     })?;
     Ok(ClusterId::from(namespace.metadata.uid))
 }

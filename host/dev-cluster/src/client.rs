@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use cofferdam_cluster::{
     ApiError, Cache, Clock, Event, EventSink, EventType, Kind, ObjectReference, ObjectStore, Writer, decode,
     events::EventLoop,
+    index::Indexed,
     metrics::Metrics,
     reflector::{Scope, run_reflector_into},
     secrets,
@@ -42,7 +43,7 @@ pub(crate) struct ClusterClient {
 }
 
 /// A watched kind.
-pub(crate) trait WatchedKind: Kind {
+pub(crate) trait WatchedKind: Indexed {
     /// The cache of the kind's objects.
     fn store(client: &ClusterClient) -> &ObjectStore<Self>;
 }
@@ -92,7 +93,7 @@ impl ClusterClient {
         // These metrics are not exported.
         let metrics = Metrics::register(&mut Registry::default());
         let writer = Writer::new(client, Arc::new(Cache::default()), metrics.clone());
-        let (events, event_loop) = EventSink::new(writer.clone(), Arc::clone(&clock), metrics.clone());
+        let (events, event_loop) = EventSink::new(&writer, Arc::clone(&clock), metrics.clone());
         let cluster_client = Self {
             pods: ObjectStore::default(),
             nodes: ObjectStore::default(),
@@ -171,7 +172,8 @@ impl ClusterClient {
         let namespace = text("/metadata/namespace");
         let path = K::RESOURCE.collection_path(namespace);
         let target = describe_object::<K>(namespace, text("/metadata/name").unwrap_or_default());
-        let response = self.writer.send_json(Method::POST, &path, JSON_CONTENT_TYPE, body, &target).await?;
+        let response =
+            self.writer.api().send_json(Method::POST, &path, JSON_CONTENT_TYPE, body, &target).await?;
         self.decode_and_store(&response, &target)
     }
 
@@ -191,15 +193,18 @@ impl ClusterClient {
         }
         let (path, target) = path_and_target::<K>(&known.key());
         let path = format!("{path}{subresource}");
-        let response =
-            self.writer.send_json(Method::PATCH, &path, patch_type.content_type(), &patch, &target).await?;
+        let response = self
+            .writer
+            .api()
+            .send_json(Method::PATCH, &path, patch_type.content_type(), &patch, &target)
+            .await?;
         self.decode_and_store(&response, &target)
     }
 
     /// Reads an object from the API server and updates the cache.
     pub(crate) async fn get<K: WatchedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (path, target) = path_and_target::<K>(key);
-        match self.writer.read(&path, &target).await {
+        match self.writer.api().read(&path, &target).await {
             Ok(response) => self.decode_and_store(&response, &target).map(Some),
             Err(ApiError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
@@ -208,7 +213,7 @@ impl ClusterClient {
 
     /// Reads a path that is not watched; absent if it does not exist.
     pub(crate) async fn read(&self, path: &str, target: &str) -> Result<Option<Value>, ApiError> {
-        let response = match self.writer.read(path, target).await {
+        let response = match self.writer.api().read(path, target).await {
             Err(ApiError::NotFound(_)) => return Ok(None),
             response => response?,
         };
@@ -234,6 +239,7 @@ impl ClusterClient {
             "target": {"kind": "Node", "name": node},
         });
         self.writer
+            .api()
             .send_json(Method::POST, &format!("{path}/binding"), JSON_CONTENT_TYPE, &body, &target)
             .await
             .map(drop)
@@ -248,7 +254,7 @@ impl ClusterClient {
             "gracePeriodSeconds": 0,
             "preconditions": {"uid": uid},
         });
-        match self.writer.send_json(Method::DELETE, &path, JSON_CONTENT_TYPE, &body, &target).await {
+        match self.writer.api().send_json(Method::DELETE, &path, JSON_CONTENT_TYPE, &body, &target).await {
             Ok(_) | Err(ApiError::NotFound(_)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -328,9 +334,9 @@ impl ClusterClient {
     }
 
     fn decode_and_store<K: WatchedKind>(&self, response: &str, target: &str) -> Result<K, ApiError> {
-        let unreadable = |message| ApiError::InvalidResponse { target: target.to_owned(), message };
-        let object = decode::object::<K>(response).map_err(unreadable)?;
-        let object = object.map_err(|opaque| unreadable(opaque.reason))?;
+        let object = decode::object::<K>(response)
+            .and_then(|object| object.map_err(|undecodable| undecodable.reason))
+            .map_err(|error| ApiError::invalid_response(target, error))?;
         K::store(self).apply(Ok(object.clone()));
         Ok(object)
     }

@@ -3,10 +3,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use cofferdam_cluster::kind::{ApiResource, Kind, ObjectKey};
-use cofferdam_domain::{
-    CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, Uid, Volume, ids::InvalidResourceVersion,
+use cofferdam_cluster::{
+    api::ApiResource,
+    decode,
+    index::Indexed,
+    objects::{DecodeError, Kind, ObjectKey},
 };
+use cofferdam_domain::{CsiDriver, CsiNode, Node, ObjectMeta, Pod, Quantity, Uid, Volume};
 use k8s_openapi::{
     api::{
         core::v1::{self as core, PersistentVolumeSpec, PodSpec},
@@ -42,12 +45,10 @@ where
     F: Clone + DeserializeOwned + Send + Sync + 'static,
 {
     type Key = S::Key;
-    type Index = ();
     const RESOURCE: ApiResource = S::RESOURCE;
 
-    fn decode(json: &str) -> Result<Self, String> {
-        let full = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        Ok(Self { slim: S::decode(json)?, full })
+    fn decode(json: &str) -> Result<Self, DecodeError> {
+        Ok(Self { slim: S::decode(json)?, full: decode::json(json)? })
     }
 
     fn key(&self) -> S::Key {
@@ -57,6 +58,14 @@ where
     fn meta(&self) -> &ObjectMeta {
         self.slim.meta()
     }
+}
+
+impl<S, F> Indexed for FullObject<S, F>
+where
+    S: Kind,
+    F: Clone + DeserializeOwned + Send + Sync + 'static,
+{
+    type Index = ();
 }
 
 impl FullPod {
@@ -148,9 +157,12 @@ impl ObjectKey for CsiStorageCapacityKey {
     }
 }
 
+impl Indexed for CsiStorageCapacity {
+    type Index = ();
+}
+
 impl Kind for CsiStorageCapacity {
     type Key = CsiStorageCapacityKey;
-    type Index = ();
     const RESOURCE: ApiResource = ApiResource {
         group: "storage.k8s.io",
         version: "v1",
@@ -159,7 +171,7 @@ impl Kind for CsiStorageCapacity {
         namespaced: true,
     };
 
-    fn decode(json: &str) -> Result<Self, String> {
+    fn decode(json: &str) -> Result<Self, DecodeError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Wire {
@@ -178,11 +190,12 @@ impl Kind for CsiStorageCapacity {
             resource_version: String,
             deletion_timestamp: Option<String>,
         }
-        let wire: Wire = serde_json::from_str(json).map_err(|error| error.to_string())?;
-        let version = wire.metadata.resource_version.parse();
-        let version = version.map_err(|error: InvalidResourceVersion| error.to_string())?;
+        let wire: Wire = decode::json(json)?;
+        let version = wire.metadata.resource_version.parse()?;
+        let path = if wire.maximum_volume_size.is_some() { "maximumVolumeSize" } else { "capacity" };
         let largest = wire.maximum_volume_size.or(wire.capacity);
-        let largest = largest.map(|text| Quantity::parse(&text).map_err(|error| error.to_string()));
+        let largest = largest
+            .map(|text| Quantity::parse(&text).map_err(|source| DecodeError::Quantity { path, source }));
         Ok(Self {
             key: CsiStorageCapacityKey { namespace: wire.metadata.namespace, name: wire.metadata.name },
             meta: ObjectMeta {

@@ -1,4 +1,4 @@
-//! PersistentVolumeClaim, as far as the roles decide on it.
+//! PersistentVolumeClaim.
 
 use std::sync::Arc;
 
@@ -6,24 +6,24 @@ use crate::{
     ids::{ClaimKey, ObjectMeta, Uid, VolumeName},
     names,
     quantity::{Quantity, QuantityError},
-    selector::LabelSelector,
+    selector::{InvalidRequirement, LabelSelector},
     volume::{AccessModes, VolumeMode},
 };
 
 /// `status.phase` of a PersistentVolumeClaim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClaimPhase {
-    /// Not bound; also what an absent or unknown value means.
+    /// Not bound. The default for an absent or unknown value.
     #[default]
     Pending,
     /// Bound to a volume.
     Bound,
-    /// Was bound, and the volume is gone or belongs to another.
+    /// The bound volume was deleted or is bound to another claim.
     Lost,
 }
 
 impl ClaimPhase {
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -33,23 +33,23 @@ impl ClaimPhase {
     }
 }
 
-/// `status.allocatedResourceStatuses.storage`: how far a growth has come.
+/// `status.allocatedResourceStatuses.storage`: the progress of an expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResizeState {
-    /// The driver is asked, or was and nobody knows the outcome.
+    /// ControllerExpandVolume is in progress, or its result is unknown.
     ControllerInProgress,
-    /// The driver cannot do it.
+    /// The driver cannot expand the volume.
     ControllerInfeasible,
-    /// The driver has done its part; the node's is to come.
+    /// ControllerExpandVolume succeeded; NodeExpandVolume is pending.
     NodePending,
-    /// The node is at it.
+    /// NodeExpandVolume is in progress.
     NodeInProgress,
-    /// The node cannot do it.
+    /// The node cannot expand the volume.
     NodeInfeasible,
 }
 
 impl ResizeState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 5] = [
         Self::ControllerInProgress,
         Self::ControllerInfeasible,
@@ -58,7 +58,7 @@ impl ResizeState {
         Self::NodeInfeasible,
     ];
 
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ControllerInProgress => "ControllerResizeInProgress",
@@ -69,7 +69,7 @@ impl ResizeState {
         }
     }
 
-    /// Reads the API's spelling.
+    /// Parses the value in the API.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == text)
     }
@@ -78,16 +78,16 @@ impl ResizeState {
 /// `status.modifyVolumeStatus.status`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModifyState {
-    /// Something is missing, such as the class; also what an unknown value means.
+    /// A precondition is missing, such as the class. The default for an unknown value.
     Pending,
-    /// The driver is asked, or was and nobody knows the outcome.
+    /// ControllerModifyVolume is in progress, or its result is unknown.
     InProgress,
-    /// The driver cannot do it.
+    /// The driver cannot modify the volume.
     Infeasible,
 }
 
 impl ModifyState {
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -96,7 +96,7 @@ impl ModifyState {
         }
     }
 
-    /// Reads the API's spelling.
+    /// Parses the value in the API.
     pub fn parse(text: &str) -> Self {
         match text {
             "InProgress" => Self::InProgress,
@@ -115,31 +115,31 @@ pub struct ModifyVolumeStatus {
     pub target_class: Box<str>,
 }
 
-/// Type of a condition that growing or modifying puts on a claim.
+/// Condition types of expansion and modification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClaimConditionType {
-    /// It grows.
+    /// The volume is being expanded.
     Resizing,
-    /// The node's part is to come.
+    /// NodeExpandVolume is pending.
     FileSystemResizePending,
-    /// The driver could not.
+    /// ControllerExpandVolume failed.
     ControllerResizeError,
-    /// The node could not.
+    /// NodeExpandVolume failed.
     NodeResizeError,
-    /// It is modified.
+    /// The volume is being modified.
     ModifyingVolume,
-    /// The driver could not modify it.
+    /// ControllerModifyVolume failed.
     ModifyVolumeError,
 }
 
 impl ClaimConditionType {
-    /// Those of growing.
+    /// Condition types of expansion.
     pub const RESIZE_TYPES: [Self; 4] =
         [Self::Resizing, Self::FileSystemResizePending, Self::ControllerResizeError, Self::NodeResizeError];
-    /// Those of modifying.
+    /// Condition types of modification.
     pub const MODIFY_TYPES: [Self; 2] = [Self::ModifyingVolume, Self::ModifyVolumeError];
 
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Resizing => "Resizing",
@@ -151,7 +151,7 @@ impl ClaimConditionType {
         }
     }
 
-    /// Reads the API's spelling; absent for the conditions of others.
+    /// Parses the value in the API. `None` for all other condition types.
     pub fn parse(text: &str) -> Option<Self> {
         let all = Self::RESIZE_TYPES.into_iter().chain(Self::MODIFY_TYPES);
         all.into_iter().find(|kind| kind.as_str() == text)
@@ -163,7 +163,7 @@ impl ClaimConditionType {
 pub struct ClaimCondition {
     /// `type`
     pub condition_type: ClaimConditionType,
-    /// Whether `status` is True.
+    /// True if `status` is True.
     pub is_true: bool,
     /// `reason`, empty when absent.
     pub reason: Box<str>,
@@ -171,16 +171,16 @@ pub struct ClaimCondition {
     pub message: Box<str>,
 }
 
-/// What `status` says of growing and modifying.
+/// The expansion and modification status of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// `allocatedResources.storage`: the size that was asked for last.
+    /// `allocatedResources.storage`: the last requested size.
     pub allocated_resources: Option<Quantity>,
     /// `allocatedResourceStatuses.storage`
     pub resize: Option<ResizeState>,
     /// `modifyVolumeStatus`
     pub modification: Option<ModifyVolumeStatus>,
-    /// Those of `conditions` that are about this.
+    /// `conditions` of expansion and modification.
     pub conditions: Vec<ClaimCondition>,
 }
 
@@ -193,7 +193,7 @@ impl Progress {
         self.conditions.iter().find(|condition| condition.condition_type == kind)
     }
 
-    /// Whether a condition is True.
+    /// Returns `true` if a condition is True.
     pub fn is_condition_true(&self, kind: ClaimConditionType) -> bool {
         self.condition(kind).is_some_and(|condition| condition.is_true)
     }
@@ -217,21 +217,21 @@ pub struct Claim {
     pub key: ClaimKey,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// Uid of the owner that controls it: the pod whose generic ephemeral volume it is.
+    /// Uid of the controlling owner: the pod of a generic ephemeral volume.
     pub controller_uid: Option<Uid>,
     /// `spec.volumeName`
     pub volume: Option<VolumeName>,
-    /// `spec.storageClassName`; absent and empty differ.
+    /// `spec.storageClassName`. Absent and empty differ.
     pub class: Option<Arc<str>>,
     /// `spec.accessModes`
     pub access_modes: AccessModes,
     /// `spec.volumeMode`
     pub mode: VolumeMode,
-    /// `spec.resources.requests.storage`. The API accepts amounts that no volume can have; they stay an error
-    /// with their text here, so that the claim can be told.
+    /// `spec.resources.requests.storage`. The API accepts amounts that no volume can have. They are kept as
+    /// an error for an event on the claim.
     pub request: Result<Quantity, Box<QuantityError>>,
-    /// `spec.selector`; a selector that is not valid keeps its reason.
-    pub selector: Option<Box<Result<LabelSelector, String>>>,
+    /// `spec.selector`, or the reason why it is invalid.
+    pub selector: Option<Box<Result<LabelSelector, InvalidRequirement>>>,
     /// `spec.volumeAttributesClassName`, empty when absent.
     pub attributes_class: Box<str>,
     /// `spec.dataSource` or `spec.dataSourceRef`
@@ -244,18 +244,18 @@ pub struct Claim {
     pub status_capacity: Option<Quantity>,
     /// `status.currentVolumeAttributesClassName`
     pub status_attributes_class: Option<Box<str>>,
-    /// What the status says of growing and modifying; absent where it says nothing, as of most claims.
+    /// Expansion and modification status; `None` for most claims.
     pub progress: Option<Box<Progress>>,
 }
 
 impl Claim {
-    /// What the status says of growing and modifying.
+    /// The expansion and modification status.
     pub fn progress(&self) -> &Progress {
         static NONE: Progress = Progress::NONE;
         self.progress.as_deref().unwrap_or(&NONE)
     }
 
-    /// The VolumeAttributesClasses that the claim asks for, has, or is on the way to, each once.
+    /// The requested, current and target VolumeAttributesClasses, without duplicates.
     pub fn attributes_classes(&self) -> impl Iterator<Item = &str> {
         let requested = &*self.attributes_class;
         let has = self.status_attributes_class.as_deref().unwrap_or_default();
@@ -266,30 +266,29 @@ impl Claim {
         [Some(requested), has, target].into_iter().flatten().filter(|name| !name.is_empty())
     }
 
-    /// The class: legacy annotation, even empty, else `spec.storageClassName`, else empty.
+    /// The class name: the legacy annotation, even if empty, else `spec.storageClassName`, else empty.
     pub fn class_name(&self) -> &str {
         self.meta.annotation(names::CLASS_BETA).or(self.class.as_deref()).unwrap_or_default()
     }
 
-    /// Whether a class was chosen; an empty one counts: it means "none".
+    /// Returns `true` if a class is set. The empty class counts: it means no class.
     pub fn has_class(&self) -> bool {
         self.meta.has_annotation(names::CLASS_BETA) || self.class.is_some()
     }
 
-    /// Whether the claim once reached Bound.
+    /// Returns `true` if the claim was bound before.
     pub fn is_bind_completed(&self) -> bool {
         self.meta.has_annotation(names::BIND_COMPLETED)
     }
 
-    /// Name of the driver that shall provision, from the annotation or, only where that is absent, from its
-    /// legacy form.
+    /// Name of the provisioning driver: from the annotation, else from its legacy form.
     pub fn storage_provisioner(&self) -> Option<&str> {
         self.meta
             .annotation(names::STORAGE_PROVISIONER)
             .or_else(|| self.meta.annotation(names::STORAGE_PROVISIONER_BETA))
     }
 
-    /// Node that the scheduler chose, when not empty.
+    /// Node selected by the scheduler, if not empty.
     pub fn selected_node(&self) -> Option<&str> {
         self.meta.annotation(names::SELECTED_NODE).filter(|node| !node.is_empty())
     }

@@ -1,18 +1,18 @@
-//! StorageClass, as far as the roles decide on it.
+//! StorageClass and VolumeAttributesClass.
 
 use crate::{
     ids::{DriverName, ObjectMeta, StorageClassName, VolumeAttributesClassName},
     names,
-    storage::Parameters,
+    parameters::Parameters,
     volume::ReclaimPolicy,
 };
 
 /// `volumeBindingMode`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BindingMode {
-    /// Bound and provisioned at once.
+    /// Binds and provisions immediately.
     Immediate,
-    /// Bound and provisioned once the scheduler has chosen a node.
+    /// Binds and provisions after the scheduler has selected a node.
     WaitForFirstConsumer,
 }
 
@@ -25,20 +25,20 @@ pub struct StorageClass {
     pub meta: ObjectMeta,
     /// `provisioner`
     pub provisioner: DriverName,
-    /// `parameters`, the reserved ones included.
+    /// `parameters`, including the reserved ones.
     pub parameters: Parameters,
     /// `reclaimPolicy`; the API's default is Delete.
     pub reclaim_policy: ReclaimPolicy,
     /// `mountOptions`
     pub mount_options: Vec<String>,
-    /// `volumeBindingMode`; the API always fills it, a class without it makes binding an error.
+    /// `volumeBindingMode`. The API server always sets it; binding fails for a class without it.
     pub binding_mode: Option<BindingMode>,
-    /// `allowedTopologies`: each term a list of keys with their allowed values.
+    /// `allowedTopologies`: terms of keys with their allowed values.
     pub allowed_topologies: Vec<Vec<(String, Vec<String>)>>,
 }
 
 impl StorageClass {
-    /// Whether an administrator marked the class as default.
+    /// Returns `true` if the class is annotated as default.
     pub fn is_default(&self) -> bool {
         [names::DEFAULT_CLASS, names::DEFAULT_CLASS_BETA]
             .iter()
@@ -46,7 +46,7 @@ impl StorageClass {
     }
 }
 
-/// A VolumeAttributesClass: parameters of a volume that can be changed.
+/// A VolumeAttributesClass: mutable volume parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeAttributesClass {
     /// `metadata.name`
@@ -59,8 +59,8 @@ pub struct VolumeAttributesClass {
     pub parameters: Parameters,
 }
 
-/// The class that a claim without any gets: the newest one marked as default, then the smallest name
-/// (Kubernetes' admission and its retroactive assignment choose alike).
+/// The class of a claim without a class: the newest default class, then the smallest name, as in Kubernetes'
+/// DefaultStorageClass admission and its retroactive assignment.
 pub fn default_class<'a, C: std::ops::Deref<Target = StorageClass> + 'a>(
     classes: impl IntoIterator<Item = C>,
 ) -> Option<C> {

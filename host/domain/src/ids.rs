@@ -1,7 +1,6 @@
-//! Identity: one newtype per thing that has a name, and the part of an object's metadata that every kind
-//! shares.
+//! Names and ids as newtypes, and object metadata.
 //!
-//! Text is counted, not copied: a name stands in its object, in the table, in each index and in each queue.
+//! The text is reference-counted, because objects, stores, indexes and queues share names.
 
 use std::{fmt, str::FromStr, sync::Arc};
 
@@ -9,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::string_map::StringMap;
 
-/// How counted text is written and read: serde knows it only with a feature that every crate would have.
+/// Serialization of `Arc<str>`. Serde's own needs its feature `rc`, which would be enabled for all crates.
 mod arc_str {
     use super::{Arc, Deserialize, Deserializer, Serializer};
 
@@ -29,7 +28,7 @@ macro_rules! name {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// Wraps a name as it stands in the API or on the wire; it is not validated here.
+            /// Wraps a name without validation.
             pub fn new(name: impl Into<Arc<str>>) -> Self {
                 Self(name.into())
             }
@@ -79,8 +78,7 @@ macro_rules! name {
 }
 
 name!(
-    /// `metadata.uid`: the identity of one object over its life; a re-created object of the same name has
-    /// another.
+    /// `metadata.uid`. A recreated object of the same name has another uid.
     Uid
 );
 name!(
@@ -88,23 +86,23 @@ name!(
     VolumeName
 );
 name!(
-    /// The id that the driver gave to a volume (`spec.csi.volumeHandle`).
+    /// The driver's id of a volume (`spec.csi.volumeHandle`).
     VolumeHandle
 );
 name!(
-    /// The id that the driver gave to a snapshot.
+    /// The driver's id of a snapshot.
     SnapshotHandle
 );
 name!(
-    /// The id that the driver gave to a group snapshot.
+    /// The driver's id of a group snapshot.
     GroupSnapshotHandle
 );
 name!(
-    /// A node, by the id that its CSI node service gives: for our own node service, the name of the Node.
+    /// CSI `node_id` of a node. For Cofferdam's node service, it is the name of the Node.
     NodeId
 );
 name!(
-    /// Name of a Node, which is that of its CSINode, too.
+    /// Name of a Node and of its CSINode.
     NodeName
 );
 name!(
@@ -112,12 +110,12 @@ name!(
     VolumeAttachmentName
 );
 name!(
-    /// A volume as `status.volumesAttached` and `status.volumesInUse` of a Node name it:
+    /// Name of a volume in `status.volumesAttached` and `status.volumesInUse` of a Node:
     /// `kubernetes.io/csi/<driver>^<handle>`.
     UniqueVolumeName
 );
 name!(
-    /// A driver's name, as a StorageClass' `provisioner` and a PV's `spec.csi.driver` spell it.
+    /// Name of a CSI driver, as in a StorageClass' `provisioner` and a PV's `spec.csi.driver`.
     DriverName
 );
 name!(
@@ -129,11 +127,11 @@ name!(
     VolumeAttributesClassName
 );
 name!(
-    /// Identity of the cluster: the uid of the namespace `kube-system`.
+    /// Id of the cluster: the uid of the namespace `kube-system`.
     ClusterId
 );
 
-/// A PersistentVolumeClaim's place: namespace and name.
+/// Namespace and name of a PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClaimKey {
     /// `metadata.namespace`
@@ -145,7 +143,7 @@ pub struct ClaimKey {
 }
 
 impl ClaimKey {
-    /// A claim's place from its two parts.
+    /// A key from namespace and name.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -157,7 +155,7 @@ impl fmt::Display for ClaimKey {
     }
 }
 
-/// A Pod's place: namespace and name.
+/// Namespace and name of a Pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodKey {
     /// `metadata.namespace`
@@ -167,7 +165,7 @@ pub struct PodKey {
 }
 
 impl PodKey {
-    /// A pod's place from its two parts.
+    /// A key from namespace and name.
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
@@ -179,8 +177,8 @@ impl fmt::Display for PodKey {
     }
 }
 
-/// `metadata.resourceVersion`, comparable as Kubernetes 1.35 and later define it: a decimal number that grows
-/// with every write of the resource. 0 means that no version is known.
+/// `metadata.resourceVersion`: a decimal number that increases with every write of the resource, as
+/// Kubernetes 1.35 and later define it. 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ResourceVersion(pub u64);
@@ -191,7 +189,7 @@ impl fmt::Display for ResourceVersion {
     }
 }
 
-/// A text that is no [`ResourceVersion`].
+/// A text that is not a [`ResourceVersion`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("metadata.resourceVersion is {0:?}: expected a decimal number of 64 bits")]
 pub struct InvalidResourceVersion(pub Box<str>);
@@ -204,18 +202,18 @@ impl FromStr for ResourceVersion {
     }
 }
 
-/// The metadata that the roles decide on.
+/// `metadata` of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectMeta {
     /// `metadata.uid`
     pub uid: Uid,
     /// `metadata.resourceVersion`
     pub resource_version: ResourceVersion,
-    /// Whether `metadata.deletionTimestamp` is set.
+    /// True if `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 when absent.
+    /// `metadata.creationTimestamp` in milliseconds since the Unix epoch; 0 if absent.
     pub created_ms: i64,
-    /// `metadata.finalizers`, in order: a JSON patch removes a member by its index.
+    /// `metadata.finalizers` in order, because a JSON patch removes an element by index.
     pub finalizers: Box<[Arc<str>]>,
     /// `metadata.annotations` without `kubectl.kubernetes.io/last-applied-configuration`.
     pub annotations: StringMap,
@@ -235,12 +233,12 @@ impl ObjectMeta {
         self.annotations.get(key)
     }
 
-    /// Whether an annotation is present, whatever its value.
+    /// Returns `true` if an annotation exists, with any value.
     pub fn has_annotation(&self, key: &str) -> bool {
         self.annotations.contains_key(key)
     }
 
-    /// Index of a finalizer in the list.
+    /// Index of a finalizer.
     pub fn finalizer_index(&self, name: &str) -> Option<usize> {
         self.finalizers.iter().position(|f| &**f == name)
     }

@@ -1,14 +1,14 @@
-//! Types of the subject and the rules that roles share: claims, volumes, classes, storage requests and
-//! errors.
+//! Domain types shared by all crates: claims, volumes, classes, storage requests and errors.
 //!
-//! This crate knows neither Kubernetes' wire format nor a client, a driver or a clock. Everything in it is
-//! plain data, so that rules over it can be tables.
+//! This crate has plain data only. It depends on no client, driver, clock or wire format, so rules over it
+//! can be tested with tables.
 #![forbid(unsafe_code)]
 
 pub mod claim;
 pub mod class;
 pub mod ids;
 pub mod names;
+pub mod parameters;
 pub mod pod;
 pub mod quantity;
 pub mod selector;

@@ -1,4 +1,4 @@
-//! Pod, as far as the storage roles look at it.
+//! Pod.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::ids::{NodeName, ObjectMeta, PodKey};
 pub struct Pod {
     /// Namespace and name.
     pub key: PodKey,
-    /// Metadata without annotations and labels: a cluster has more pods than anything else.
+    /// Metadata without annotations and labels, to save memory: clusters have many pods.
     pub meta: ObjectMeta,
-    /// `spec.nodeName`, when not empty.
+    /// `spec.nodeName`, if not empty.
     pub node: Option<NodeName>,
-    /// Phase Failed or Succeeded, or deleting with no container running.
+    /// Phase Failed or Succeeded, or a deletionTimestamp and no running container.
     pub terminated: bool,
-    /// Deleting with a grace period of zero: shut down for good.
+    /// A deletionTimestamp and a grace period of zero.
     pub zero_grace_period: bool,
-    /// Names of the claims that it uses directly.
+    /// Claims of `persistentVolumeClaim` volumes.
     pub claims: Box<[Arc<str>]>,
-    /// Names of the claims of its generic ephemeral volumes (`<pod>-<volume>`).
+    /// Claims of generic ephemeral volumes (`<pod>-<volume>`).
     pub ephemeral_claims: Box<[Arc<str>]>,
 }

@@ -1,18 +1,17 @@
-//! Kubernetes quantities of storage, in bytes.
+//! Storage quantities of the Kubernetes API, in bytes.
 
 use std::{cmp::Ordering, fmt};
 
 use serde::{Deserialize, Serialize};
 
-/// An amount of storage in whole bytes; fractions of a byte are rounded up, as Kubernetes does when it needs
-/// an integer.
+/// An amount of storage in whole bytes. Fractions of a byte are rounded up, as in Kubernetes.
 ///
-/// Wider than an `i64`: Kubernetes compares `800E` and `950E` exactly, though neither fits.
+/// 128 bits wide, because Kubernetes compares amounts beyond 64 bits, such as `800E` and `950E`, exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Quantity(u128);
 
-/// Why a text is not an amount of storage.
+/// A text that is not an amount of storage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not of Kubernetes' quantity syntax.
@@ -23,12 +22,12 @@ pub enum QuantityError {
     /// Below zero.
     #[error("quantity {0:?} is negative: expected zero or more bytes")]
     Negative(String),
-    /// Larger than anything that can be stored: at most 2^127 bytes are understood.
+    /// Above the supported maximum of 2^127 bytes.
     #[error("quantity {0:?} is too large: expected at most 2^127 bytes")]
     TooLarge(String),
 }
 
-/// Larger exponents cannot name an amount that a disk holds; the bound keeps the arithmetic in 128 bits.
+/// Maximum amount in bytes. It keeps the arithmetic within 128 bits.
 const MAX_BYTES: u128 = 1 << 127;
 
 impl Quantity {
@@ -37,21 +36,21 @@ impl Quantity {
         Self(bytes as u128)
     }
 
-    /// The amount in bytes where it fits the CSI protocol's signed 64-bit integer.
+    /// The amount in bytes, if it fits CSI's signed 64-bit integer.
     pub fn to_csi_bytes(self) -> Option<u64> {
         u64::try_from(self.0).ok().filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 
-    /// Whether the amount is zero.
+    /// Returns `true` if the amount is zero.
     pub fn is_zero(self) -> bool {
         self.0 == 0
     }
 
-    /// Reads a quantity in the syntax of the Kubernetes API: a signed decimal number, then a binary suffix
+    /// Parses a quantity in the syntax of the Kubernetes API: a signed decimal number, then a binary suffix
     /// (`Ki` … `Ei`), a decimal one (`n` … `E`) or an exponent (`e3`, `E3`).
     ///
     /// # Errors
-    /// [`QuantityError`] names the text and what was expected.
+    /// [`QuantityError`] with the text and the expected syntax.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let syntax = || QuantityError::Syntax(text.to_owned());
         let too_large = || QuantityError::TooLarge(text.to_owned());
@@ -129,7 +128,7 @@ fn power_of_ten(digits: u128, exponent: i64) -> Option<u128> {
         }
         Ordering::Less => match u32::try_from(-exponent).ok().and_then(|e| 10_u128.checked_pow(e)) {
             Some(divisor) => Some(digits.div_ceil(divisor)),
-            // More places than 128 bits hold: what is left is a fraction of a byte.
+            // More decimal places than 128 bits can represent: the result is a fraction of a byte.
             None => Some(1),
         },
     }

@@ -15,7 +15,22 @@ pub enum LabelSelectorRequirement {
     DoesNotExist(Box<str>),
 }
 
-/// A label selector: every requirement must hold. Without requirements it matches everything.
+/// A requirement of a label selector that is not valid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "selector on {key:?} has operator {operator:?} with {values} values: expected In or NotIn with values, \
+     Exists or DoesNotExist without"
+)]
+pub struct InvalidRequirement {
+    /// `key`
+    pub key: Box<str>,
+    /// `operator`
+    pub operator: Box<str>,
+    /// Number of values.
+    pub values: usize,
+}
+
+/// A label selector. All requirements must be satisfied; without requirements it matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LabelSelector {
     /// `matchLabels` and `matchExpressions`.
@@ -23,7 +38,7 @@ pub struct LabelSelector {
 }
 
 impl LabelSelector {
-    /// Whether the labels satisfy every requirement.
+    /// Returns `true` if the labels satisfy every requirement.
     pub fn matches(&self, labels: &StringMap) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
             LabelSelectorRequirement::In(key, values) => {

@@ -1,42 +1,42 @@
-//! Annotations, labels, and what drivers say of their volumes.
+//! Compact maps for annotations, labels and volume attributes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// A few strings by their names, sorted: as large as what is in it. A cluster has two such maps for each
-/// object, most of them with one entry or none, and the smallest `BTreeMap` with an entry takes 400 bytes.
-/// Texts are counted: most objects have the same.
+/// A map of strings, stored as a sorted slice without spare capacity. Each object has two such maps, most
+/// with at most one entry, and the smallest non-empty `BTreeMap` takes 400 bytes. Strings are
+/// reference-counted, because most objects share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
 
 impl StringMap {
-    /// The value of this name.
+    /// The value of a name.
     pub fn get(&self, name: &str) -> Option<&str> {
         let index = self.0.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
         self.0.get(index).map(|(_, value)| &**value)
     }
 
-    /// Whether there is a value of this name.
+    /// Returns `true` if the map contains a name.
     pub fn contains_key(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 
-    /// Names and values, by name.
+    /// Names and values, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// How many there are.
+    /// Number of entries.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if the map is empty.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Of a name that comes twice the last value counts, as it does in JSON.
+/// The last value of a duplicate name is used, as in JSON.
 impl FromIterator<(Arc<str>, Arc<str>)> for StringMap {
     fn from_iter<T: IntoIterator<Item = (Arc<str>, Arc<str>)>>(entries: T) -> Self {
         Self(entries.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect())

@@ -1,10 +1,9 @@
-//! Texts of others, as they may be shown.
+//! Sanitizes text from drivers and other programs.
 
-/// Longest message that is passed on, in bytes; events hold 1,024.
+/// Maximum length of a message in bytes. The API server limits event messages to 1,024 bytes.
 const MAX_MESSAGE_BYTES: usize = 1_000;
 
-/// Somebody else's text as it may be shown: one line, without control characters, cut at a character's
-/// border.
+/// Replaces control characters with spaces and truncates the text at a character boundary.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
     for c in text.chars() {

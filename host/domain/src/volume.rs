@@ -1,4 +1,4 @@
-//! PersistentVolume, as far as the roles decide on it.
+//! PersistentVolume.
 
 use std::{fmt, sync::Arc};
 
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ids::{ClaimKey, DriverName, ObjectMeta, Uid, VolumeHandle, VolumeName},
     names,
+    parameters::Segments,
     quantity::Quantity,
-    storage::Segments,
     string_map::StringMap,
 };
 
-/// One of Kubernetes' access modes.
+/// A Kubernetes access mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AccessMode {
-    /// RWO: read and write on one node.
+    /// RWO: read-write on one node.
     ReadWriteOnce,
-    /// ROX: read only on many nodes.
+    /// ROX: read-only on many nodes.
     ReadOnlyMany,
-    /// RWX: read and write on many nodes.
+    /// RWX: read-write on many nodes.
     ReadWriteMany,
-    /// RWOP: read and write by one pod.
+    /// RWOP: read-write by one pod.
     ReadWriteOncePod,
 }
 
 impl AccessMode {
-    /// Every mode, in the order in which Kubernetes writes sets of them.
+    /// All modes, in Kubernetes' order.
     pub const ALL: [Self; 4] =
         [Self::ReadWriteOnce, Self::ReadOnlyMany, Self::ReadWriteMany, Self::ReadWriteOncePod];
 
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ReadWriteOnce => "ReadWriteOnce",
@@ -40,7 +40,7 @@ impl AccessMode {
         }
     }
 
-    /// Reads the API's spelling.
+    /// Parses the value in the API.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text)
     }
@@ -60,17 +60,17 @@ impl AccessModes {
         AccessMode::ALL.into_iter().filter(move |mode| self.0 & mode.bit() != 0)
     }
 
-    /// Whether every mode of `other` is in this set.
+    /// Returns `true` if every mode of `other` is in this set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// How many modes the set has.
+    /// Number of modes.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Whether the set has no mode.
+    /// Returns `true` if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -91,21 +91,21 @@ impl fmt::Debug for AccessModes {
 /// `volumeMode`
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VolumeMode {
-    /// A mounted filesystem; what an absent value means.
+    /// A mounted filesystem. The default.
     #[default]
     Filesystem,
     /// A raw device.
     Block,
 }
 
-/// `persistentVolumeReclaimPolicy` and a class' `reclaimPolicy`.
+/// `persistentVolumeReclaimPolicy` of a volume and `reclaimPolicy` of a class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReclaimPolicy {
-    /// The volume goes with its claim.
+    /// The volume is deleted after its claim.
     Delete,
-    /// The volume stays.
+    /// The volume is retained.
     Retain,
-    /// The volume is scrubbed and offered again (deprecated).
+    /// The volume is scrubbed and made available again (deprecated).
     Recycle,
     /// A value that Kubernetes does not define.
     #[serde(untagged)]
@@ -113,7 +113,7 @@ pub enum ReclaimPolicy {
 }
 
 impl ReclaimPolicy {
-    /// Reads the API's spelling; anything unknown is kept as it stands.
+    /// Parses the value in the API. Unknown values are kept.
     pub fn parse(text: &str) -> Self {
         match text {
             "Delete" => Self::Delete,
@@ -123,7 +123,7 @@ impl ReclaimPolicy {
         }
     }
 
-    /// The API's spelling.
+    /// The value in the API.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Delete => "Delete",
@@ -137,21 +137,21 @@ impl ReclaimPolicy {
 /// `status.phase` of a PersistentVolume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VolumePhase {
-    /// Just created; also what an absent or unknown value means.
+    /// Just created. The default for an absent or unknown value.
     #[default]
     Pending,
-    /// Free.
+    /// Not bound.
     Available,
-    /// Its claim exists and names it.
+    /// Bound to a claim.
     Bound,
-    /// Its claim is gone.
+    /// The claim was deleted.
     Released,
-    /// Reclaiming it failed.
+    /// The reclamation failed.
     Failed,
 }
 
 impl VolumePhase {
-    /// The API's spelling.
+    /// The value in the API.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -168,11 +168,11 @@ impl VolumePhase {
 pub struct ClaimRef {
     /// Namespace and name.
     pub key: ClaimKey,
-    /// The claim's uid; absent when a person reserved the volume by name.
+    /// The claim's uid; `None` if the volume was reserved by name.
     pub uid: Option<Uid>,
 }
 
-/// Where a Secret stands.
+/// Reference to a Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecretRef {
     /// `namespace`
@@ -187,7 +187,7 @@ impl fmt::Display for SecretRef {
     }
 }
 
-/// `spec.csi`, as far as the roles use it.
+/// `spec.csi`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiVolumeSource {
     /// `driver`
@@ -196,7 +196,7 @@ pub struct CsiVolumeSource {
     pub handle: VolumeHandle,
     /// `volumeAttributes`
     pub attributes: StringMap,
-    /// `fsType`, when not empty.
+    /// `fsType`, if not empty.
     pub fs_type: Option<Arc<str>>,
     /// `readOnly`
     pub read_only: bool,
@@ -213,15 +213,15 @@ pub struct Volume {
     pub name: VolumeName,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// `spec.capacity.storage`; absent makes the volume useless for matching.
+    /// `spec.capacity.storage`. A volume without it matches no claim.
     pub capacity: Option<Quantity>,
     /// `spec.accessModes`
     pub access_modes: AccessModes,
     /// `spec.volumeMode`
     pub mode: VolumeMode,
-    /// The class: legacy annotation, else `spec.storageClassName`, else empty.
+    /// The class name: the legacy annotation, else `spec.storageClassName`, else empty.
     pub class: Arc<str>,
-    /// `spec.volumeAttributesClassName`, empty when absent.
+    /// `spec.volumeAttributesClassName`, empty if absent.
     pub attributes_class: Box<str>,
     /// `spec.persistentVolumeReclaimPolicy`
     pub reclaim_policy: ReclaimPolicy,
@@ -229,26 +229,25 @@ pub struct Volume {
     pub claim_ref: Option<ClaimRef>,
     /// `spec.mountOptions`
     pub mount_options: Vec<String>,
-    /// `spec.nodeAffinity.required`: of each term the labels that a node must have with this one value. What
-    /// else a term asks for only narrows it.
+    /// `spec.nodeAffinity.required`: the labels with exactly one allowed value, by term. Other requirements
+    /// of a term only restrict it further.
     pub node_affinity_terms: Box<[StringMap]>,
-    /// `spec.csi`; absent for in-tree sources.
+    /// `spec.csi`; `None` for in-tree sources.
     pub csi: Option<CsiVolumeSource>,
-    /// The member of `spec` with an in-tree source that has to be attached, or whose plugin a CSI driver took
-    /// over.
+    /// The field of `spec` with an in-tree source that must be attached or is migrated to a CSI driver.
     pub in_tree_source: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,
 }
 
 impl Volume {
-    /// Whether the volume belongs or is reserved to the claim: same place, and the uid absent or equal
-    /// (controllers' "PV is (pre-)bound to claim").
+    /// Returns `true` if the volume is bound or pre-bound to the claim: the claimRef has its namespace and
+    /// name, and no uid or the same uid (kube-controller-manager's IsVolumeBoundToClaim).
     pub fn is_bound_to(&self, key: &ClaimKey, uid: &Uid) -> bool {
         self.claim_ref.as_ref().is_some_and(|r| r.key == *key && r.uid.as_ref().is_none_or(|u| u == uid))
     }
 
-    /// Whether only nodes with all these labels reach the volume.
+    /// Returns `true` if the volume is accessible only from nodes with all these labels.
     pub fn is_only_accessible_from(&self, segments: &Segments) -> bool {
         let requires_segments = |term: &StringMap| {
             segments.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value))
@@ -258,7 +257,7 @@ impl Volume {
             && self.node_affinity_terms.iter().all(requires_segments)
     }
 
-    /// Whether no node with these labels reaches the volume.
+    /// Returns `true` if the volume is inaccessible from every node with these labels.
     pub fn is_inaccessible_from(&self, segments: &Segments) -> bool {
         let excludes_segments = |term: &StringMap| {
             segments.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value))
@@ -266,7 +265,7 @@ impl Volume {
         !self.node_affinity_terms.is_empty() && self.node_affinity_terms.iter().all(excludes_segments)
     }
 
-    /// Value of the annotation that names who made the volume, when not empty.
+    /// Value of the `provisioned-by` annotation, if not empty.
     pub fn provisioned_by(&self) -> Option<&str> {
         self.meta.annotation(names::PROVISIONED_BY).filter(|by| !by.is_empty())
     }

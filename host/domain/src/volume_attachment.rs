@@ -1,4 +1,4 @@
-//! VolumeAttachment, CSINode and Node, as far as the roles decide on them.
+//! VolumeAttachment, CSINode, CSIDriver and Node.
 
 use std::collections::BTreeMap;
 
@@ -10,23 +10,23 @@ use crate::{
     string_map::StringMap,
 };
 
-/// `spec.source`: which volume.
+/// `spec.source`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeAttachmentSource {
     /// `persistentVolumeName`
     Volume(VolumeName),
-    /// `inlineVolumeSpec`, which only volumes of in-tree plugins have that a driver took over.
+    /// `inlineVolumeSpec`, used for migrated in-tree volumes only.
     Inline,
-    /// Not exactly one of the two; the number of those that are there.
+    /// None or both of the two fields; has their number.
     Invalid(usize),
 }
 
-/// `status.attachError` and `status.detachError`; when it was is for people.
+/// `status.attachError` or `status.detachError`, without the time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeError {
     /// `message`
     pub message: String,
-    /// `errorCode`: the gRPC code of the driver's answer, where it was the driver that failed.
+    /// `errorCode`: the gRPC code of the driver's response.
     pub error_code: Option<i32>,
 }
 
@@ -54,7 +54,7 @@ pub struct VolumeAttachment {
 }
 
 impl VolumeAttachment {
-    /// The volume that it names, where it names one and nothing else.
+    /// The PersistentVolume of a valid `spec.source`.
     pub fn volume(&self) -> Option<&VolumeName> {
         match &self.source {
             VolumeAttachmentSource::Volume(name) => Some(name),
@@ -63,21 +63,21 @@ impl VolumeAttachment {
     }
 }
 
-/// A CSINode: how drivers call a node.
+/// A CSINode: the drivers registered on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiNode {
-    /// `metadata.name`, which is the Node's.
+    /// `metadata.name`, equal to the Node's name.
     pub name: NodeName,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// `spec.drivers`: the `nodeID` of each.
+    /// `nodeID` by driver, from `spec.drivers`.
     pub node_ids: BTreeMap<DriverName, NodeId>,
-    /// `spec.drivers`: the `topologyKeys` of each.
+    /// `topologyKeys` by driver, from `spec.drivers`.
     pub topology_keys: BTreeMap<DriverName, Vec<String>>,
 }
 
 impl CsiNode {
-    /// Whether the driver is registered on the node.
+    /// Returns `true` if the driver is registered on the node.
     pub fn has_driver(&self, driver: &DriverName) -> bool {
         self.node_ids.get(driver).is_some_and(|id| !id.as_str().is_empty())
     }
@@ -90,61 +90,61 @@ pub struct CsiDriver {
     pub name: DriverName,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// `spec.attachRequired`; the API's default is true.
+    /// `spec.attachRequired`. The default is true.
     pub attach_required: bool,
 }
 
-/// First part of the [`UniqueVolume`] of every CSI volume.
+/// Prefix of the [`UniqueVolumeName`] of CSI volumes.
 const CSI_PLUGIN_PREFIX: &str = "kubernetes.io/csi/";
 
 impl UniqueVolumeName {
-    /// The name of a CSI driver's volume.
+    /// The unique name of a CSI volume.
     pub fn from_csi(driver: &DriverName, handle: &VolumeHandle) -> Self {
         Self::new(format!("{CSI_PLUGIN_PREFIX}{driver}^{handle}"))
     }
 
-    /// Driver and handle; absent for volumes of other plugins. A driver's name has no `^`, a handle may.
+    /// Driver and handle; `None` for volumes of other plugins. Driver names contain no `^`; handles may.
     pub fn parse_csi(&self) -> Option<(DriverName, VolumeHandle)> {
         let (driver, handle) = self.as_str().strip_prefix(CSI_PLUGIN_PREFIX)?.split_once('^')?;
         Some((driver.into(), handle.into()))
     }
 }
 
-/// What a Node's status says of a volume.
+/// The status of a volume on a Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeVolumeStatus {
-    /// Which volume.
+    /// The volume.
     pub name: UniqueVolumeName,
-    /// Whether it is in `status.volumesAttached`: kubelet may mount it.
+    /// True if the volume is in `status.volumesAttached`, so that the kubelet may mount it.
     pub attached: bool,
-    /// `devicePath` there; empty for CSI volumes.
+    /// `devicePath` of the entry; empty for CSI volumes.
     pub device_path: Box<str>,
-    /// Whether it is in `status.volumesInUse`: kubelet mounts it, or is about to.
+    /// True if the volume is in `status.volumesInUse`: the kubelet has mounted it or may mount it.
     pub in_use: bool,
 }
 
-/// A Node: where it is, and what it says of volumes.
+/// A Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// `metadata.name`
     pub name: NodeName,
-    /// Metadata without annotations and labels: a cluster has thousands of nodes.
+    /// Metadata without annotations and labels.
     pub meta: ObjectMeta,
     /// `metadata.labels`
     pub labels: BTreeMap<String, String>,
-    /// Whether volumes are attached to it by the controller
-    /// (`volumes.kubernetes.io/controller-managed-attach-detach`), not by its kubelet.
+    /// True if the attach-detach controller, not the kubelet, attaches volumes
+    /// (`volumes.kubernetes.io/controller-managed-attach-detach`).
     pub controller_managed: bool,
-    /// Whether the condition `Ready` is true.
+    /// True if the condition `Ready` is true.
     pub ready: bool,
-    /// Whether it has the taint `node.kubernetes.io/out-of-service`.
+    /// True if the taint `node.kubernetes.io/out-of-service` is set.
     pub out_of_service: bool,
-    /// `status.volumesAttached` and `status.volumesInUse`, by name.
+    /// `status.volumesAttached` and `status.volumesInUse`, sorted by name.
     pub volumes: Box<[NodeVolumeStatus]>,
 }
 
 impl Node {
-    /// What the status says of a volume.
+    /// The status of a volume.
     pub fn volume(&self, name: &UniqueVolumeName) -> Option<&NodeVolumeStatus> {
         let index = self.volumes.binary_search_by(|volume| volume.name.cmp(name)).ok()?;
         self.volumes.get(index)

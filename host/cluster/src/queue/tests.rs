@@ -207,10 +207,10 @@ async fn add_if_absent_does_not_shorten_a_pending_delay() {
 async fn memory_is_released_after_a_burst() {
     let queue = queue();
     (0..10_000).for_each(|key| queue.add(key));
-    assert!(queue.lock().queued.capacity() >= 10_000);
+    assert!(queue.inner.state.lock().queued.capacity() >= 10_000);
     let log = run(&queue, 64, Duration::from_secs(1), |_, _| Action::Done).await;
     assert_eq!(log.len(), 10_000);
-    let state = queue.lock();
+    let state = queue.inner.state.lock();
     for left in [state.queued.capacity(), state.ready.capacity(), state.running.capacity()] {
         assert!(left < 1_000, "room for {left}");
     }

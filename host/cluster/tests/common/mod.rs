@@ -1,9 +1,5 @@
-//! An in-process API that counts, delays and fails requests on demand.
-#![allow(
-    dead_code,
-    clippy::unwrap_used,
-    reason = "each test file uses its part; what cannot be is a failed test"
-)]
+//! An in-process API server that counts, delays and fails requests.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests fail by panicking")]
 
 use std::{
     collections::VecDeque,
@@ -23,22 +19,22 @@ use kube::client::Body;
 use serde_json::Value;
 use tower::ServiceExt as _;
 
-/// What happens to a write on its way.
+/// A fault of a write.
 #[derive(Clone, Debug)]
 pub(crate) enum WriteFault {
-    /// The API never sees it; the answer is this status.
+    /// The request is not forwarded. Returns this status.
     Refused(StatusCode),
-    /// The API takes it; the answer is 503.
+    /// The request is forwarded. Returns 503.
     ResponseLost,
 }
 
-/// The API behind a wire that can be slow and lossy.
+/// The API server behind a slow or lossy connection.
 #[derive(Clone)]
 pub(crate) struct FaultyApi {
     pub(crate) api: ApiService,
     pub(crate) delay: Duration,
     pub(crate) faults: Arc<Mutex<VecDeque<WriteFault>>>,
-    /// A kind that the API does not have yet, by its plural name.
+    /// Plural name of a kind that the API server does not serve.
     pub(crate) missing_kind: Arc<Mutex<Option<&'static str>>>,
 }
 
@@ -111,7 +107,7 @@ pub(crate) fn api() -> ApiServer {
     ApiServer::new(Options { now: Arc::new(now), uid_seed: Some(7), ..Options::default() })
 }
 
-/// One request as anybody makes it.
+/// Sends one request.
 pub(crate) async fn call(api: &ApiServer, method: Method, path: &str, body: Value) -> (StatusCode, Value) {
     let content_type =
         if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };

@@ -1,5 +1,5 @@
-//! Serves an empty API on a free loopback port until Ctrl-C and writes its kubeconfig to the file named
-//! first.
+//! Serves an empty API on a free loopback port until Ctrl-C. The first argument is the path of the kubeconfig
+//! to write.
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions};
 

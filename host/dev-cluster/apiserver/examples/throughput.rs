@@ -1,5 +1,5 @@
-//! Prints how many small writes and reads one core does against the in-process service, and how a watcher
-//! keeps up.
+//! Prints the throughput of small writes and reads on one core against the in-process service, and the lag of
+//! a watcher.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,9 @@ async fn main() -> Result<(), BoxError> {
     let start = Instant::now();
     for index in 0..OBJECTS {
         let body = format!(
-            r#"{{"metadata":{{"name":"claim-{index}"}},"spec":{{"accessModes":["ReadWriteOnce"],"storageClassName":"fast","resources":{{"requests":{{"storage":"1Gi"}}}}}}}}"#
+            r#"{{"metadata":{{"name":"claim-{index}"}},
+            "spec":{{"accessModes":["ReadWriteOnce"],"storageClassName":"fast",
+            "resources":{{"requests":{{"storage":"1Gi"}}}}}}}}"#
         );
         send(&service, Method::POST, CLAIMS, body).await?;
     }

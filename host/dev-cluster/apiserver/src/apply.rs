@@ -4,25 +4,25 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::Inner;
 use crate::descriptors::ResourceDescriptor;
 use crate::fields::{self, ApplyError, ApplyResult, Conflict, Endpoint, ManagedFields};
+use crate::inner::Inner;
 use crate::meta;
-use crate::request::Target;
+use crate::request::{FieldValidation, Subresource, Target};
 use crate::schema;
 use crate::status::Status;
 use crate::store::StoredObject;
 use crate::strategy;
-use crate::write::{FieldValidation, MAX_RETRIES, Subresource, WriteOptions, check_name, check_namespace};
+use crate::write::{MAX_RETRIES, WriteOptions, check_name, check_namespace};
 
-/// Where `kubectl apply` keeps what it applied before there was server-side apply.
+/// Annotation with the last configuration of client-side `kubectl apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The manager as which `kubectl` applies.
+/// Field manager of `kubectl apply --server-side`.
 const KUBECTL_MANAGER: &str = "kubectl";
 
 impl Inner {
-    /// Applies a configuration. Also says whether the object was created.
+    /// Applies a configuration. Returns the object and whether it was created.
     pub(crate) fn apply(
         &self,
         target: &Target,
@@ -70,7 +70,7 @@ impl Inner {
         self.insert(target, value, managed, options)
     }
 
-    /// What the configuration makes of an object.
+    /// Merges the configuration into an object.
     fn merge_config(
         &self,
         target: &Target,
@@ -103,7 +103,8 @@ impl Inner {
         schema::decode(resource, &mut value, FieldValidation::Ignore).map_err(|error| {
             let why = error.message.split_once(": ").map_or("", |(_, why)| why).to_owned();
             Status::internal(format!(
-                "failed to convert new object ({}) to proper version: unable to convert unstructured object to {}: {why}",
+                "failed to convert new object ({}) to proper version: unable to convert unstructured object \
+                 to {}: {why}",
                 describe_config(resource, &body),
                 group_version_kind(resource)
             ))
@@ -116,7 +117,7 @@ impl Inner {
     }
 }
 
-/// A configuration is YAML, of which JSON is a part.
+/// Parses a configuration, which is YAML or JSON.
 fn parse(body: &[u8]) -> Result<Value, Status> {
     if let Ok(value @ Value::Object(_)) = serde_json::from_slice(body) {
         return Ok(value);
@@ -138,11 +139,12 @@ fn parse(body: &[u8]) -> Result<Value, Status> {
         Value::String(_) => "string",
     };
     Err(malformed(format!(
-        "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+        "error unmarshaling JSON: while decoding JSON: json: cannot unmarshal {found} into Go value of type \
+         map[string]interface {{}}"
     )))
 }
 
-/// The configuration without `apiVersion` and `kind`, which must be those of the target.
+/// Checks `apiVersion` and `kind` against the target and removes them.
 fn check_type(resource: &ResourceDescriptor, config: &Value) -> Result<Value, Status> {
     let mut body = config.clone();
     let version = meta::remove(&mut body, "apiVersion");
@@ -164,12 +166,12 @@ fn group_version_kind(resource: &ResourceDescriptor) -> String {
     format!("{slash}{}, Kind={}", resource.api_version(), resource.kind)
 }
 
-/// How messages name the configuration.
+/// Name of the configuration in messages.
 fn describe_config(resource: &ResourceDescriptor, config: &Value) -> String {
     format!("{}/{}; {}", meta::namespace(config), meta::name(config), group_version_kind(resource))
 }
 
-/// The conflicts that are not about what an earlier `kubectl apply` wrote.
+/// Removes conflicts with fields of an earlier client-side `kubectl apply`.
 fn without_client_side_applied(
     resource: &ResourceDescriptor,
     conflicts: Vec<Conflict>,
@@ -186,7 +188,7 @@ fn without_client_side_applied(
     }
 }
 
-/// Keeps the annotation of client-side apply true where there is one.
+/// Updates the annotation of client-side apply, if it exists.
 fn sync_last_applied(value: &mut Value, config: &Value) {
     let annotated = value
         .pointer("/metadata/annotations")

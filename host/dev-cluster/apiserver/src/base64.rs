@@ -1,15 +1,15 @@
-//! Standard base64 with padding, as Go reads and writes it.
+//! Base64 as in Go's encoding/base64.
 
 use base64::engine::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use base64::{DecodeError, DecodeSliceError};
 
-/// Encodes bytes with padding.
+/// Encodes bytes in standard base64 with padding.
 pub(crate) fn encode(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Where a text stops being base64. `None`: it is good.
+/// Index of the first invalid byte; `None` for valid base64.
 pub(crate) fn first_invalid_index(text: &str) -> Option<usize> {
     let mut buffer = vec![0; text.len()];
     match STANDARD.decode_slice(text, &mut buffer) {
@@ -26,12 +26,12 @@ pub(crate) fn first_invalid_index(text: &str) -> Option<usize> {
     }
 }
 
-/// Encodes bytes for a URL, without padding.
+/// Encodes bytes in URL-safe base64 without padding.
 pub(crate) fn encode_url(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// Decodes what stands in a URL, or says where it goes wrong.
+/// Decodes URL-safe base64. The error is the index of the first invalid byte.
 pub(crate) fn decode_url(text: &str) -> Result<Vec<u8>, usize> {
     URL_SAFE_NO_PAD.decode(text).map_err(|error| match error {
         DecodeError::InvalidByte(at, _)

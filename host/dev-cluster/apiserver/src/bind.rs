@@ -1,26 +1,22 @@
-//! `pods/binding`: how a scheduler puts a pod on a node, the only way in which a pod gets one after it was
-//! made.
+//! `pods/binding`: assigns a pod to a node. It is the only way to set `spec.nodeName` of an existing pod.
 
 use serde_json::{Value, json};
 
-use crate::Inner;
-use crate::descriptors::ResourceKind;
+use crate::descriptors::{BINDING, ResourceKind};
+use crate::inner::Inner;
 use crate::meta::{self, text};
 use crate::request::Target;
 use crate::status::{FieldError, Status};
 use crate::store::{self, StoreChange};
 use crate::write::{MAX_RETRIES, check_name, check_namespace};
 
-/// The sub-resource.
-pub(crate) const BINDING: &str = "binding";
-
-/// Whether a target is that of a binding.
+/// Returns `true` if the target is `pods/binding`.
 pub(crate) fn is_binding(target: &Target) -> bool {
     target.resource.id == ResourceKind::Pod && target.subresource.as_deref() == Some(BINDING)
 }
 
 impl Inner {
-    /// Puts a pod on the node that the binding names.
+    /// Assigns a pod to the node of the binding.
     pub(crate) fn bind(&self, target: &Target, binding: &Value, dry_run: bool) -> Result<(), Status> {
         check_namespace(target, binding)?;
         check_name(target, binding)?;
@@ -81,7 +77,7 @@ impl Inner {
     }
 }
 
-/// The pod with its node.
+/// The pod with the node and the PodScheduled condition.
 fn with_binding(mut pod: Value, binding: &Value, node: &str, now: &Value) -> Value {
     meta::edit(&mut pod, "spec", |spec| spec.insert("nodeName".to_owned(), json!(node)));
     meta::edit_meta(&mut pod, |meta| {

@@ -1,11 +1,11 @@
-//! Deletion: finalizers, graceful pods, namespaces with their contents, dependents of owners.
+//! Deletion: finalizers, grace periods of pods, contents of namespaces, and garbage collection of dependents.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::Inner;
 use crate::descriptors::{self, ResourceDescriptor, ResourceKind};
+use crate::inner::Inner;
 use crate::meta;
 use crate::request::{self, Query, Target};
 use crate::status::{FieldError, Status};
@@ -14,10 +14,10 @@ use crate::write::MAX_RETRIES;
 
 const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
 
-/// A pod that names no grace period gets this many seconds.
+/// Default grace period of pods in seconds.
 const DEFAULT_POD_GRACE_SECONDS: i64 = 30;
 
-/// What happens to the objects that a deleted object owns.
+/// `propagationPolicy`: the treatment of dependents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Propagation {
     #[default]
@@ -26,7 +26,7 @@ enum Propagation {
     Orphan,
 }
 
-/// What a DELETE request asks for.
+/// DeleteOptions of a request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeleteOptions {
     dry_run: bool,
@@ -37,7 +37,7 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Reads the body, or the query where there is none.
+    /// Parses the body, or the query if there is no body.
     pub(crate) fn parse(query: &Query, body: &Value) -> Result<Self, Status> {
         let member = |name: &str| {
             let text = body.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -86,12 +86,12 @@ impl DeleteOptions {
     }
 }
 
-/// What became of an object that was to be deleted.
+/// The result of a deletion.
 #[derive(Debug)]
 pub(crate) enum DeleteOutcome {
-    /// It is gone; this was its last state.
+    /// The object was removed. Has its last state.
     Removed(Arc<StoredObject>),
-    /// It stays until its finalizers, its grace period or its contents are gone.
+    /// The object is terminating until its finalizers, grace period or contents are gone.
     Terminating(Arc<StoredObject>),
 }
 
@@ -167,7 +167,7 @@ impl Inner {
         Err(Status::too_many_conflicts(resource, name))
     }
 
-    /// How a deleted object is shown last: a pod as one whose grace period is over.
+    /// The last state of a deleted object. The grace period of a pod is 0.
     fn last_state(&self, current: &StoredObject) -> Value {
         let mut value = current.value.clone();
         if current.kind == ResourceKind::Pod && !meta::deleting(&value) {
@@ -183,7 +183,7 @@ impl Inner {
         value
     }
 
-    /// The object marked as being deleted; `None` when nothing holds it.
+    /// The object with a deletionTimestamp; `None` if it can be removed immediately.
     fn mark_terminating(&self, current: &StoredObject, options: &DeleteOptions) -> Option<Value> {
         let now = (self.now)();
         let mut next = current.value.clone();
@@ -224,7 +224,7 @@ impl Inner {
         Some(next)
     }
 
-    /// Nothing holds an object that is being deleted.
+    /// Returns `true` if a terminating object can be removed.
     pub(crate) fn is_removable(&self, kind: ResourceKind, value: &Value) -> bool {
         if !meta::finalizers(value).is_empty() {
             return false;
@@ -233,7 +233,7 @@ impl Inner {
             ResourceKind::Namespace => {
                 meta::deleting(value) && self.store.contents(meta::name(value)).is_empty()
             }
-            // A pod on a node is deleted by its kubelet, with a grace period of zero.
+            // The kubelet deletes a pod on a node with a grace period of zero.
             ResourceKind::Pod => true,
             ResourceKind::Node
             | ResourceKind::PersistentVolume
@@ -252,7 +252,8 @@ impl Inner {
         }
     }
 
-    /// Follows removals: dependents go, owners that waited for them go, and namespaces that became empty.
+    /// Garbage collection after removals: deletes dependents, owners in foreground deletion, and empty
+    /// terminating namespaces.
     pub(crate) fn collect_garbage(&self, removed: Vec<Arc<StoredObject>>) {
         let mut queue = removed;
         while let Some(object) = queue.pop() {
@@ -283,14 +284,15 @@ impl Inner {
             let namespace = meta::namespace(&dependent.value);
             match self.delete_one(dependent.kind.resource(), namespace, dependent.name(), &options) {
                 Ok(DeleteOutcome::Removed(object)) => removed.push(object),
-                // Pending ones go when their finalizers go; a missing one was deleted by somebody else.
+                // Terminating objects are removed with their last finalizer. Missing ones were deleted
+                // concurrently.
                 Ok(DeleteOutcome::Terminating(_)) | Err(_) => {}
             }
         }
         removed
     }
 
-    /// An owner of a kind that is not served counts as alive.
+    /// Returns `true` if an owner exists. Owners of kinds that are not served are assumed to exist.
     fn is_owner_alive(&self, owner: &Value, dependent: &StoredObject) -> bool {
         match owner_key(owner, meta::namespace(&dependent.value)) {
             Some((kind, key)) => {
@@ -312,7 +314,7 @@ impl Inner {
                 }
             });
             let key = store::key(meta::namespace(&dependent.value), dependent.name());
-            // A dependent that changed meanwhile is left: its writer has seen the owner go.
+            // A dependent with a concurrent change is skipped.
             let _ = self.store.commit(
                 dependent.kind,
                 &key,
@@ -327,7 +329,7 @@ impl Inner {
         self.collect_garbage(removed.into_iter().collect());
     }
 
-    /// Lets an owner in foreground deletion go when nothing depends on it any more.
+    /// Removes an owner in foreground deletion after its last dependent.
     fn remove_foreground_owner(&self, kind: ResourceKind, key: &str, uid: &str) -> Option<Arc<StoredObject>> {
         let owner = self.store.get(kind, key)?;
         let is_waiting = meta::deleting(&owner.value)
@@ -387,7 +389,7 @@ fn owner_key(owner: &Value, namespace: &str) -> Option<(ResourceKind, String)> {
     Some((resource.id, store::key(namespace, meta::text(owner, "/name"))))
 }
 
-/// Only a pod that runs on a node dies slowly.
+/// Only pods on a node have a grace period.
 fn grace_period_seconds(current: &StoredObject, options: &DeleteOptions) -> i64 {
     let value = &current.value;
     let finished = matches!(meta::text(value, "/status/phase"), "Succeeded" | "Failed");
@@ -406,14 +408,16 @@ fn check_preconditions(
     let conflict = |why: String| Err(Status::precondition_failed(resource, current.name(), &why));
     if let Some(uid) = options.uid.as_ref().filter(|uid| *uid != current.uid()) {
         return conflict(format!(
-            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
+            "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might \
+             have been deleted and then recreated",
             current.uid()
         ));
     }
     let version = current.version.to_string();
     if let Some(wanted) = options.version.as_ref().filter(|wanted| **wanted != version) {
         return conflict(format!(
-            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
+            "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record \
+             ({version}). The object might have been modified"
         ));
     }
     Ok(())

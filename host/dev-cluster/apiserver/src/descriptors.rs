@@ -1,6 +1,6 @@
-//! The kinds that are served: one table that drives routing, discovery and columns.
+//! The served kinds: one table for routing, discovery and printer columns.
 
-/// A kind that the server stores. Its number is its place in [`RESOURCES`].
+/// A served kind. Its number is its index in [`RESOURCES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ResourceKind {
     Namespace,
@@ -21,10 +21,10 @@ pub(crate) enum ResourceKind {
     Lease,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const COUNT: usize = 16;
 
-/// What the server knows of a kind without looking at an object.
+/// Properties of a kind.
 #[derive(Debug)]
 pub(crate) struct ResourceDescriptor {
     pub(crate) id: ResourceKind,
@@ -35,17 +35,20 @@ pub(crate) struct ResourceDescriptor {
     pub(crate) singular: &'static str,
     pub(crate) short_names: &'static [&'static str],
     pub(crate) namespaced: bool,
-    /// `/status` is an endpoint of its own.
+    /// True if the kind has a `status` subresource.
     pub(crate) has_status: bool,
-    /// `metadata.generation` counts changes of the spec.
+    /// True if `metadata.generation` counts changes of the spec.
     pub(crate) has_generation: bool,
-    /// An update may leave out the resourceVersion.
+    /// True if an update may omit the resourceVersion.
     pub(crate) allow_unconditional_update: bool,
-    /// A PUT to a name that does not exist creates it.
+    /// True if a PUT creates a missing object.
     pub(crate) allow_create_on_update: bool,
 }
 
-/// Every group has one version here.
+/// Name of the subresource `pods/binding`.
+pub(crate) const BINDING: &str = "binding";
+
+/// The version of all groups.
 pub(crate) const VERSION: &str = "v1";
 
 const fn resource(
@@ -78,7 +81,7 @@ const fn storage_resource(
     ResourceDescriptor { group: "storage.k8s.io", ..resource(id, kind, plural, singular) }
 }
 
-/// All kinds, in the order of [`Kind`].
+/// All kinds, in the order of [`ResourceKind`].
 pub(crate) static RESOURCES: [ResourceDescriptor; COUNT] = [
     ResourceDescriptor {
         short_names: &["ns"],
@@ -185,16 +188,16 @@ pub(crate) static RESOURCES: [ResourceDescriptor; COUNT] = [
     },
 ];
 
-/// The named groups, in the order in which discovery shows them.
+/// The named groups, in the order of discovery.
 pub(crate) const GROUPS: [&str; 2] = ["storage.k8s.io", "coordination.k8s.io"];
 
 impl ResourceDescriptor {
-    /// `persistentvolumes`, `storageclasses.storage.k8s.io`: how messages name a resource.
+    /// Name of the resource in messages: `persistentvolumes`, `storageclasses.storage.k8s.io`.
     pub(crate) fn qualified_resource(&self) -> String {
         self.in_group(self.plural)
     }
 
-    /// `PersistentVolume`, `StorageClass.storage.k8s.io`.
+    /// Name of the kind in messages: `PersistentVolume`, `StorageClass.storage.k8s.io`.
     pub(crate) fn qualified_kind(&self) -> String {
         self.in_group(self.kind)
     }
@@ -203,12 +206,12 @@ impl ResourceDescriptor {
         if self.group.is_empty() { word.to_owned() } else { format!("{word}.{}", self.group) }
     }
 
-    /// `v1`, `storage.k8s.io/v1`.
+    /// `apiVersion`: `v1`, `storage.k8s.io/v1`.
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() { VERSION.to_owned() } else { format!("{}/{VERSION}", self.group) }
     }
 
-    /// The URL path under which the group and version live.
+    /// URL path of the group and version.
     pub(crate) fn root(&self) -> String {
         if self.group.is_empty() {
             format!("/api/{VERSION}")
@@ -226,12 +229,12 @@ impl ResourceKind {
     }
 }
 
-/// The resource with this plural name in a group.
+/// Finds a resource by group and plural name.
 pub(crate) fn find(group: &str, plural: &str) -> Option<&'static ResourceDescriptor> {
     RESOURCES.iter().find(|resource| resource.group == group && resource.plural == plural)
 }
 
-/// A value for every kind.
+/// A value per kind.
 #[derive(Debug)]
 pub(crate) struct PerKind<T>([T; COUNT]);
 

@@ -1,18 +1,17 @@
-//! Documents that describe the server itself.
+//! Discovery and version documents.
 
 use serde_json::{Value, json};
 
-use crate::bind::BINDING;
-use crate::descriptors::{GROUPS, RESOURCES, ResourceDescriptor, ResourceKind, VERSION};
+use crate::descriptors::{BINDING, GROUPS, RESOURCES, ResourceDescriptor, ResourceKind, VERSION};
 use crate::meta;
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
-/// The release whose behaviour is followed.
+/// The emulated Kubernetes release.
 const KUBERNETES_VERSION: &str = "v1.36.0";
 
-/// The release that is followed, and that this is not it.
+/// `gitVersion`: the emulated release with a suffix for this server.
 pub(crate) fn git_version() -> String {
     format!("{KUBERNETES_VERSION}+cofferdam.{}", env!("CARGO_PKG_VERSION"))
 }
@@ -32,7 +31,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// The document at a discovery path.
+/// The discovery document at a path.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
@@ -118,17 +117,17 @@ fn resource_list(group: &str) -> Value {
 }
 
 fn verbs(resource: &ResourceDescriptor) -> Vec<&'static str> {
-    // Namespaces can be deleted one by one only.
+    // Namespaces do not support deletecollection.
     let all = |verb: &&'static str| resource.id != ResourceKind::Namespace || *verb != "deletecollection";
     VERBS.into_iter().filter(all).collect()
 }
 
-/// `kubectl get all` shows workloads.
+/// Categories, such as `all` for `kubectl get all`.
 fn categories(resource: &ResourceDescriptor) -> &'static [&'static str] {
     if resource.id == ResourceKind::Pod { &["all"] } else { &[] }
 }
 
-/// The aggregated document of `/api` or `/apis`.
+/// The aggregated discovery document of `/api` or `/apis`.
 pub(crate) fn aggregated(path: &str) -> Option<Value> {
     let groups: &[&str] = match path.trim_matches('/') {
         "api" => &[""],

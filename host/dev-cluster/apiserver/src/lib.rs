@@ -1,11 +1,11 @@
 //! An embedded Kubernetes API for development, tests and simulation.
 //!
-//! [`ApiServer`] keeps its objects in memory and answers as the kube-apiserver does: discovery, get, list,
-//! watch, create, update, patch, delete, tables, status codes and texts, for the kinds that storage is made
-//! of. In one process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio
-//! time; for `kubectl` it listens on loopback with TLS and a token of its own ([`ApiServer::serve`]).
+//! [`ApiServer`] keeps objects in memory and behaves as kube-apiserver does for the kinds that storage uses:
+//! discovery, get, list, watch, create, update, patch, delete, tables, status codes and messages. Within a
+//! process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio time. For
+//! `kubectl` it listens on loopback with TLS and a token ([`ApiServer::serve`]).
 //!
-//! It does not authorise.
+//! It has no authorization.
 
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod delete;
 mod descriptors;
 mod discovery;
 mod fields;
+mod inner;
 mod meta;
 mod openapi;
 mod patch;
@@ -47,27 +48,28 @@ pub use crate::service::{ApiBody, ApiService};
 pub use crate::store::StateSnapshot;
 
 use crate::descriptors::ResourceKind;
+use crate::inner::Inner;
 use crate::random::Random;
-use crate::request::Target;
+use crate::request::{FieldValidation, Target};
 use crate::store::Store;
-use crate::write::{FieldValidation, Warnings, WriteOptions};
+use crate::write::{Warnings, WriteOptions};
 
-/// The namespaces that every cluster has.
+/// The namespaces of a new cluster.
 const NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
 
-/// Watch events kept per kind unless told otherwise: some seconds of a busy cluster.
+/// Default number of watch events per kind: some seconds of a busy cluster.
 const DEFAULT_WATCH_HISTORY: usize = 10_000;
 
-/// How a server is set up.
+/// Options of a server.
 #[derive(Clone)]
 pub struct Options {
-    /// The clock of timestamps. Time-outs and bookmarks follow tokio's clock.
+    /// The clock for timestamps. Timeouts and bookmarks use tokio's clock.
     pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
-    /// Makes uids and generated names the same in every run. They are random when absent.
+    /// Seed of uids and generated names, which are random without it.
     pub uid_seed: Option<u64>,
-    /// Watch events kept per kind; who falls further behind gets 410 Gone. At least 1.
+    /// Number of watch events per kind, at least 1. Watches of older versions get 410 Gone.
     pub watch_history: usize,
-    /// The largest request body in bytes; a larger one is answered with 413.
+    /// Maximum size of a request body in bytes. Larger ones get 413.
     pub body_limit: usize,
 }
 
@@ -77,7 +79,7 @@ impl Default for Options {
             now: Arc::new(Timestamp::now),
             uid_seed: None,
             watch_history: DEFAULT_WATCH_HISTORY,
-            // What the kube-apiserver accepts.
+            // As in kube-apiserver.
             body_limit: 3 * 1024 * 1024,
         }
     }
@@ -93,24 +95,7 @@ impl std::fmt::Debug for Options {
     }
 }
 
-pub(crate) struct Inner {
-    pub(crate) store: Store,
-    pub(crate) now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
-    pub(crate) body_limit: usize,
-    random: Random,
-}
-
-impl Inner {
-    pub(crate) fn uid(&self) -> String {
-        self.random.uid()
-    }
-
-    pub(crate) fn name_suffix(&self) -> String {
-        self.random.name_suffix()
-    }
-}
-
-/// An in-memory Kubernetes API. Clones share their state.
+/// An in-memory Kubernetes API server. Clones share its state.
 #[derive(Clone)]
 pub struct ApiServer {
     inner: Arc<Inner>,
@@ -125,7 +110,7 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// An API that holds the namespaces of a new cluster and nothing else.
+    /// An API server with the namespaces of a new cluster.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let inner = Inner {
@@ -148,36 +133,36 @@ impl ApiServer {
                 force: false,
                 warnings: &Warnings::default(),
             };
-            // A new store has no namespace that this could collide with, and the names are good.
+            // The names are valid and do not exist yet.
             let _ = inner.create(&target, json!({"metadata": {"name": name}}), write);
         }
         Self { inner: Arc::new(inner) }
     }
 
-    /// The API as a service in this process. It needs no token and works with `kube::Client::new`.
+    /// A service for use within the process, such as with `kube::Client::new`. It requires no token.
     #[must_use]
     pub fn service(&self) -> ApiService {
         ApiService::new(Arc::clone(&self.inner))
     }
 
-    /// Drops the watch history, as etcd's compaction does: older resourceVersions get 410 Gone.
+    /// Drops the watch history, as an etcd compaction does. Older resourceVersions get 410 Gone.
     pub fn compact(&self) {
         self.inner.store.compact();
     }
 
-    /// The present state, for [`ApiServer::restore`].
+    /// A snapshot for [`ApiServer::restore`].
     #[must_use]
     pub fn snapshot(&self) -> StateSnapshot {
         self.inner.store.snapshot()
     }
 
-    /// Sets objects and resourceVersion counter back to an earlier state, as an etcd restored from a backup
-    /// does. Open watches end.
+    /// Restores objects and resourceVersion counter from a snapshot, as an etcd restore does. Open watches
+    /// end.
     pub fn restore(&self, snapshot: &StateSnapshot) {
         self.inner.store.restore(snapshot);
     }
 
-    /// The present value of the resourceVersion counter: the number of writes so far, plus one.
+    /// The resourceVersion counter: the number of writes so far, plus one.
     #[must_use]
     pub fn resource_version(&self) -> u64 {
         self.inner.store.version()

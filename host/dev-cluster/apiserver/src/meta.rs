@@ -1,9 +1,9 @@
-//! Small helpers over objects held as JSON.
+//! Helpers for objects as JSON.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
-/// The text at a JSON pointer; empty when absent.
+/// The string at a JSON pointer; empty if absent.
 pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
@@ -13,12 +13,12 @@ pub(crate) fn name(value: &Value) -> &str {
     text(value, "/metadata/name")
 }
 
-/// The namespace of an object; empty for a cluster-wide one.
+/// The namespace of an object; empty for cluster-scoped objects.
 pub(crate) fn namespace(value: &Value) -> &str {
     text(value, "/metadata/namespace")
 }
 
-/// Edits a member object in place, making it when it is absent; an empty one goes.
+/// Edits an object member in place. A missing one is created, an empty one removed.
 pub(crate) fn edit<R>(
     value: &mut Value,
     member: &str,
@@ -46,7 +46,7 @@ pub(crate) fn edit_meta<R>(value: &mut Value, change: impl FnOnce(&mut Map<Strin
     edit(value, "metadata", change)
 }
 
-/// Replaces a member by that of another object, or removes it where the other has none.
+/// Copies a member from another object, or removes it if the other object has none.
 pub(crate) fn copy_member(to: &mut Value, from: &Value, member: &str) {
     if let Value::Object(map) = to {
         match from.get(member) {
@@ -68,27 +68,35 @@ pub(crate) fn set(value: &mut Value, member: &str, to: Value) {
     }
 }
 
+/// Sets a missing member to a default.
+pub(crate) fn set_default(map: &mut Map<String, Value>, member: &str, value: &str) {
+    let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
+    if absent {
+        map.insert(member.to_owned(), Value::from(value));
+    }
+}
+
 /// The finalizers of an object.
 pub(crate) fn finalizers(value: &Value) -> Vec<&str> {
     strings(value, "/metadata/finalizers")
 }
 
-/// The texts of a list.
+/// The strings of a list.
 pub(crate) fn strings<'a>(value: &'a Value, pointer: &str) -> Vec<&'a str> {
     list(value, pointer).iter().filter_map(Value::as_str).collect()
 }
 
-/// The members of a list; none when it is absent.
+/// The elements of a list; none if it is absent.
 pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The object is being deleted.
+/// Returns `true` if the object is being deleted.
 pub(crate) fn deleting(value: &Value) -> bool {
     value.pointer("/metadata/deletionTimestamp").is_some_and(|at| !at.is_null())
 }
 
-/// Whether an object that is being deleted is given time to end, as a pod is by its kubelet.
+/// Returns `true` if a terminating object has a grace period above 0.
 pub(crate) fn has_grace(value: &Value) -> bool {
     value
         .pointer("/metadata/deletionGracePeriodSeconds")
@@ -101,7 +109,7 @@ pub(crate) fn owners(value: &Value) -> impl Iterator<Item = &str> {
     list(value, "/metadata/ownerReferences").iter().filter_map(|owner| owner.get("uid")?.as_str())
 }
 
-/// A time as Kubernetes writes it: RFC 3339 in whole seconds.
+/// A time in Kubernetes' format: RFC 3339 with whole seconds.
 pub(crate) fn timestamp(at: Timestamp) -> Value {
     let seconds = Timestamp::from_second(at.as_second()).unwrap_or(at);
     Value::String(seconds.to_string())

@@ -1,5 +1,5 @@
-//! As much OpenAPI as `kubectl` needs to leave validation to the server (which resources can be patched, and
-//! that they take `fieldValidation`), to merge lists, and to explain: the types without descriptions.
+//! OpenAPI documents for `kubectl`: for server-side validation (patchable resources with `fieldValidation`),
+//! list merges and `kubectl explain`. Types have no descriptions.
 
 use serde_json::{Map, Value, json};
 
@@ -8,16 +8,16 @@ use crate::discovery::{git_version, resources_of_group};
 use crate::meta;
 use crate::schema::{self, Field, ListType, PatchStrategy, Scalar, Struct, Type};
 
-/// The older document, of a server that has no types in it. kubectl asks for it when a manifest's kind is not
-/// in the newer one, and only then says that there is no such kind.
+/// The OpenAPI v2 document without types. kubectl requests it for a kind that is not in the v3 document,
+/// before it reports an unknown kind.
 pub(crate) fn v2() -> Value {
     json!({"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36"}, "paths": {}})
 }
 
-/// The same in protobuf.
+/// The OpenAPI v2 document in protobuf.
 pub(crate) const V2_PROTOBUF: &[u8] = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.36\x42\x00";
 
-/// The document at an OpenAPI v3 path.
+/// The OpenAPI v3 document at a path.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let rest = path.trim_end_matches('/').strip_prefix("/openapi/v3")?;
     if rest.is_empty() {
@@ -44,7 +44,7 @@ pub(crate) fn document(path: &str) -> Option<Value> {
     }))
 }
 
-/// The types of a group's kinds by their names.
+/// The schemas of a group's kinds by name.
 fn schemas(group: &str) -> Map<String, Value> {
     let mut schemas = Map::new();
     for resource in resources_of_group(group) {

@@ -1,23 +1,24 @@
-//! What the API fills in at a pod, and what of it may change.
+//! Pods: defaults, QoS class and immutable fields.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
 use crate::meta;
+use crate::meta::set_default;
 use crate::quantity;
 use crate::status::FieldError;
-use crate::strategy::set_default;
 
 const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
-/// The resources that a pod's class of service follows from.
+/// The resources that determine the QoS class.
 const COMPUTE_RESOURCES: [&str; 2] = ["cpu", "memory"];
-/// What an update may change, in the words of the real API.
-const UPDATE_FORBIDDEN: &str = "pod updates may not change fields other than `spec.containers[*].image`,\
-    `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing \
-    tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+/// kube-apiserver's message about mutable fields.
+const UPDATE_FORBIDDEN: &str = "pod updates may not change fields other than \
+    `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,\
+    `spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` \
+    (allow it to be set to 1 if it was previously negative)";
 
-/// The defaults of a specification.
+/// Sets the defaults of a PodSpec.
 pub(crate) fn set_pod_defaults(spec: &mut Map<String, Value>) {
     set_default(spec, "restartPolicy", "Always");
     set_default(spec, "schedulerName", "default-scheduler");
@@ -53,7 +54,7 @@ fn set_container_defaults(container: &mut Map<String, Value>) {
     for_each_object(container.get_mut("ports"), |port| set_default(port, "protocol", "TCP"));
     let Some(Value::Object(resources)) = container.get_mut("resources") else { return };
     let Some(Value::Object(limits)) = resources.get("limits").cloned() else { return };
-    // Who says how much it may have and not how much it needs needs that much.
+    // Limits without requests become the requests.
     if let Value::Object(requests) = resources.entry("requests").or_insert(json!({})) {
         for (resource, limit) in limits {
             requests.entry(resource).or_insert(limit);
@@ -61,7 +62,7 @@ fn set_container_defaults(container: &mut Map<String, Value>) {
     }
 }
 
-/// The class of service of a pod, by what its containers need and may have.
+/// The QoS class of a pod, from the requests and limits of its containers.
 pub(crate) fn qos_class(pod: &Value) -> &'static str {
     let containers: Vec<&Value> =
         CONTAINERS.iter().flat_map(|member| meta::list(pod, &format!("/spec/{member}"))).collect();
@@ -84,7 +85,7 @@ pub(crate) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// How much of what counts a container asks for.
+/// The compute resources in a container's requests or limits.
 fn resource_amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'static str, i128)> {
     COMPUTE_RESOURCES.into_iter().filter_map(move |resource| {
         let text = meta::text(container, &format!("/resources/{member}/{resource}"));
@@ -92,7 +93,7 @@ fn resource_amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'
     })
 }
 
-/// What an update changes that it may not. Pods that wait for their gates are left to who gates them.
+/// Reports changes of immutable fields. Pods with scheduling gates are not checked.
 pub(crate) fn validate_pod_update(old: &Value, next: &Value, errors: &mut Vec<FieldError>) {
     for member in ["containers", "initContainers"] {
         let pointer = format!("/spec/{member}");
@@ -108,7 +109,7 @@ pub(crate) fn validate_pod_update(old: &Value, next: &Value, errors: &mut Vec<Fi
     }
 }
 
-/// A specification without what may change.
+/// The PodSpec without mutable fields.
 fn immutable_spec(pod: &Value) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     if let Value::Object(spec) = &mut spec {
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(qos_class_of(json!({"requests": {"cpu": "0"}})), "BestEffort");
         assert_eq!(qos_class_of(json!({"requests": {"cpu": "100m"}})), "Burstable");
         assert_eq!(qos_class_of(json!({"limits": {"cpu": "1"}})), "Burstable");
-        // What is needed follows from the limits.
+        // Requests default to the limits.
         let limits = json!({"cpu": "1", "memory": "1Gi"});
         assert_eq!(qos_class_of(json!({"limits": limits})), "Guaranteed");
         assert_eq!(qos_class_of(json!({"limits": limits, "requests": {"cpu": "1000m"}})), "Guaranteed");

@@ -1,26 +1,26 @@
-//! Request bodies in Kubernetes' protobuf, for what `kubectl create
-//! namespace|configmap|secret|serviceaccount` sends; everything else, and every answer, is JSON.
+//! Request bodies in Kubernetes' protobuf format, for `kubectl create
+//! namespace|configmap|secret|serviceaccount`. All other bodies and all responses are JSON.
 
 use serde_json::{Map, Value};
 
 use crate::base64;
 use crate::descriptors::ResourceKind;
 
-/// Precedes the envelope of every protobuf body.
+/// Prefix of protobuf bodies.
 const MAGIC: &[u8] = b"k8s\0";
 
-/// What a numbered field becomes.
+/// The JSON type of a numbered field.
 #[derive(Clone, Copy)]
 enum ProtobufField {
     String(&'static str),
     StringList(&'static str),
     Bool(&'static str),
-    /// A map of texts.
+    /// A map of strings.
     StringMap(&'static str),
-    /// A map from text to bytes, shown as base64.
+    /// A map from strings to bytes, in base64.
     BytesMap(&'static str),
     Message(&'static str, &'static [(u64, ProtobufField)]),
-    /// Only the server sets it, so what a client says is of no interest.
+    /// Set by the server only; a client's value is ignored.
     Ignored,
 }
 
@@ -80,12 +80,12 @@ fn fields(kind: ResourceKind) -> Option<&'static [(u64, ProtobufField)]> {
     })
 }
 
-/// Whether bodies of this kind are understood in protobuf.
+/// Returns `true` if protobuf bodies of this kind are supported.
 pub(crate) fn is_supported(kind: ResourceKind) -> bool {
     fields(kind).is_some()
 }
 
-/// Decodes an object of a known kind. `None`: malformed, or a field that is not understood.
+/// Decodes an object. `None` if it is malformed or has an unsupported field.
 pub(crate) fn decode(kind: ResourceKind, body: &[u8]) -> Option<Value> {
     let envelope = message(
         body.strip_prefix(MAGIC)?,
@@ -100,7 +100,7 @@ pub(crate) fn decode(kind: ResourceKind, body: &[u8]) -> Option<Value> {
             (3, ProtobufField::Ignored),
             (4, ProtobufField::Ignored),
         ],
-        // The object itself, kept aside.
+        // The encoded object.
         2,
     )?;
     let (mut object, _) = message(envelope.1?, fields(kind)?, 0)?;
@@ -110,7 +110,7 @@ pub(crate) fn decode(kind: ResourceKind, body: &[u8]) -> Option<Value> {
     Some(Value::Object(object))
 }
 
-/// The values of a field on the wire that occur here.
+/// The supported wire types.
 enum WireValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
@@ -144,10 +144,10 @@ fn next<'a>(input: &mut &'a [u8]) -> Option<(u64, WireValue<'a>)> {
     Some((tag >> 3, wire))
 }
 
-/// The decoded members, and the bytes that were kept aside.
+/// The decoded members, and the bytes of the raw field.
 type Message<'a> = (Map<String, Value>, Option<&'a [u8]>);
 
-/// Decodes a message; the bytes of the field `aside` are handed out as they are.
+/// Decodes a message. The bytes of `raw_field` are returned undecoded.
 fn message<'a>(mut input: &'a [u8], fields: &[(u64, ProtobufField)], raw_field: u64) -> Option<Message<'a>> {
     let mut map = Map::new();
     let mut raw_bytes = None;
@@ -186,7 +186,7 @@ fn insert_field(map: &mut Map<String, Value>, field: ProtobufField, wire: &WireV
     match field {
         ProtobufField::String(name) => {
             let text = std::str::from_utf8(bytes).ok()?;
-            // Absent and empty are the same here.
+            // Empty strings count as absent.
             if !text.is_empty() {
                 map.insert(name.to_owned(), Value::from(text));
             }

@@ -1,16 +1,16 @@
 //! Resource quantities: `10Gi`, `500M`, `1e3`.
 
-/// Digits that a quantity may have; more cannot change the capped result and would only cost time.
+/// Maximum number of digits for exact arithmetic. More digits cannot change the capped result.
 const MAX_DIGITS: usize = 64;
 
 const NANO: i128 = 1_000_000_000;
 
 const MILLI: i128 = 1_000_000;
 
-/// Values beyond this are taken as this, as Kubernetes does it: the largest signed 64-bit number.
+/// Larger values are capped at the largest signed 64-bit number, as in Kubernetes.
 const CAP: i128 = (i64::MAX as i128) * NANO;
 
-/// The value in units of 10⁻⁹, rounded away from zero and capped; `None` when the text is no quantity.
+/// The value in units of 10⁻⁹, rounded away from zero and capped. `None` if the text is not a quantity.
 pub(crate) fn parse(text: &str) -> Option<i128> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, text.get(1..)?),
@@ -34,9 +34,9 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-/// The form in which Kubernetes writes a quantity: no fraction, the largest suffix that needs none.
+/// The canonical form of a quantity: the largest suffix without a fraction.
 pub(crate) fn canonical(text: &str) -> Option<String> {
-    // Resource lists are rounded up to thousandths.
+    // ResourceLists are rounded up to thousandths.
     let value = parse(text)?;
     let value =
         value.div_euclid(MILLI).checked_add(i128::from(value.rem_euclid(MILLI) != 0))?.checked_mul(MILLI)?;
@@ -70,7 +70,7 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
     })
 }
 
-/// The canonical form of a decimal quantity that is too large to calculate with.
+/// The canonical form of a decimal quantity that is too large for exact arithmetic.
 fn canonical_large(text: &str) -> Option<String> {
     let sign = if text.starts_with('-') { "-" } else { "" };
     let rest = text.trim_start_matches(['+', '-']);
@@ -82,7 +82,7 @@ fn canonical_large(text: &str) -> Option<String> {
     let zeros = digits.len() - digits.trim_end_matches('0').len();
     let exponent = scale(suffix)?.1 - i32::try_from(fraction.len()).ok()? + i32::try_from(zeros).ok()?;
     let exponential = suffix.len() > 1;
-    // Without an exponent there is no suffix beyond `E`.
+    // `E` is the largest suffix without an exponent.
     let shown = if exponential { exponent.div_euclid(3) * 3 } else { (exponent.div_euclid(3) * 3).min(18) };
     let padding = "0".repeat(usize::try_from(exponent - shown).ok()?);
     let suffix = match (exponential, shown) {
@@ -121,7 +121,7 @@ fn scale(suffix: &str) -> Option<(u32, i32)> {
 fn scale_digits(digits: &str, base: u32, exponent: i32) -> i128 {
     let value = digits.parse::<i128>().ok().and_then(|value| value.checked_mul(1024_i128.checked_pow(base)?));
     let Some(value) = value else {
-        // Too many digits for exact arithmetic: far above the cap, or far below one unit of a small exponent.
+        // Too many digits for exact arithmetic: far above the cap, or a small fraction.
         let magnitude = i32::try_from(digits.len()).unwrap_or(i32::MAX).saturating_add(exponent);
         return if magnitude > 28 { CAP } else { 1 };
     };

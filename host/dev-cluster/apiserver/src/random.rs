@@ -1,11 +1,11 @@
-//! Uids and name suffixes: random, or the same in every run.
+//! Uids and name suffixes, random or from a seed.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 
 use rustls::crypto::ring;
 
-/// The letters of generated names: none that could form a word or be misread.
+/// The alphabet of generated names, as in Kubernetes: without vowels and ambiguous characters.
 const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 #[derive(Debug)]
@@ -16,7 +16,7 @@ impl Random {
         let seed = seed.unwrap_or_else(|| {
             let mut bytes = [0; 8];
             if fill(&mut bytes).is_err() {
-                // Uids need to differ, not to be secret: the time is good enough.
+                // Uids must be unique but not secret, so the time is sufficient.
                 return u64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or_default();
             }
             u64::from_le_bytes(bytes)
@@ -46,7 +46,7 @@ impl Random {
         )
     }
 
-    /// Five letters for `generateName`.
+    /// Five characters for `generateName`.
     pub(crate) fn name_suffix(&self) -> String {
         let mut number = self.next();
         let count = SUFFIX_ALPHABET.len() as u64;
@@ -60,7 +60,7 @@ impl Random {
     }
 }
 
-/// Fills a buffer with bytes that nobody can guess.
+/// Fills a buffer with cryptographically secure random bytes.
 pub(crate) fn fill(bytes: &mut [u8]) -> Result<(), rustls::Error> {
     ring::default_provider().secure_random.fill(bytes).map_err(|_| rustls::Error::FailedToGetRandomBytes)
 }

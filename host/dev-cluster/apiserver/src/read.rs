@@ -10,34 +10,38 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::Inner;
 use crate::base64;
 use crate::descriptors::ResourceKind;
+use crate::inner::Inner;
 use crate::render::{ListMeta, Renderer, error_frame};
 use crate::request::{Query, Target};
 use crate::selector::Selector;
 use crate::status::{FieldError, Status};
 use crate::store::{self, HistoryError, HistoryEvent, StoredObject, WatchEventType};
 
-/// How often a watcher that asked for bookmarks gets one, as the real server does it.
+/// Interval of bookmarks, as in kube-apiserver.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// So long before its end a watch gets its last bookmark.
+/// Time between the last bookmark and the end of a watch.
 const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
-/// A watch that names no time-out ends after this; the real server picks a time between 30 and 60 minutes.
+/// Default timeout of a watch. kube-apiserver selects a time between 30 and 60 minutes.
 const DEFAULT_WATCH_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-const EXPIRED_TOKEN_MESSAGE: &str = "The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
+const EXPIRED_TOKEN_MESSAGE: &str = "The provided continue parameter is too old to display a consistent list \
+    result. You can start a new list without the continue parameter, or use the continue token in this \
+    response to retrieve the remainder of the results. Continuing with the provided token results in an \
+    inconsistent list - objects that were created, modified, or deleted between the time the first chunk was \
+    returned and now may show up in the list.";
 
 impl Inner {
-    /// One object.
+    /// Returns one object.
     pub(crate) fn get(&self, target: &Target, query: &Query) -> Result<Arc<StoredObject>, Status> {
-        self.check_not_future(query.version().map_err(Status::internal)?)?;
+        self.check_not_future(query.version().map_err(|error| Status::internal(error.to_string()))?)?;
         self.find(target)
     }
 
-    /// The object that a target names.
+    /// Finds the object of a target.
     pub(crate) fn find(&self, target: &Target) -> Result<Arc<StoredObject>, Status> {
         self.store
             .get(target.resource.id, &store::key(&target.namespace, target.name()))
@@ -52,7 +56,7 @@ impl Inner {
         }
     }
 
-    /// A list, or one page of it.
+    /// Returns a list or one page of it.
     pub(crate) fn list(&self, target: &Target, query: &Query, renderer: &Renderer) -> Result<Bytes, Status> {
         let kind = target.resource.id;
         let selector = selector(kind, query)?;
@@ -87,7 +91,7 @@ impl Inner {
             }
             if selected.len() >= limit && rest.len() > 0 {
                 next = Some(encode_continue_token(Some(listing.version), &key_of(object)));
-                // With a selector nobody has counted what would still be selected.
+                // The number of remaining objects is unknown with a selector.
                 remaining = selector.is_empty().then_some(rest.len());
                 break;
             }
@@ -97,7 +101,7 @@ impl Inner {
         Ok(renderer.list(&meta, selected.into_iter()))
     }
 
-    /// A stream of watch frames.
+    /// Returns a stream of watch frames.
     pub(crate) fn watch(
         self: &Arc<Self>,
         target: &Target,
@@ -107,7 +111,7 @@ impl Inner {
         let kind = target.resource.id;
         let selector = selector(kind, query)?;
         let start = WatchStart::parse(query)?;
-        // Subscribed before the first read, so no change falls between.
+        // Subscribe before the first read, so that no change is missed.
         let (changed, epoch) = self.store.subscribe(kind);
         let seconds = query.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
         let timeout =
@@ -147,25 +151,39 @@ pub(crate) fn selector(kind: ResourceKind, query: &Query) -> Result<Selector, St
     Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
 }
 
-/// The version that stands in a token for whatever is there when it is used.
+/// Version of a continue token for the current state.
 const ANY_VERSION: i64 = -1;
 
-/// Where the next page begins: opaque to clients, in the form of the real server. Without a version it goes
-/// on in what is there by then.
+/// Encodes a continue token, in the format of kube-apiserver. Without a version, the list continues in the
+/// current state.
 fn encode_continue_token(version: Option<u64>, after: &str) -> String {
     let version = version.map_or_else(|| json!(ANY_VERSION), |version| json!(version));
     let token = json!({"v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\u{0}")});
     base64::encode_url(token.to_string().as_bytes())
 }
 
-fn parse_continue_token(token: &str) -> Result<(Option<u64>, String), String> {
-    let bytes = base64::decode_url(token).map_err(|at| format!("illegal base64 data at input byte {at}"))?;
+/// A malformed continue token. The messages are those of kube-apiserver.
+#[derive(Debug, thiserror::Error)]
+enum ContinueTokenError {
+    /// Not base64. Has the index of the first invalid byte.
+    #[error("illegal base64 data at input byte {0}")]
+    Base64(usize),
+    /// Not JSON. Has the first character, as Go prints it.
+    #[error("invalid character '{0}' looking for beginning of value")]
+    Json(String),
+    /// No start key or version.
+    #[error("incorrect encoded start resourceVersion")]
+    Start,
+}
+
+fn parse_continue_token(token: &str) -> Result<(Option<u64>, String), ContinueTokenError> {
+    let bytes = base64::decode_url(token).map_err(ContinueTokenError::Base64)?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|_| {
-        // A byte above 127 is a letter to Go.
+        // Go prints a byte above 127 as a character.
         let first = bytes.first().map_or('\u{0}', |byte| char::from(*byte));
         let shown =
             if first.is_control() { format!("\\u{:04x}", u32::from(first)) } else { first.to_string() };
-        format!("invalid character '{shown}' looking for beginning of value")
+        ContinueTokenError::Json(shown)
     })?;
     let start =
         value.get("start").and_then(Value::as_str).map(|start| start.trim_end_matches('\u{0}').to_owned());
@@ -174,10 +192,10 @@ fn parse_continue_token(token: &str) -> Result<(Option<u64>, String), String> {
         None if version.and_then(Value::as_i64) == Some(ANY_VERSION) => Some(None),
         version => version.map(Some),
     };
-    version.zip(start).ok_or_else(|| "incorrect encoded start resourceVersion".to_owned())
+    version.zip(start).ok_or(ContinueTokenError::Start)
 }
 
-/// Which part of which version a list shows.
+/// The requested page and version of a list.
 #[derive(Debug, Default)]
 struct ListOptions {
     exact_version: Option<u64>,
@@ -201,7 +219,7 @@ impl ListOptions {
         if !query.get("sendInitialEvents").is_empty() {
             return Err(invalid_list_options("sendInitialEvents", "sendInitialEvents is forbidden for list"));
         }
-        // Any version may be answered from memory, and then as a whole.
+        // A list at version 0 may be served from the cache, without pages.
         let limit = limit.filter(|_| version != Some(0) || !token.is_empty());
         if !version_match.is_empty() && version.is_none() {
             return Err(invalid_list_options(
@@ -221,7 +239,7 @@ impl ListOptions {
             return Ok(Self { exact_version: at, min_version: None, continue_after: Some(after), limit });
         }
         match version_match {
-            // A limited list at a version is exact, as it always was.
+            // A list with a limit and a version is exact by default.
             "" if limit.is_some() && version.is_some_and(|version| version > 0) => {
                 Ok(Self { exact_version: version, limit, ..Self::default() })
             }
@@ -239,10 +257,10 @@ impl ListOptions {
     }
 }
 
-/// Where a watch starts.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy)]
 enum WatchStart {
-    /// Every object as ADDED, then changes. With a closing bookmark when the client streams its list.
+    /// All objects as ADDED, then changes. A bookmark ends the initial events of a streaming list.
     CurrentState { min_version: u64, closing_bookmark: bool },
     /// Changes from now on.
     Now,
@@ -252,7 +270,7 @@ enum WatchStart {
 
 impl WatchStart {
     fn parse(query: &Query) -> Result<Self, Status> {
-        let version = query.version().map_err(Status::internal)?;
+        let version = query.version().map_err(|error| Status::internal(error.to_string()))?;
         let version_match = query.get("resourceVersionMatch");
         let initial = query.get("sendInitialEvents");
         if initial.is_empty() {
@@ -284,7 +302,7 @@ impl WatchStart {
     }
 }
 
-/// Regularly, and shortly before the end, so that the next watch begins where this one stopped.
+/// Time of the next bookmark: periodic, and shortly before the end, so that the next watch continues there.
 fn next_bookmark(now: Instant, deadline: Instant) -> Instant {
     let regular = now + BOOKMARK_INTERVAL;
     match deadline.checked_sub(LAST_BOOKMARK_BEFORE_END) {
@@ -300,7 +318,7 @@ struct Watcher {
     selector: Selector,
     renderer: Renderer,
     pending: VecDeque<Bytes>,
-    /// Every event up to this version has been looked at.
+    /// All events up to this version were processed.
     last_version: u64,
     epoch: u64,
     changed: watch::Receiver<u64>,
@@ -314,7 +332,7 @@ impl Watcher {
         match start {
             WatchStart::CurrentState { min_version: at_least, closing_bookmark } => {
                 self.inner.check_not_future(Some(at_least))?;
-                // The present state is always kept.
+                // The current state is always available.
                 let Ok(listing) = self.inner.store.list(self.kind, &self.prefix, None) else { return Ok(()) };
                 self.last_version = listing.version;
                 for object in &listing.objects {
@@ -328,8 +346,8 @@ impl Watcher {
                 }
             }
             WatchStart::Now => self.last_version = self.inner.store.version(),
-            // A version of the future is not an error here: like the real server, the watch is silent until
-            // the counter has passed it.
+            // A future version is not an error. As in kube-apiserver, the watch has no events until the
+            // counter passes it.
             WatchStart::AfterVersion(version) => self.last_version = version,
         }
         Ok(())
@@ -363,7 +381,7 @@ impl Watcher {
             self.is_ended = true;
         } else if self.next_bookmark_at.is_some() {
             self.next_bookmark_at = Some(next_bookmark(now, self.deadline));
-            // A watcher that waits for the future hears nothing: there is no state to vouch for yet.
+            // A watch from a future version gets no bookmarks.
             if self.last_version <= self.inner.store.version() {
                 self.pending.push_back(self.renderer.bookmark(self.last_version, false));
             }
@@ -388,8 +406,8 @@ impl Watcher {
         }
     }
 
-    /// What this watcher sees of an event: an object that enters its selection is added, one that leaves is
-    /// deleted.
+    /// The frame of an event for this watch. An object that starts to match the selector is ADDED, one that
+    /// no longer matches is DELETED.
     fn frame(&mut self, event: &HistoryEvent) -> Option<Bytes> {
         if !event.key.starts_with(&self.prefix) {
             return None;
@@ -409,7 +427,7 @@ impl Watcher {
         if event_type == event.event_type || event_type == WatchEventType::Added {
             return Some(self.renderer.frame(event_type, &event.object));
         }
-        // The object left the selection: its last selected state, at the version of the change.
+        // The object no longer matches: its last matching state, at the version of the change.
         let previous = event.previous.as_ref()?;
         let mut value = previous.value.clone();
         crate::meta::edit_meta(&mut value, |meta| {

@@ -1,5 +1,4 @@
-//! The shapes in which objects are answered: whole, metadata only, tables; one by one, in lists, in watch
-//! frames.
+//! Response formats: objects, metadata and tables, as single objects, lists and watch frames.
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -11,7 +10,7 @@ use crate::status::Status;
 use crate::store::{StoredObject, WatchEventType, frame};
 use crate::table;
 
-/// How much of an object stands beside its row.
+/// `includeObject` of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IncludeObject {
     None,
@@ -26,11 +25,11 @@ pub(crate) struct Renderer {
     format: ResponseFormat,
     include: IncludeObject,
     now: Timestamp,
-    /// A watch sends the columns once.
+    /// True if the columns were sent; a watch sends them once.
     columns_sent: bool,
 }
 
-/// What stands in the metadata of a list.
+/// `metadata` of a list.
 #[derive(Debug, Default)]
 pub(crate) struct ListMeta {
     pub(crate) version: u64,
@@ -65,24 +64,25 @@ impl Renderer {
             "Object" => IncludeObject::Object,
             other => {
                 return Err(Status::bad_request(format!(
-                    "Unable to convert to Table as requested: includeObject: Invalid value: \"{other}\": must be 'Metadata', 'Object', 'None', or empty"
+                    "Unable to convert to Table as requested: includeObject: Invalid value: \"{other}\": \
+                     must be 'Metadata', 'Object', 'None', or empty"
                 )));
             }
         };
         Ok(Self { kind, format: view, include, now, columns_sent: false })
     }
 
-    /// Whether stored bytes can be answered as they are.
+    /// Returns `true` if responses use the stored bytes.
     pub(crate) fn is_object_format(&self) -> bool {
         self.format == ResponseFormat::Object
     }
 
-    /// Rows show ages: a watch moves the clock along.
+    /// Sets the time for the ages in rows.
     pub(crate) fn set_time(&mut self, now: Timestamp) {
         self.now = now;
     }
 
-    /// One object.
+    /// Renders an object.
     pub(crate) fn object(&self, object: &StoredObject) -> Bytes {
         match self.format {
             ResponseFormat::Object => object.json().clone(),
@@ -94,7 +94,7 @@ impl Renderer {
         }
     }
 
-    /// A watch frame.
+    /// Renders a watch frame.
     pub(crate) fn frame(&mut self, event_type: WatchEventType, object: &StoredObject) -> Bytes {
         match self.format {
             ResponseFormat::Object => frame(event_type, object.json()),
@@ -110,7 +110,7 @@ impl Renderer {
         }
     }
 
-    /// A list.
+    /// Renders a list.
     pub(crate) fn list<'a>(
         &self,
         meta: &ListMeta,
@@ -159,7 +159,7 @@ impl Renderer {
         })
     }
 
-    /// A bookmark at a version; the one that ends the initial events says so in an annotation.
+    /// Renders a bookmark. The one that ends the initial events has an annotation.
     pub(crate) fn bookmark(&self, version: u64, initial_events_end: bool) -> Bytes {
         let resource = self.kind.resource();
         let mut meta = json!({"resourceVersion": version.to_string()});
@@ -184,7 +184,7 @@ impl Renderer {
     }
 }
 
-/// An ERROR frame, after which a watch ends.
+/// Renders an ERROR frame, which ends a watch.
 pub(crate) fn error_frame(status: &Status) -> Bytes {
     format!("{}\n", json!({"type": "ERROR", "object": status.to_value()})).into()
 }

@@ -1,15 +1,15 @@
-//! From a URL and headers to what is asked for.
+//! Parses URLs and headers of requests.
 
 use http::{HeaderMap, Method, header};
 
-use crate::descriptors::{self, ResourceDescriptor, VERSION};
+use crate::descriptors::{self, ResourceDescriptor, ResourceKind, VERSION};
 use crate::status::{FieldError, Status};
 
-/// An object or a collection that a URL names.
+/// The object or collection of a URL.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) resource: &'static ResourceDescriptor,
-    /// Empty: all namespaces, or a kind without namespaces.
+    /// The namespace; empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
     pub(crate) name: Option<String>,
     pub(crate) subresource: Option<String>,
@@ -22,7 +22,7 @@ impl Target {
     }
 }
 
-/// Finds the resource that a path names. `None`: no such resource.
+/// Parses a path. `None` if there is no such resource.
 pub(crate) fn target(path: &str) -> Option<Target> {
     let mut parts = path.trim_matches('/').split('/').map(decode);
     let group = match parts.next()?.as_str() {
@@ -46,7 +46,7 @@ pub(crate) fn target(path: &str) -> Option<Target> {
         _ => return None,
     };
     let resource = descriptors::find(&group, plural)?;
-    // `/api/v1/pods` lists all namespaces, but an object of theirs lives under its namespace only.
+    // `/api/v1/pods` lists all namespaces, but the path of a pod includes its namespace.
     if resource.namespaced == namespace.is_empty() && (name.is_some() || !resource.namespaced) {
         return None;
     }
@@ -66,9 +66,44 @@ fn decode(segment: &str) -> String {
     if !segment.contains('%') {
         return segment.to_owned();
     }
-    // A plus sign is itself in a path, but a blank in a form.
+    // A plus sign is literal in a path, but a space in a form.
     let form = format!("={}", segment.replace('+', "%2B"));
     form_urlencoded::parse(form.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
+}
+
+/// A `resourceVersion` that is not a number. The message is that of kube-apiserver.
+#[derive(Debug, thiserror::Error)]
+#[error("resourceVersion: Invalid value: \"{0}\": strconv.ParseUint: parsing \"{0}\": invalid syntax")]
+pub(crate) struct InvalidVersion(String);
+
+/// The endpoint of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subresource {
+    Main,
+    Status,
+    /// `namespaces/finalize`.
+    Finalize,
+}
+
+impl Subresource {
+    pub(crate) fn of(target: &Target) -> Result<Self, Status> {
+        match target.subresource.as_deref() {
+            None => Ok(Self::Main),
+            Some("status") if target.resource.has_status => Ok(Self::Status),
+            Some("finalize") if target.resource.id == ResourceKind::Namespace => Ok(Self::Finalize),
+            Some(_) => Err(Status::no_such_resource()),
+        }
+    }
+}
+
+/// `fieldValidation`: the treatment of unknown fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    Strict,
+    /// Unknown fields are dropped with a warning.
+    Warn,
+    /// Unknown fields are dropped.
+    Ignore,
 }
 
 /// The query of a request.
@@ -80,22 +115,22 @@ impl Query {
         Self(form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect())
     }
 
-    /// The first value of a parameter; empty when absent.
+    /// The first value of a parameter; empty if absent.
     pub(crate) fn get(&self, name: &str) -> &str {
         self.0.iter().find(|(key, _)| key == name).map_or("", |(_, value)| value.as_str())
     }
 
-    /// Whether a flag is set. As with the real server, only an empty, `0` or `false` value is off.
+    /// Returns `true` if a flag is set. As in kube-apiserver, only an empty value, `0` and `false` are false.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.0.iter().any(|(key, value)| key == name && !matches!(value.as_str(), "" | "0" | "false"))
     }
 
-    /// A number; absent and empty are `None`.
+    /// A number; `None` if absent or empty.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.get(name) {
             "" => Ok(None),
             text => match text.parse::<i64>() {
-                // What is below zero counts as not given.
+                // Negative numbers count as absent.
                 Ok(number) => Ok(u64::try_from(number).ok()),
                 Err(_) => {
                     Err(Status::bad_request(format!("strconv.ParseInt: parsing \"{text}\": invalid syntax")))
@@ -104,15 +139,11 @@ impl Query {
         }
     }
 
-    /// A resource version; what is wrong with it otherwise.
-    pub(crate) fn version(&self) -> Result<Option<u64>, String> {
+    /// `resourceVersion`; `None` if absent or empty.
+    pub(crate) fn version(&self) -> Result<Option<u64>, InvalidVersion> {
         match self.get("resourceVersion") {
             "" => Ok(None),
-            text => text.parse().map(Some).map_err(|_| {
-                format!(
-                    "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
-                )
-            }),
+            text => text.parse().map(Some).map_err(|_| InvalidVersion(text.to_owned())),
         }
     }
 
@@ -123,13 +154,13 @@ impl Query {
         dry_run(if values == [""] { &[] } else { &values }, errors)
     }
 
-    /// Whether a parameter is there at all.
+    /// Returns `true` if a parameter exists.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|(key, _)| key == name)
     }
 }
 
-/// Whether a dry run is asked for.
+/// Returns `true` if a dry run is requested.
 pub(crate) fn dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
     if values.iter().any(|one| *one != "All") {
         errors.push(FieldError::not_supported_list("dryRun", values, &["All"]));
@@ -137,7 +168,7 @@ pub(crate) fn dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
     !values.is_empty()
 }
 
-/// In which shape the client wants objects.
+/// The response format that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseFormat {
     Object,
@@ -146,7 +177,7 @@ pub(crate) enum ResponseFormat {
     Table,
 }
 
-/// What discovery documents the client understands.
+/// The discovery format that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discovery {
     Plain,
@@ -160,8 +191,7 @@ struct MediaRange<'a> {
     version: &'a str,
 }
 
-/// Whether the older OpenAPI document is wanted in protobuf. Its media type is one that only this document
-/// has.
+/// Returns `true` if the OpenAPI v2 document is requested in protobuf, by its media type.
 pub(crate) fn wants_protobuf_openapi(headers: &HeaderMap) -> bool {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     accept.contains("com.github.proto-openapi.spec.v2")
@@ -191,7 +221,7 @@ impl MediaRange<'_> {
     }
 }
 
-/// The first shape in the client's order that can be served: JSON only, as a whole, a table or metadata.
+/// The first supported format in the client's order: JSON objects, tables or metadata.
 pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Status> {
     for range in parse_accept(headers).iter().filter(|range| range.is_json()) {
         let meta_v1 = range.group == "meta.k8s.io" && range.version == "v1";
@@ -207,7 +237,7 @@ pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Sta
     Err(Status::not_acceptable())
 }
 
-/// Which discovery document to answer.
+/// The requested discovery format.
 pub(crate) fn discovery(headers: &HeaderMap) -> Discovery {
     let first = parse_accept(headers).into_iter().find(|range| {
         range.is_json()
@@ -221,7 +251,7 @@ pub(crate) fn discovery(headers: &HeaderMap) -> Discovery {
     }
 }
 
-/// How a PATCH body changes the object.
+/// The type of a PATCH body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchType {
     Json,
@@ -236,7 +266,7 @@ fn content_type(headers: &HeaderMap) -> &str {
     value.split(';').next().unwrap_or_default().trim()
 }
 
-/// The kind of patch that the content type names.
+/// The patch type of the content type.
 pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
     match content_type(headers) {
         "application/json-patch+json" => Ok(PatchType::Json),
@@ -247,19 +277,19 @@ pub(crate) fn patch_type(headers: &HeaderMap) -> Result<PatchType, Status> {
     }
 }
 
-/// The body is Kubernetes' protobuf.
+/// Returns `true` if the body is in Kubernetes' protobuf format.
 pub(crate) fn is_protobuf(headers: &HeaderMap) -> bool {
     content_type(headers) == "application/vnd.kubernetes.protobuf"
 }
 
-/// How a body that is not a patch is written.
+/// The format of a body that is not a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyType {
     Json,
     Yaml,
 }
 
-/// Bodies of everything but PATCH are JSON or YAML.
+/// The body format of requests other than PATCH: JSON or YAML.
 pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     match content_type(headers) {
         "" | "application/json" | "*/*" => Ok(BodyType::Json),
@@ -270,7 +300,7 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     }
 }
 
-/// The path names something inside a version of a group, served or not.
+/// Returns `true` if the path is below a group and version.
 pub(crate) fn is_resource_path(path: &str) -> bool {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
@@ -280,12 +310,12 @@ pub(crate) fn is_resource_path(path: &str) -> bool {
     }
 }
 
-/// What the client calls itself.
+/// The `User-Agent` header.
 pub(crate) fn user_agent(headers: &HeaderMap) -> &str {
     headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// What is done to a target.
+/// The verb of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Get,

@@ -6,6 +6,41 @@ use crate::descriptors::ResourceKind;
 use crate::status::Status;
 use crate::validate::names;
 
+/// A malformed label selector. The messages are those of kube-apiserver.
+#[derive(Debug, thiserror::Error)]
+enum LabelSelectorError {
+    /// An unexpected token.
+    #[error("found '{found}', expected: {expected}")]
+    UnexpectedToken {
+        /// The token; empty at the end.
+        found: String,
+        /// The expected tokens.
+        expected: &'static str,
+    },
+    /// No opening parenthesis after `in` or `notin`.
+    #[error("found '{0}' expected: '('")]
+    NoParenthesis(String),
+    /// An invalid key or value.
+    #[error("{path}: Invalid value: \"{value}\": {problem}")]
+    InvalidValue {
+        /// Path of the value.
+        path: String,
+        /// The value.
+        value: String,
+        /// The violated rule.
+        problem: &'static str,
+    },
+    /// A malformed requirement.
+    #[error("unable to parse requirement: {0}")]
+    Requirement(#[source] Box<Self>),
+}
+
+impl LabelSelectorError {
+    fn unexpected(found: &str, expected: &'static str) -> Self {
+        Self::UnexpectedToken { found: found.to_owned(), expected }
+    }
+}
+
 /// One requirement of a label selector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Requirement {
@@ -17,18 +52,18 @@ enum Requirement {
     LessThan(String, i64),
 }
 
-/// Which objects of a kind a request is about.
+/// The label and field selectors of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
-    /// Pointer into the object, wanted text, and whether it must be equal.
+    /// Field, value, and whether it must be equal.
     fields: Vec<(SelectableField, String, bool)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct SelectableField {
     pointer: &'static str,
-    /// What an absent field counts as.
+    /// Value of an absent field.
     default: &'static str,
 }
 
@@ -38,12 +73,12 @@ impl Selector {
         Ok(Self { labels: parse_labels(labels)?, fields: parse_fields(kind, fields)? })
     }
 
-    /// Selects every object.
+    /// Returns `true` if the selector matches every object.
     pub(crate) fn is_empty(&self) -> bool {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Whether an object is selected.
+    /// Returns `true` if an object matches.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.labels.iter().all(|requirement| requirement.matches(object))
             && self.fields.iter().all(|(field, wanted, equal)| (field.value_in(object) == *wanted) == *equal)
@@ -77,7 +112,7 @@ impl SelectableField {
     }
 }
 
-/// The words of a label selector, as the real parser sees them.
+/// Splits a label selector into tokens, as Kubernetes' lexer does.
 fn tokenize(selector: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut rest = selector.chars().peekable();
@@ -87,7 +122,7 @@ fn tokenize(selector: &str) -> Vec<String> {
             continue;
         }
         if is_symbol(first) {
-            // `==` and `!=` are the only long ones.
+            // `==` and `!=` are the only operators of two characters.
             if matches!(first, '=' | '!') && rest.peek() == Some(&'=') {
                 token.extend(rest.next());
             }
@@ -113,7 +148,7 @@ fn parse_labels(selector: &str) -> Result<Vec<Requirement>, Status> {
     let tokens = tokenize(selector);
     let mut parser = LabelSelectorParser { tokens: &tokens };
     let mut requirements = Vec::new();
-    parser.requirements(&mut requirements).map_err(Status::bad_request)?;
+    parser.requirements(&mut requirements).map_err(|error| Status::bad_request(error.to_string()))?;
     Ok(requirements)
 }
 
@@ -132,33 +167,37 @@ impl<'a> LabelSelectorParser<'a> {
         first
     }
 
-    fn requirements(&mut self, found: &mut Vec<Requirement>) -> Result<(), String> {
+    fn requirements(&mut self, found: &mut Vec<Requirement>) -> Result<(), LabelSelectorError> {
         while !self.tokens.is_empty() {
             if !is_identifier(self.peek()) && self.peek() != "!" {
-                return Err(format!("found '{}', expected: !, identifier, or 'end of string'", self.peek()));
+                return Err(LabelSelectorError::unexpected(self.peek(), "!, identifier, or 'end of string'"));
             }
-            found.push(self.requirement().map_err(|why| format!("unable to parse requirement: {why}"))?);
+            found.push(self.requirement().map_err(|error| LabelSelectorError::Requirement(Box::new(error)))?);
             match self.next() {
                 "" => return Ok(()),
                 "," if is_identifier(self.peek()) || self.peek() == "!" => {}
-                "," => return Err(format!("found '{}', expected: identifier after ','", self.peek())),
-                other => return Err(format!("found '{other}', expected: ',' or 'end of string'")),
+                "," => return Err(LabelSelectorError::unexpected(self.peek(), "identifier after ','")),
+                other => return Err(LabelSelectorError::unexpected(other, "',' or 'end of string'")),
             }
         }
         Ok(())
     }
 
-    fn requirement(&mut self) -> Result<Requirement, String> {
+    fn requirement(&mut self) -> Result<Requirement, LabelSelectorError> {
         let missing = self.peek() == "!";
         if missing {
             self.next();
         }
         let key = self.next();
         if !is_identifier(key) {
-            return Err(format!("found '{key}', expected: identifier"));
+            return Err(LabelSelectorError::unexpected(key, "identifier"));
         }
         if let Some(problem) = names::qualified_name(key).first() {
-            return Err(format!("<nil>: Invalid value: \"{key}\": {problem}"));
+            return Err(LabelSelectorError::InvalidValue {
+                path: "<nil>".to_owned(),
+                value: key.to_owned(),
+                problem,
+            });
         }
         let key = key.to_owned();
         if missing {
@@ -190,8 +229,10 @@ impl<'a> LabelSelectorParser<'a> {
             }
             ">" | "<" | "gt" | "lt" => {
                 let value = if is_identifier(self.peek()) { self.next() } else { "" };
-                let number = value.parse().map_err(|_| {
-                    format!("values[0]: Invalid value: \"{value}\": for 'Gt', 'Lt' operators, the value must be an integer")
+                let number = value.parse().map_err(|_| LabelSelectorError::InvalidValue {
+                    path: "values[0]".to_owned(),
+                    value: value.to_owned(),
+                    problem: "for 'Gt', 'Lt' operators, the value must be an integer",
                 })?;
                 let greater = matches!(operator, ">" | "gt");
                 Ok(if greater {
@@ -200,26 +241,26 @@ impl<'a> LabelSelectorParser<'a> {
                     Requirement::LessThan(key, number)
                 })
             }
-            other => Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+            other => Err(LabelSelectorError::unexpected(other, "in, notin, =, ==, !=, gt, lt")),
         }
     }
 
-    fn values(&mut self, key: &str) -> Result<Vec<String>, String> {
+    fn values(&mut self, key: &str) -> Result<Vec<String>, LabelSelectorError> {
         let open = self.next();
         if open != "(" {
-            return Err(format!("found '{open}' expected: '('"));
+            return Err(LabelSelectorError::NoParenthesis(open.to_owned()));
         }
         let mut values = Vec::new();
         loop {
             match self.peek() {
                 ")" | "," => values.push(String::new()),
                 word if is_identifier(word) => values.push(self.next().to_owned()),
-                other => return Err(format!("found '{other}', expected: ',', ')' or identifier")),
+                other => return Err(LabelSelectorError::unexpected(other, "',', ')' or identifier")),
             }
             match self.next() {
                 "," => {}
                 ")" => break,
-                other => return Err(format!("found '{other}', expected: ',' or ')'")),
+                other => return Err(LabelSelectorError::unexpected(other, "',' or ')'")),
             }
         }
         for (index, value) in values.iter().enumerate() {
@@ -229,9 +270,13 @@ impl<'a> LabelSelectorParser<'a> {
     }
 }
 
-fn check_value(key: &str, index: usize, value: &str) -> Result<(), String> {
+fn check_value(key: &str, index: usize, value: &str) -> Result<(), LabelSelectorError> {
     match names::label_value(value) {
-        Some(problem) => Err(format!("values[{index}][{key}]: Invalid value: \"{value}\": {problem}")),
+        Some(problem) => Err(LabelSelectorError::InvalidValue {
+            path: format!("values[{index}][{key}]"),
+            value: value.to_owned(),
+            problem,
+        }),
         None => Ok(()),
     }
 }
@@ -252,7 +297,7 @@ fn parse_fields(kind: ResourceKind, selector: &str) -> Result<Vec<(SelectableFie
     Ok(fields)
 }
 
-/// The fields by which objects can be selected, per kind.
+/// The selectable fields of a kind.
 fn selectable_field(kind: ResourceKind, name: &str) -> Result<SelectableField, Status> {
     let supported: &[(&str, &'static str, &'static str)] = match kind {
         ResourceKind::Pod => &[

@@ -1,4 +1,5 @@
-//! The API on a loopback socket, for `kubectl`: TLS with a certificate of its own, and a token.
+//! Serves the API on a loopback socket for `kubectl`, with TLS, a self-signed certificate authority and a
+//! token.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,22 +27,22 @@ use crate::random;
 use crate::service::{ApiBody, ApiService, error_response, is_public};
 use crate::status::Status;
 
-/// Connections at a time; more wait. A kubectl or a client library uses one or two.
+/// Maximum number of connections. Further ones wait. A client uses one or two.
 const MAX_CONNECTIONS: usize = 512;
 
-/// A client that does not finish its TLS handshake in this time is dropped.
+/// Timeout of TLS handshakes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a shutdown lets requests finish before it closes their connections: watches never finish.
+/// Grace period of a shutdown. Connections with watches are open until its end.
 const SHUTDOWN_GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// After a failed accept (no more file descriptors) the next try waits this long.
+/// Delay after a failed accept, such as for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where to listen.
+/// Options of a listener.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// A loopback address; port 0 picks a free one.
+    /// A loopback address. Port 0 selects a free port.
     pub addr: SocketAddr,
 }
 
@@ -51,29 +52,29 @@ impl Default for ServeOptions {
     }
 }
 
-/// Why the API does not listen.
+/// Error of [`ApiServer::serve`].
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The API knows no users: it must not be reachable from other machines.
+    /// The address is not loopback. The server has no users and must not be reachable from other machines.
     #[error("the embedded API listens on loopback only, not on {0}: use 127.0.0.1 or ::1")]
     NotLoopback(SocketAddr),
-    /// The address cannot be listened on.
+    /// The bind or listen failed.
     #[error("cannot listen on {addr}")]
     Bind {
-        /// The wanted address.
+        /// The address.
         addr: SocketAddr,
-        /// What the operating system says.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The certificate cannot be made.
+    /// The certificate cannot be created.
     #[error("cannot make the server's certificate")]
     Certificate(#[from] rcgen::Error),
-    /// TLS cannot be set up, or there is no randomness for the token.
+    /// TLS cannot be configured, or the random token cannot be created.
     #[error("cannot set up TLS")]
     Tls(#[from] rustls::Error),
 }
 
-/// A listening API. Dropping it stops it at once; [`Serving::shutdown`] lets requests finish.
+/// A running listener. Dropping it stops immediately; [`ServerHandle::shutdown`] lets requests finish.
 pub struct ServerHandle {
     address: SocketAddr,
     ca_pem: String,
@@ -86,8 +87,8 @@ pub struct ServerHandle {
 
 impl std::fmt::Debug for ServerHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The token stays out.
-        f.debug_struct("Serving").field("address", &self.address).finish_non_exhaustive()
+        // The token is not printed.
+        f.debug_struct("ServerHandle").field("address", &self.address).finish_non_exhaustive()
     }
 }
 
@@ -100,31 +101,31 @@ impl Drop for ServerHandle {
 }
 
 impl ServerHandle {
-    /// Where it listens.
+    /// The listen address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// The certificate authority that clients trust, as PEM.
+    /// The certificate authority in PEM.
     #[must_use]
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
     }
 
-    /// The bearer token that every request must carry: 32 random bytes in hexadecimal digits.
+    /// The bearer token, required for every request: 32 random bytes in hexadecimal digits.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token
     }
 
-    /// A kubeconfig with one context, `cofferdam`, in namespace `default`. It contains the token: keep it
-    /// private.
+    /// A kubeconfig with the context `cofferdam` and the namespace `default`. It contains the token.
     #[must_use]
     pub fn kubeconfig(&self) -> String {
         format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: cofferdam\nclusters:\n- name: cofferdam\n  cluster:\n    \
-             server: https://{}\n    certificate-authority-data: {}\nusers:\n- name: cofferdam\n  user:\n    token: {}\n\
+            "apiVersion: v1\nkind: Config\ncurrent-context: cofferdam\nclusters:\n- name: cofferdam\n\
+             \x20\x20cluster:\n    server: https://{}\n    certificate-authority-data: {}\n\
+             users:\n- name: cofferdam\n  user:\n    token: {}\n\
              contexts:\n- name: cofferdam\n  context:\n    cluster: cofferdam\n    user: cofferdam\n    \
              namespace: default\n",
             self.address,
@@ -133,7 +134,7 @@ impl ServerHandle {
         )
     }
 
-    /// Stops listening, lets open requests finish for a moment, then closes what is left (watches).
+    /// Stops listening, waits for open requests up to a grace period, then closes the remaining connections.
     pub async fn shutdown(self) {
         self.stop.cancel();
         self.connections.close();
@@ -148,7 +149,8 @@ impl ApiServer {
     /// Listens with TLS on a loopback address.
     ///
     /// # Errors
-    /// When the address is not loopback or cannot be bound, or the certificate or token cannot be made.
+    /// [`ServeError`] if the address is not loopback or cannot be bound, or the certificate or token cannot
+    /// be created.
     pub async fn serve(&self, options: ServeOptions) -> Result<ServerHandle, ServeError> {
         let addr = options.addr;
         if !addr.ip().is_loopback() {
@@ -237,7 +239,7 @@ async fn accept_connections(listener: TcpListener, handler: ConnectionHandler, c
 
 impl ConnectionHandler {
     async fn serve_connection(self, stream: TcpStream) {
-        // Small answers go out at once.
+        // Sends small responses without delay.
         let _ = stream.set_nodelay(true);
         let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, self.tls.accept(stream)).await {
             Ok(Ok(stream)) => stream,
@@ -281,7 +283,7 @@ impl ConnectionHandler {
     }
 }
 
-/// Compares in a time that depends on the lengths only.
+/// Constant-time comparison: the time depends on the lengths only.
 fn is_equal_constant_time(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

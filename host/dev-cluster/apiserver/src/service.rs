@@ -1,4 +1,4 @@
-//! The HTTP face: a `tower` service from requests to answers.
+//! The `tower` service for HTTP requests.
 
 use std::convert::Infallible;
 use std::fmt::Display;
@@ -13,25 +13,25 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use crate::Inner;
 use crate::bind;
 use crate::delete::{DeleteOptions, DeleteOutcome};
 use crate::descriptors::ResourceKind;
 use crate::discovery;
+use crate::inner::Inner;
 use crate::meta;
 use crate::openapi;
 use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
 use crate::render::Renderer;
-use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
+use crate::request::{self, BodyType, Discovery, PatchType, Query, Subresource, Target, Verb};
 use crate::status::Status;
 use crate::store::StoredObject;
-use crate::write::{Subresource, Warnings, WriteOptions};
+use crate::write::{Warnings, WriteOptions};
 
 type Frames = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
-/// The body of an answer: bytes, or the frames of a watch.
+/// A response body: bytes, or the frames of a watch.
 pub struct ApiBody(BodyContent);
 
 enum BodyContent {
@@ -42,7 +42,7 @@ enum BodyContent {
 impl std::fmt::Debug for ApiBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            BodyContent::Bytes(bytes) => f.debug_tuple("Whole").field(bytes).finish(),
+            BodyContent::Bytes(bytes) => f.debug_tuple("Bytes").field(bytes).finish(),
             BodyContent::Frames(_) => f.write_str("Frames"),
         }
     }
@@ -181,7 +181,7 @@ fn text_response(code: StatusCode, text: &'static str) -> Response<ApiBody> {
     response(code, "text/plain; charset=utf-8", BodyContent::Bytes(Some(Bytes::from_static(text.as_bytes()))))
 }
 
-/// An answer with its `Warning` headers.
+/// Adds `Warning` headers to a response.
 fn with_warning_headers(mut response: Response<ApiBody>, warnings: Warnings) -> Response<ApiBody> {
     for warning in warnings.into_inner() {
         let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
@@ -192,21 +192,22 @@ fn with_warning_headers(mut response: Response<ApiBody>, warnings: Warnings) -> 
     response
 }
 
-/// The answer to a request that failed.
+/// The response of a failed request.
 pub(crate) fn error_response(status: &Status) -> Response<ApiBody> {
     json_response(status.code, status.to_value().to_string().into())
 }
 
-/// Paths that answer without a token, as on a real cluster.
+/// Returns `true` if a path requires no token, as in kube-apiserver.
 pub(crate) fn is_public(path: &str) -> bool {
     matches!(path, "/healthz" | "/livez" | "/readyz" | "/version" | "/version/")
 }
 
-/// A body that is an object, in JSON or YAML. Null is an empty one.
+/// Parses an object in JSON or YAML. Null is an empty object.
 fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
     let to_bad_request = |why: &str| {
         Status::bad_request(format!(
-            "the object provided is unrecognized (must be of type {kind}): couldn't get version/kind; json parse error: {why} ({})",
+            "the object provided is unrecognized (must be of type {kind}): couldn't get version/kind; json \
+             parse error: {why} ({})",
             body_excerpt(body)
         ))
     };
@@ -220,12 +221,13 @@ fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
     match go_type(&value) {
         None => Ok(if value.is_null() { json!({}) } else { value }),
         Some(found) => Err(to_bad_request(&format!(
-            "json: cannot unmarshal {found} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
+            "json: cannot unmarshal {found} into Go value of type struct {{ APIVersion string \
+             \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
         ))),
     }
 }
 
-/// The beginning of a body, as messages show it: as text when it could be JSON.
+/// The start of a body for messages: as text if it may be JSON.
 fn body_excerpt(body: &[u8]) -> String {
     const MOST: usize = 30;
     let start = body.get(..MOST).unwrap_or(body);
@@ -237,7 +239,7 @@ fn body_excerpt(body: &[u8]) -> String {
     if body.len() > MOST { format!("{shown} ...") } else { shown }
 }
 
-/// An object in the body of a create or an update.
+/// Parses the object of a create or update.
 fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Status> {
     let kind = target.resource.id;
     if request::is_protobuf(&parts.headers) && protobuf::is_supported(kind) {
@@ -349,14 +351,14 @@ impl Inner {
         let selector = read::selector(kind, query)?;
         let prefix =
             if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
-        // The present state is always kept, so only objects can be missing from it, not the list.
+        // A list of the current state cannot fail.
         let listing = self.store.list(kind, &prefix, None).map_err(|_| Status::no_such_resource())?;
         let mut items = Vec::new();
         for object in listing.objects.iter().filter(|object| selector.matches(&object.value)) {
             let one = Target { name: Some(object.name().to_owned()), ..target.clone() };
             match self.delete(&one, options) {
                 Ok(_) => items.push(object.to_list_item()),
-                // Somebody else was faster.
+                // The object was deleted concurrently.
                 Err(status) if status.code == StatusCode::NOT_FOUND => {}
                 Err(status) => return Err(status),
             }
@@ -371,7 +373,7 @@ impl Inner {
     }
 }
 
-/// A deleted object is answered as it last was; for some kinds only that it is gone.
+/// The response of a deletion: the last state of the object, or a Status for some kinds.
 fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer) -> Response<ApiBody> {
     let resource = target.resource;
     match deleted {
@@ -409,7 +411,7 @@ fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer
     }
 }
 
-/// Everything that is not an object.
+/// Returns documents: discovery, OpenAPI, version and health.
 fn document(parts: &Parts) -> ApiResult {
     let path = parts.uri.path();
     let known = match path.trim_end_matches('/') {

@@ -1,4 +1,4 @@
-//! The `Status` object with which the API answers every failure.
+//! The `Status` object of failed requests.
 
 use http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -6,20 +6,20 @@ use serde_json::{Map, Value, json};
 use crate::descriptors::ResourceDescriptor;
 use crate::fields::Conflict;
 
-/// A failed request: what `kubectl` prints and what clients branch on (`reason` and `code`).
+/// The error of a request. `kubectl` prints its message, and clients evaluate `reason` and `code`.
 #[derive(Debug, Clone)]
 pub(crate) struct Status {
     pub(crate) code: StatusCode,
-    /// The details are shown even when there are none.
+    /// True if empty `details` are serialized.
     keep_empty_details: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     details: Map<String, Value>,
-    /// `metadata.continue`: how a list that cannot go on may go on.
+    /// `metadata.continue`: the token to continue an expired list.
     continue_token: Option<String>,
 }
 
-/// One rule that a field broke, in the API's own words.
+/// A violated rule of a field, with kube-apiserver's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) field: String,
@@ -28,17 +28,17 @@ pub(crate) struct FieldError {
 }
 
 impl FieldError {
-    /// The field must be present.
+    /// A required field is missing.
     pub(crate) fn required(field: impl Into<String>, detail: &str) -> Self {
         let body =
             if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
         Self { field: field.into(), reason: "FieldValueRequired", body }
     }
 
-    /// The value breaks a rule. Text is quoted, structures are shown as JSON.
+    /// An invalid value. Text is quoted, and structures are printed as JSON.
     pub(crate) fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> Self {
         let mut shown = value.to_string();
-        // An error is for people: a value of any length is cut, so that the answer stays bounded.
+        // Long values are truncated to limit the response.
         if let Some((end, _)) = shown.char_indices().nth(1024) {
             shown.truncate(end);
             shown.push('…');
@@ -50,12 +50,12 @@ impl FieldError {
         }
     }
 
-    /// The field may not be set or changed here.
+    /// The field must not be set or changed.
     pub(crate) fn forbidden(field: impl Into<String>, detail: &str) -> Self {
         Self { field: field.into(), reason: "FieldValueForbidden", body: format!("Forbidden: {detail}") }
     }
 
-    /// The value is none of the closed set.
+    /// The value is not one of the supported values.
     pub(crate) fn not_supported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
         let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
         Self {
@@ -65,7 +65,7 @@ impl FieldError {
         }
     }
 
-    /// A structure that is not of the closed set.
+    /// The structure is not one of the supported values.
     pub(crate) fn not_supported_value(field: impl Into<String>, value: &Value, supported: &[&str]) -> Self {
         let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
         Self {
@@ -75,7 +75,7 @@ impl FieldError {
         }
     }
 
-    /// Several values, of which some are none of the closed set.
+    /// Some of the values are not supported.
     pub(crate) fn not_supported_list(field: impl Into<String>, values: &[&str], supported: &[&str]) -> Self {
         let quoted =
             |list: &[&str]| list.iter().map(|one| format!("\"{one}\"")).collect::<Vec<_>>().join(", ");
@@ -95,7 +95,7 @@ impl FieldError {
         }
     }
 
-    /// The value stands in the list twice.
+    /// The value is a duplicate.
     pub(crate) fn duplicate(field: impl Into<String>, value: &str) -> Self {
         Self {
             field: field.into(),
@@ -137,7 +137,7 @@ impl Status {
         }
     }
 
-    /// An answer that is about no object.
+    /// An error without an object.
     fn generic(code: StatusCode, reason: &'static str, message: &str) -> Self {
         Self { keep_empty_details: true, ..Self::new(code, reason, message) }
     }
@@ -176,7 +176,7 @@ impl Status {
         Self::conflict_on(resource, &resource.qualified_resource(), name, why)
     }
 
-    /// The same of a sub-resource, by its qualified name.
+    /// A conflict on a subresource, by its qualified name.
     pub(crate) fn conflict_on(resource: &ResourceDescriptor, what: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.plural, name)
@@ -212,7 +212,7 @@ impl Status {
             .with_causes(causes(errors))
     }
 
-    /// Options of a request (`ListOptions`, `PatchOptions`, …) that break rules.
+    /// Invalid options of a request, such as `ListOptions`.
     pub(crate) fn invalid_options(kind: &str, errors: &[FieldError]) -> Self {
         let mut status = Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -224,7 +224,7 @@ impl Status {
         status.with_causes(causes(errors))
     }
 
-    /// A configuration would change what others own.
+    /// The conflicts of a server-side apply.
     pub(crate) fn apply_conflict(message: String, conflicts: &[Conflict]) -> Self {
         let causes = conflicts.iter().map(|conflict| {
             json!({
@@ -236,12 +236,12 @@ impl Status {
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes.collect())
     }
 
-    /// An error to which the API gives no reason.
+    /// An error without a reason.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// A JSON patch that cannot be applied, a failed `test` among them: the API says no more than this.
+    /// A JSON patch that cannot be applied, such as for a failed `test`. kube-apiserver returns no details.
     pub(crate) fn patch_rejected() -> Self {
         Self::generic(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -270,7 +270,8 @@ impl Status {
         Self::generic(
             StatusCode::NOT_ACCEPTABLE,
             "NotAcceptable",
-            "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf",
+            "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, \
+             application/vnd.kubernetes.protobuf",
         )
     }
 
@@ -284,7 +285,7 @@ impl Status {
         )
     }
 
-    /// A kind of patch that the resource does not know.
+    /// A patch type that the resource does not support.
     pub(crate) fn unsupported_patch() -> Self {
         Self::generic(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -293,21 +294,21 @@ impl Status {
         )
     }
 
-    /// A patch makes something of the object that cannot be decoded.
+    /// The patched object cannot be decoded.
     pub(crate) fn invalid_patch_result(shown: &str, why: &str) -> Self {
         let error = FieldError::invalid("patch", &Value::from(shown), why);
         let message = format!(" \"\" is invalid: {error}");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).with_causes(causes(&[error]))
     }
 
-    /// A precondition of a deletion that does not hold.
+    /// A failed precondition of a deletion.
     pub(crate) fn precondition_failed(resource: &ResourceDescriptor, name: &str, why: &str) -> Self {
         let message =
             format!("Operation cannot be fulfilled on {} \"{name}\": {why}", resource.qualified_kind());
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.kind, name)
     }
 
-    /// An update that must say which version it is of, and does not.
+    /// An update without the required resourceVersion.
     pub(crate) fn resource_version_required(resource: &ResourceDescriptor, name: &str) -> Self {
         let detail = "must be specified for an update";
         let error = FieldError::invalid("metadata.resourceVersion", &Value::from(0), detail);
@@ -329,7 +330,7 @@ impl Status {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
-    /// A list that goes on with this token in what is there by then.
+    /// Adds a token to continue the list in the current state.
     pub(crate) fn with_continue(self, token: String) -> Self {
         Self { continue_token: Some(token), ..self }
     }
@@ -364,12 +365,13 @@ impl Status {
         Self::conflict(resource, name, "the object kept changing while this request was retried")
     }
 
-    /// The object as it goes over the wire.
+    /// The `Status` object as JSON.
     pub(crate) fn to_value(&self) -> Value {
         let mut status = json!({
             "kind": "Status",
             "apiVersion": "v1",
-            "metadata": self.continue_token.as_ref().map_or_else(|| json!({}), |next| json!({ "continue": next })),
+            "metadata": self.continue_token.as_ref().map_or_else(|| json!({}),
+                |next| json!({ "continue": next })),
             "status": "Failure",
             "message": self.message,
             "reason": self.reason,

@@ -1,8 +1,8 @@
-//! The store: objects by kind and key, one version counter, a bounded history per kind.
+//! The object store: objects by kind and key, one version counter, and a bounded history per kind.
 //!
-//! Writes are compare-and-swap on the version that the caller read, so everything that is decided about a
-//! write is decided outside of the lock. An object is serialised once per version, on first use, and the
-//! bytes are shared by every reader and watcher.
+//! Writes are compare-and-swap operations on the version that the caller read, so that they are prepared
+//! without the lock. Each version of an object is serialized once, on first use, and readers and watches
+//! share the bytes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -17,19 +17,19 @@ use crate::descriptors::{PerKind, ResourceKind};
 use crate::fields::ManagedFields;
 use crate::meta;
 
-/// One version of one object. The value carries neither `apiVersion` nor `kind`: these belong to its kind.
+/// One version of an object. The value has no `apiVersion` and `kind`, which its kind determines.
 #[derive(Debug)]
 pub(crate) struct StoredObject {
     pub(crate) kind: ResourceKind,
     pub(crate) version: u64,
     pub(crate) value: Value,
-    /// Who owns which field; the value itself does not carry it.
+    /// `metadata.managedFields`, which the value does not contain.
     pub(crate) managed_fields: ManagedFields,
     json: OnceLock<Bytes>,
 }
 
 impl StoredObject {
-    /// An object outside of the store: a dry run, or a transient one.
+    /// An object outside the store, such as the result of a dry run.
     pub(crate) fn transient(
         kind: ResourceKind,
         version: u64,
@@ -48,21 +48,21 @@ impl StoredObject {
         value
     }
 
-    /// The object as it is answered.
+    /// The object as JSON, with managedFields.
     pub(crate) fn to_response(&self) -> Value {
         let mut value = self.with_type_meta();
         meta::set(&mut value, "metadata", self.metadata());
         value
     }
 
-    /// The object as lists hold it.
+    /// The object as a list item.
     pub(crate) fn to_list_item(&self) -> Value {
         let mut value = self.value.clone();
         meta::set(&mut value, "metadata", self.metadata());
         value
     }
 
-    /// Its metadata as they are answered.
+    /// `metadata` as JSON, with managedFields.
     pub(crate) fn metadata(&self) -> Value {
         let mut metadata = self.value.get("metadata").cloned().unwrap_or_default();
         if !self.managed_fields.is_empty() {
@@ -71,13 +71,13 @@ impl StoredObject {
         metadata
     }
 
-    /// The object as it is answered, `apiVersion` and `kind` first.
+    /// The serialized object, `apiVersion` and `kind` first.
     pub(crate) fn json(&self) -> &Bytes {
         self.json.get_or_init(|| {
             let head = type_meta_prefix(self.kind);
             let mut bytes = Vec::with_capacity(1024);
             bytes.extend_from_slice(head.as_bytes());
-            // A map of JSON values cannot fail to serialise into memory.
+            // A map of JSON values always serializes.
             if serde_json::to_writer(
                 &mut bytes,
                 &SerializedObject { value: &self.value, managed: &self.managed_fields },
@@ -91,8 +91,7 @@ impl StoredObject {
         })
     }
 
-    /// The members of the object without `apiVersion` and `kind` and without its opening brace, as lists hold
-    /// it.
+    /// The serialized members for list items: without the opening brace, `apiVersion` and `kind`.
     pub(crate) fn list_item_bytes(&self) -> &[u8] {
         self.json().get(type_meta_prefix(self.kind).len() + 1..).unwrap_or_default()
     }
@@ -108,7 +107,7 @@ impl StoredObject {
     }
 }
 
-/// An object with its managed fields in their place.
+/// An object with its managed fields, for serialization.
 struct SerializedObject<'a> {
     value: &'a Value,
     managed: &'a ManagedFields,
@@ -155,12 +154,12 @@ fn type_meta_prefix(kind: ResourceKind) -> &'static str {
     })
 }
 
-/// The key of an object inside its kind, ordered as etcd orders it: `namespace/name`, or `name`.
+/// The key of an object within its kind, ordered as in etcd: `namespace/name`, or `name`.
 pub(crate) fn key(namespace: &str, name: &str) -> String {
     if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
 }
 
-/// What happened to an object.
+/// The type of a watch event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchEventType {
     Added,
@@ -168,7 +167,7 @@ pub(crate) enum WatchEventType {
     Deleted,
 }
 
-/// A change, as history keeps it.
+/// A change in the history.
 #[derive(Debug)]
 pub(crate) struct HistoryEvent {
     pub(crate) event_type: WatchEventType,
@@ -179,7 +178,7 @@ pub(crate) struct HistoryEvent {
 }
 
 impl HistoryEvent {
-    /// The watch frame of this event for watchers that select the object before and after it; made once.
+    /// The watch frame for watches that match the object before and after the event; serialized once.
     pub(crate) fn frame(&self) -> Bytes {
         self.frame.get_or_init(|| frame(self.event_type, self.object.json())).clone()
     }
@@ -201,18 +200,18 @@ pub(crate) fn frame(event_type: WatchEventType, object: &[u8]) -> Bytes {
     Bytes::from(bytes)
 }
 
-/// What a writer wants to happen to a key.
+/// A requested change of a key.
 #[derive(Debug)]
 pub(crate) enum StoreChange {
     Put(Value, ManagedFields),
-    /// The last state of the object, as its DELETED event shows it.
+    /// Removes the object. Has its last state for the DELETED event.
     Remove(Value, ManagedFields),
 }
 
-/// Why a write did not happen.
+/// Error of a commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CommitError {
-    /// Somebody else wrote since the caller read.
+    /// The object changed since the caller read it.
     Conflict,
     /// The namespace of a new object does not exist.
     NamespaceMissing,
@@ -220,12 +219,12 @@ pub(crate) enum CommitError {
     NamespaceTerminating,
 }
 
-/// Why a range of history cannot be read.
+/// Error of a read from the history.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HistoryError {
-    /// Events after the wanted version are gone; these are the oldest version that can be asked for.
+    /// The requested version is compacted. Has the oldest available version.
     Compacted(u64),
-    /// The store was set back: nothing that was read before holds.
+    /// The store was restored; earlier versions are invalid.
     Restored,
 }
 
@@ -235,7 +234,7 @@ type Objects = BTreeMap<Arc<str>, Arc<StoredObject>>;
 struct KindState {
     objects: Objects,
     history: VecDeque<Arc<HistoryEvent>>,
-    /// Every event above this version is in the history.
+    /// All events above this version are in the history.
     compacted_version: u64,
     changed: watch::Sender<u64>,
 }
@@ -249,7 +248,7 @@ struct State {
     dependents_by_owner: BTreeMap<String, BTreeSet<(ResourceKind, Arc<str>)>>,
 }
 
-/// A state of the store to return to: what a backup of etcd holds.
+/// A snapshot of the store, such as an etcd backup.
 #[derive(Debug, Clone)]
 pub struct StateSnapshot {
     version: u64,
@@ -282,7 +281,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock can panic half way through a change, so a poisoned state is still whole.
+        // No change can panic halfway, so a poisoned state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -294,7 +293,7 @@ impl Store {
         self.lock().kinds.get(kind).objects.get(key).cloned()
     }
 
-    /// The objects of a kind whose keys begin with a prefix, now or as they were at an earlier version.
+    /// The objects of a kind with a key prefix, now or at an earlier version.
     pub(crate) fn list(
         &self,
         kind: ResourceKind,
@@ -329,7 +328,7 @@ impl Store {
         Ok(Listing { version: at, objects: collect(&objects) })
     }
 
-    /// Writes when the key still is at the version that the caller read (`None`: it did not exist).
+    /// Commits a change if the key is at the version that the caller read; `None` if it did not exist.
     pub(crate) fn commit(
         &self,
         kind: ResourceKind,
@@ -373,20 +372,20 @@ impl Store {
         Ok((kind_state.history.iter().skip(start).cloned().collect(), state.version))
     }
 
-    /// A channel that changes whenever a kind changes, and the epoch in which to read its history.
+    /// A channel that is notified of changes of a kind, and the current epoch of the history.
     pub(crate) fn subscribe(&self, kind: ResourceKind) -> (watch::Receiver<u64>, u64) {
         let state = self.lock();
         (state.kinds.get(kind).changed.subscribe(), state.epoch)
     }
 
-    /// The objects that name this uid as an owner.
+    /// The objects with this uid in their ownerReferences.
     pub(crate) fn dependents(&self, uid: &str) -> Vec<Arc<StoredObject>> {
         let state = self.lock();
         let Some(keys) = state.dependents_by_owner.get(uid) else { return Vec::new() };
         keys.iter().filter_map(|(kind, key)| state.kinds.get(*kind).objects.get(key).cloned()).collect()
     }
 
-    /// Everything in a namespace.
+    /// All objects of a namespace.
     pub(crate) fn contents(&self, namespace: &str) -> Vec<Arc<StoredObject>> {
         let prefix = format!("{namespace}/");
         let state = self.lock();
@@ -403,7 +402,7 @@ impl Store {
         objects
     }
 
-    /// Drops the history: every version older than now answers 410 from here on.
+    /// Drops the history. Older versions return 410 afterwards.
     pub(crate) fn compact(&self) {
         let mut state = self.lock();
         let version = state.version;
@@ -419,7 +418,7 @@ impl Store {
         StateSnapshot { version: state.version, kinds: Arc::new(kinds) }
     }
 
-    /// Sets objects and version counter back. History is gone and open watches end.
+    /// Restores objects and version counter. The history is dropped and open watches end.
     pub(crate) fn restore(&self, snapshot: &StateSnapshot) {
         let mut state = self.lock();
         state.version = snapshot.version;

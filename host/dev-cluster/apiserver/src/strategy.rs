@@ -1,53 +1,46 @@
-//! What the server itself sets: defaults, phases, separate status endpoints; and the admission plug-ins that
-//! storage relies on.
+//! Strategies of kinds: defaults, phases and status subresources; and the admission plugins that storage
+//! needs.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use crate::Inner;
 use crate::base64;
 use crate::descriptors::{ResourceDescriptor, ResourceKind};
+use crate::inner::Inner;
 use crate::meta::{self, text};
 use crate::pods;
 use crate::quantity;
+use crate::request::Subresource;
 use crate::status::Status;
-use crate::write::Subresource;
 
-/// Marks the class of claims that name none.
+/// Annotations of the default class.
 const DEFAULT_CLASS_ANNOTATIONS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
-/// The deprecated way to name a class.
+/// Legacy annotation for the class.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
-pub(crate) fn set_default(map: &mut Map<String, Value>, member: &str, value: &str) {
-    let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
-    if absent {
-        map.insert(member.to_owned(), json!(value));
-    }
-}
-
-/// Fills in what the API's types default to.
+/// Sets the API's defaults.
 pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     match kind {
         ResourceKind::PersistentVolumeClaim => {
-            meta::edit(value, "spec", |spec| set_default(spec, "volumeMode", "Filesystem"));
-            meta::edit(value, "status", |status| set_default(status, "phase", "Pending"));
+            meta::edit(value, "spec", |spec| meta::set_default(spec, "volumeMode", "Filesystem"));
+            meta::edit(value, "status", |status| meta::set_default(status, "phase", "Pending"));
         }
         ResourceKind::PersistentVolume => {
             meta::edit(value, "spec", |spec| {
-                set_default(spec, "volumeMode", "Filesystem");
-                set_default(spec, "persistentVolumeReclaimPolicy", "Retain");
+                meta::set_default(spec, "volumeMode", "Filesystem");
+                meta::set_default(spec, "persistentVolumeReclaimPolicy", "Retain");
                 if let Some(Value::Object(path)) = spec.get_mut("hostPath") {
                     path.entry("type").or_insert(json!(""));
                 }
             });
-            meta::edit(value, "status", |status| set_default(status, "phase", "Pending"));
+            meta::edit(value, "status", |status| meta::set_default(status, "phase", "Pending"));
         }
         ResourceKind::StorageClass => {
             if let Value::Object(class) = value {
-                set_default(class, "reclaimPolicy", "Delete");
-                set_default(class, "volumeBindingMode", "Immediate");
+                meta::set_default(class, "reclaimPolicy", "Delete");
+                meta::set_default(class, "volumeBindingMode", "Immediate");
             }
         }
         ResourceKind::CsiDriver => meta::edit(value, "spec", set_csi_driver_defaults),
@@ -75,8 +68,8 @@ pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     }
 }
 
-/// A source that no claim can come from is dropped. The rest of `dataSource` and `dataSourceRef` are filled
-/// from each other unless the reference crosses namespaces.
+/// Drops unsupported data sources, and copies between `dataSource` and `dataSourceRef` unless the reference
+/// is to another namespace.
 fn normalize_data_source(spec: &mut Map<String, Value>) {
     let known = |source: &Value| {
         matches!(
@@ -104,11 +97,11 @@ fn set_csi_driver_defaults(spec: &mut Map<String, Value>) {
     for flag in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"] {
         spec.entry(flag).or_insert(json!(false));
     }
-    set_default(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+    meta::set_default(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
     spec.entry("volumeLifecycleModes").or_insert(json!(["Persistent"]));
 }
 
-/// `stringData` is for writers only.
+/// Moves `stringData`, which is write-only, to `data`.
 fn encode_string_data(value: &mut Value) {
     if let Some(Value::Object(plain)) = meta::remove(value, "stringData") {
         meta::edit(value, "data", |data| {
@@ -119,11 +112,11 @@ fn encode_string_data(value: &mut Value) {
         });
     }
     if let Value::Object(map) = value {
-        set_default(map, "type", "Opaque");
+        meta::set_default(map, "type", "Opaque");
     }
 }
 
-/// Fits a new object: the status that only the server begins.
+/// Prepares a new object: sets the initial status.
 pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timestamp) {
     match kind {
         ResourceKind::PersistentVolumeClaim => {
@@ -145,7 +138,7 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
             meta::set(value, "status", status);
         }
         ResourceKind::VolumeAttachment => meta::set(value, "status", json!({"attached": false})),
-        // A node reports itself with its status.
+        // Nodes are created with their status.
         ResourceKind::Node
         | ResourceKind::Event
         | ResourceKind::Secret
@@ -160,7 +153,7 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
     }
 }
 
-/// Fits the successor of an object: each endpoint changes its own part only.
+/// Prepares an update: each endpoint changes its part of the object only.
 pub(crate) fn prepare_update(
     resource: &ResourceDescriptor,
     subresource: Subresource,
@@ -176,7 +169,7 @@ pub(crate) fn prepare_update(
             if resource.id == ResourceKind::Namespace {
                 meta::copy_member(next, old, "spec");
             }
-            // A driver's generation begins with its first change.
+            // The generation of a CSIDriver starts with its first change.
             let has_generation = resource.has_generation || resource.id == ResourceKind::CsiDriver;
             if has_generation && next.get("spec") != old.get("spec") {
                 meta::edit_meta(next, |meta| {
@@ -188,7 +181,7 @@ pub(crate) fn prepare_update(
         Subresource::Status => {
             meta::copy_member(next, old, "spec");
             if resource.id == ResourceKind::VolumeAttachment {
-                // Here the status endpoint leaves all metadata alone.
+                // The status subresource of these kinds does not change metadata.
                 meta::copy_member(next, old, "metadata");
             }
             if resource.id == ResourceKind::PersistentVolume {
@@ -202,7 +195,7 @@ pub(crate) fn prepare_update(
     }
 }
 
-/// A volume remembers when its phase changed, unless the writer says so itself.
+/// Sets `lastPhaseTransitionTime` on a change of the phase, unless the writer sets it.
 fn set_phase_transition_time(old: &Value, next: &mut Value, now: Timestamp) {
     const TIME: &str = "lastPhaseTransitionTime";
     let changed = text(old, "/status/phase") != text(next, "/status/phase");
@@ -255,7 +248,8 @@ impl Inner {
                     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
                         if !tolerations.iter().any(|one| text(one, "/key") == key) {
                             tolerations.push(json!({
-                                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300,
+                                "key": key, "operator": "Exists", "effect": "NoExecute",
+                                    "tolerationSeconds": 300,
                             }));
                         }
                     }
@@ -276,7 +270,8 @@ impl Inner {
         Ok(())
     }
 
-    /// A claim without any class gets the newest default class; of equally old ones the first by name.
+    /// Sets the newest default class on a claim without a class; the first by name if several have the same
+    /// age.
     fn set_default_class(&self, claim: &mut Value) {
         let annotated = claim
             .pointer("/metadata/annotations")
@@ -325,7 +320,8 @@ impl Inner {
         });
         if !expandable {
             return refuse(
-                "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize",
+                "only dynamically provisioned pvc can be resized and the storageclass that provisions the \
+                 pvc must support resize",
             );
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The columns of `kubectl get`.
+//! Printer columns of `kubectl get`.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ type Column = (&'static str, u8);
 const NAME: Column = ("Name", 0);
 const AGE: Column = ("Age", 0);
 
-/// Column names and priorities (1: only with `-o wide`), as the API server of Kubernetes has them.
+/// Column names and priorities (1: only with `-o wide`), as in kube-apiserver.
 const fn column_layout(kind: ResourceKind) -> &'static [Column] {
     match kind {
         ResourceKind::Namespace => &[NAME, ("Status", 0), AGE],
@@ -179,7 +179,7 @@ fn access_modes(value: &Value, pointer: &str) -> String {
     .join(",")
 }
 
-/// The class of a claim or volume, the deprecated annotation first, as Kubernetes reads it.
+/// The class of a claim or volume: the legacy annotation, else the field.
 fn class(value: &Value) -> &str {
     let annotation = value
         .pointer("/metadata/annotations")
@@ -345,7 +345,7 @@ fn age(at: &str, now: Timestamp) -> String {
     }
 }
 
-/// A duration as `kubectl` shows ages: two units at most, fewer the longer it is.
+/// Formats an age as `kubectl` does, with at most two units.
 fn human_duration(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let (days, years) = (hours / 24, hours / 24 / 365);

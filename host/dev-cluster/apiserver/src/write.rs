@@ -5,32 +5,22 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::Inner;
 use crate::descriptors::{self, ResourceDescriptor, ResourceKind};
 use crate::fields::{self, Endpoint, ManagedFields};
+use crate::inner::Inner;
 use crate::meta;
 use crate::patch;
-use crate::request::{PatchType, Query, Target};
+use crate::request::{FieldValidation, PatchType, Query, Subresource, Target};
 use crate::schema;
 use crate::status::{FieldError, Status};
 use crate::store::{self, CommitError, StoreChange, StoredObject};
 use crate::strategy;
 use crate::validate;
 
-/// How often a write without a resourceVersion is decided anew because somebody else wrote meanwhile.
+/// Maximum retries of a write without a resourceVersion after conflicts.
 pub(crate) const MAX_RETRIES: usize = 16;
 
-/// How unknown fields of a body are treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FieldValidation {
-    Strict,
-    /// Unknown fields are dropped, and the client hears of them.
-    Warn,
-    /// Unknown fields are dropped.
-    Ignore,
-}
-
-/// What a client should hear of although its request was good.
+/// Warnings of a successful request.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings(RefCell<Vec<String>>);
 
@@ -39,36 +29,36 @@ impl Warnings {
         let mut warnings = self.0.borrow_mut();
         for field in unknown {
             let warning = format!("unknown field \"{field}\"");
-            // A write that is decided anew says the same again.
+            // A retried write repeats its warnings.
             if !warnings.contains(&warning) {
                 warnings.push(warning);
             }
         }
     }
 
-    /// The texts.
+    /// The warnings.
     pub(crate) fn into_inner(self) -> Vec<String> {
         self.0.into_inner()
     }
 }
 
-/// What a write request asks for beside its body.
+/// Options of a write request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WriteOptions<'a> {
     pub(crate) dry_run: bool,
     pub(crate) field_validation: FieldValidation,
-    /// Who comes to own what the write changes.
+    /// The field manager.
     pub(crate) manager: &'a str,
-    /// An applied configuration takes fields that others own.
+    /// True if an apply takes over fields of other managers.
     pub(crate) force: bool,
     pub(crate) warnings: &'a Warnings,
 }
 
-/// The longest name of a field manager, in bytes.
+/// Maximum length of a field manager's name in bytes.
 const MAX_MANAGER_BYTES: usize = 128;
 
 impl<'a> WriteOptions<'a> {
-    /// Reads the query. `agent` is the client's `User-Agent`; `patch` says how a patch changes the object.
+    /// Parses the query. `agent` is the client's `User-Agent`; `patch` is the type of a patch.
     pub(crate) fn parse(
         options: &'static str,
         query: &'a Query,
@@ -112,7 +102,7 @@ impl<'a> WriteOptions<'a> {
     }
 }
 
-/// The program's name in a `User-Agent`: what stands before the first slash.
+/// The program's name in a `User-Agent`: the text before the first slash.
 fn agent_prefix(agent: &str) -> &str {
     let name = agent.split('/').next().unwrap_or_default();
     let end = name
@@ -121,26 +111,6 @@ fn agent_prefix(agent: &str) -> &str {
         .take_while(|end| *end <= MAX_MANAGER_BYTES)
         .last();
     name.get(..end.unwrap_or(0)).unwrap_or_default()
-}
-
-/// The endpoints of an object that can be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subresource {
-    Main,
-    Status,
-    /// `namespaces/finalize`.
-    Finalize,
-}
-
-impl Subresource {
-    pub(crate) fn of(target: &Target) -> Result<Self, Status> {
-        match target.subresource.as_deref() {
-            None => Ok(Self::Main),
-            Some("status") if target.resource.has_status => Ok(Self::Status),
-            Some("finalize") if target.resource.id == ResourceKind::Namespace => Ok(Self::Finalize),
-            Some(_) => Err(Status::no_such_resource()),
-        }
-    }
 }
 
 impl Inner {
@@ -199,12 +169,12 @@ impl Inner {
         })
     }
 
-    /// Now, as managed fields carry it.
+    /// The current time in the format of managed fields.
     pub(crate) fn managed_fields_time(&self) -> String {
         meta::text(&json!({"now": meta::timestamp((self.now)())}), "/now").to_owned()
     }
 
-    /// What a commit would have refused, for a dry run.
+    /// The checks of a commit, for a dry run.
     fn check_creatable(&self, target: &Target, name: &str) -> Result<(), Status> {
         if target.resource.namespaced {
             let namespaces = ResourceKind::Namespace.resource();
@@ -222,7 +192,7 @@ impl Inner {
         }
     }
 
-    /// Gives a new object what only the server sets.
+    /// Sets the system metadata of a new object.
     fn set_system_metadata(&self, resource: &ResourceDescriptor, namespace: &str, value: &mut Value) {
         let now = meta::timestamp((self.now)());
         let uid = self.uid();
@@ -239,7 +209,7 @@ impl Inner {
             }
             let has_no_name = meta.get("name").and_then(Value::as_str).unwrap_or_default().is_empty();
             if has_no_name && let Some(prefix) = meta.get("generateName").and_then(Value::as_str) {
-                // Names end at 63 characters; the random end is worth more than the end of the prefix.
+                // Names are limited to 63 characters, so a long prefix is truncated.
                 let prefix: String = prefix.chars().take(58).collect();
                 meta.insert("name".to_owned(), Value::String(format!("{prefix}{}", self.name_suffix())));
             }
@@ -256,7 +226,7 @@ impl Inner {
         });
     }
 
-    /// Replaces an object. Also says whether it was created.
+    /// Replaces an object. Returns the object and whether it was created.
     pub(crate) fn update(
         &self,
         target: &Target,
@@ -298,7 +268,7 @@ impl Inner {
         let change = patch::parse(patch_type, body)?;
         for _ in 0..MAX_RETRIES {
             let current = self.find(target)?;
-            // Managed fields are large and seldom patched.
+            // Managed fields are large and rarely patched.
             let whole = if change.has_field("managedFields") {
                 current.to_response()
             } else {
@@ -317,7 +287,7 @@ impl Inner {
         Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
-    /// Decides who owns what of the successor of `current`, and writes it. `None`: somebody else wrote first.
+    /// Updates the managed fields and replaces `current`. `None` after a conflict.
     fn update_managed_and_replace(
         &self,
         target: &Target,
@@ -329,10 +299,10 @@ impl Inner {
         let DecodedBody { mut value, managed_fields: sent } = next;
         let kind = target.resource.id;
         strategy::set_defaults(kind, &mut value);
-        // Through a subresource managed fields cannot be set.
+        // Managed fields cannot be set through a subresource.
         let sent = sent.filter(|_| subresource == Subresource::Main);
         let mut managed = fields::initial_managed_fields(sent.as_ref(), &current.managed_fields);
-        // Who cleared the list wants no tracking.
+        // A cleared list disables tracking.
         if !managed.is_empty() {
             let change = (&current.value, &value);
             managed = fields::update(
@@ -346,7 +316,7 @@ impl Inner {
         self.replace(target, subresource, current, (value, managed), options)
     }
 
-    /// Decides and writes the successor of `current`. `None`: somebody else wrote first.
+    /// Replaces `current`. `None` after a conflict.
     pub(crate) fn replace(
         &self,
         target: &Target,
@@ -381,10 +351,11 @@ impl Inner {
             return Ok(Some(StoredObject::transient(resource.id, current.version, next, managed)));
         }
         let key = store::key(&target.namespace, name);
-        // Kubelet goes on writing the status of a pod that it ends, and deletes it itself.
+        // The kubelet updates the status of a terminating pod and deletes it itself.
         let is_removed =
             meta::deleting(old) && !meta::has_grace(old) && self.is_removable(resource.id, &next);
-        // What a finalizer's removal deletes is the stored object; the writer gets what it sent.
+        // The removal of the last finalizer deletes the stored object; the response has the object of the
+        // request.
         let change = if is_removed {
             StoreChange::Remove(old.clone(), current.managed_fields.clone())
         } else {
@@ -408,7 +379,7 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct DecodedBody {
     pub(crate) value: Value,
-    /// The managed fields that stood in it.
+    /// Its managed fields.
     managed_fields: Option<Value>,
 }
 
@@ -436,7 +407,7 @@ fn text_or_empty(value: Option<&Value>) -> &str {
     value.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A body that says what it is must be of the resource's type.
+/// Checks `apiVersion` and `kind` of a body, if present, against the resource.
 fn check_type(resource: &ResourceDescriptor, version: &str, kind: &str) -> Result<(), Status> {
     let (expected, wanted) = (resource.api_version(), resource.kind);
     let version = if version.is_empty() { expected.as_str() } else { version };
@@ -458,7 +429,8 @@ fn check_type(resource: &ResourceDescriptor, version: &str, kind: &str) -> Resul
         )
     } else {
         format!(
-            "no kind \"{kind}\" is registered for version \"{version}\" in scheme \"pkg/runtime/scheme.go:111\""
+            "no kind \"{kind}\" is registered for version \"{version}\" in scheme \
+             \"pkg/runtime/scheme.go:111\""
         )
     };
     Err(Status::bad_request(format!(
@@ -494,7 +466,7 @@ pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// A version in the body is a precondition.
+/// Checks the resourceVersion of a body, which is a precondition.
 fn check_versions(resource: &ResourceDescriptor, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let name = current.name();
     match meta::text(next, "/metadata/resourceVersion") {
@@ -510,7 +482,7 @@ fn check_versions(resource: &ResourceDescriptor, current: &StoredObject, next: &
     }
 }
 
-/// The uid in the body of an update is a precondition.
+/// Checks the uid of an update, which is a precondition.
 fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let resource = target.resource;
     let uid = meta::text(next, "/metadata/uid");
@@ -518,7 +490,8 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
         return Ok(());
     }
     let why = format!(
-        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+        "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, \
+         AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
         if resource.id == ResourceKind::Node { "minions" } else { resource.plural },
         store::key(&target.namespace, target.name()),
         current.uid()
@@ -526,7 +499,7 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
     Err(Status::conflict(resource, current.name(), &why))
 }
 
-/// Takes over what only the server sets.
+/// Copies the system metadata.
 fn copy_system_metadata(old: &Value, next: &mut Value) {
     let kept = old.get("metadata").and_then(Value::as_object);
     meta::edit_meta(next, |meta| {

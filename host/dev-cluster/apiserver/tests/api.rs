@@ -1,4 +1,4 @@
-//! The API driven by kube-rs, in one process.
+//! The API with kube-rs, within one process.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -45,7 +45,8 @@ async fn objects_can_be_created_read_replaced_and_deleted() {
 
     let error = api.replace("one", &post(), &next).await.unwrap_err();
     assert!(error.to_string().contains(
-        "Operation cannot be fulfilled on configmaps \"one\": the object has been modified; please apply your \
+        "Operation cannot be fulfilled on configmaps \"one\": the object has been modified; please apply \
+         your \
          changes to the latest version and try again"
     ));
     assert!(api.delete("one", &DeleteParams::default()).await.unwrap().is_right());
@@ -94,7 +95,7 @@ async fn pages_of_a_selected_list_show_one_resource_version() {
     let first = api.list(&ListParams::default().limit(2)).await.unwrap();
     assert_eq!(first.metadata.remaining_item_count, Some(3));
     let token = first.metadata.continue_.clone().unwrap();
-    // What happens between two pages is not seen by the second.
+    // The second page does not show changes after the first.
     api.delete("c2", &DeleteParams::default()).await.unwrap();
     api.create(&post(), &config_map("c9")).await.unwrap();
     let page = ListParams::default().limit(10).continue_token(&token);
@@ -254,7 +255,8 @@ async fn a_namespace_is_deleted_after_its_contents() {
     assert_eq!(terminating.status.unwrap().phase.as_deref(), Some("Terminating"));
     let error = api.create(&post(), &config_map("late")).await.unwrap_err();
     assert!(error.to_string().contains(
-        "configmaps \"late\" is forbidden: unable to create new content in namespace team because it is being \
+        "configmaps \"late\" is forbidden: unable to create new content in namespace team because it is \
+         being \
          terminated"
     ));
     let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
@@ -420,7 +422,7 @@ async fn partial_object_metadata_can_be_listed_and_watched() {
     assert!(matches!(watch.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
 }
 
-/// Kubelet writes the status of a pod that it ends until the pod is gone; it is gone when kubelet says so.
+/// The kubelet updates the status of a terminating pod, and its delete removes the pod.
 #[tokio::test]
 async fn a_terminating_pod_survives_status_updates() {
     use k8s_openapi::api::core::v1::Pod;

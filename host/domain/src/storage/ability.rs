@@ -1,36 +1,37 @@
-//! What a backend can do, and the CSI capability lists that follow from it: never declared, always computed.
+//! Abilities and features of a driver, and the CSI capabilities computed from them.
 
 use std::{collections::BTreeSet, fmt};
 
+pub use super::feature::Feature;
 use crate::storage::Description;
 
-/// An optional interface of the contract. A backend has the ability if it exports the interface.
+/// An optional driver interface. A driver has the ability if it exports the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
-    /// Volumes with the content of another volume.
+    /// Creates volumes from another volume.
     Cloning,
-    /// Volumes with the content of a snapshot.
+    /// Creates volumes from a snapshot.
     Restoring,
-    /// Volumes that are made reachable node by node.
+    /// Attaches volumes to nodes (ControllerPublishVolume).
     Publishing,
-    /// Volumes that grow.
+    /// Expands volumes.
     Expansion,
-    /// Volumes whose parameters change.
+    /// Modifies volume parameters.
     Modification,
-    /// Snapshots.
+    /// Creates, deletes and lists snapshots.
     Snapshots,
-    /// Snapshots of several volumes at one moment.
+    /// Creates consistent snapshots of several volumes.
     GroupSnapshots,
-    /// All volumes can be listed.
+    /// Lists all volumes.
     Listing,
-    /// One volume can be looked at.
+    /// Returns the status of one volume.
     Inspection,
-    /// The room for more volumes is known.
+    /// Reports the available capacity.
     Capacity,
 }
 
 impl Ability {
-    /// Every ability.
+    /// All abilities.
     pub const ALL: [Self; 10] = [
         Self::Cloning,
         Self::Restoring,
@@ -60,60 +61,13 @@ impl Ability {
         }
     }
 
-    /// The ability of an interface's name.
+    /// The ability with an interface name.
     pub fn from_interface(interface: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|ability| ability.as_str() == interface)
     }
 }
 
 impl fmt::Display for Ability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// What CSI can only express as behaviour; a backend says so by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Feature {
-    /// Volumes can be published for reading only.
-    PublishReadonly,
-    /// Listing and inspection tell the nodes that a volume is published to.
-    PublishedNodes,
-    /// Listing and inspection tell a volume's condition.
-    VolumeCondition,
-    /// Volumes grow while they are published.
-    OnlineExpansion,
-    /// The access modes that tell one writer on a node from many are understood.
-    SingleNodeMultiWriter,
-    /// The group of a mounted volume is set while it is mounted.
-    VolumeMountGroup,
-}
-
-impl Feature {
-    /// Every feature.
-    pub const ALL: [Self; 6] = [
-        Self::PublishReadonly,
-        Self::PublishedNodes,
-        Self::VolumeCondition,
-        Self::OnlineExpansion,
-        Self::SingleNodeMultiWriter,
-        Self::VolumeMountGroup,
-    ];
-
-    /// Name in `describe`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::PublishReadonly => "publish-readonly",
-            Self::PublishedNodes => "published-nodes",
-            Self::VolumeCondition => "volume-condition",
-            Self::OnlineExpansion => "online-expansion",
-            Self::SingleNodeMultiWriter => "single-node-multi-writer",
-            Self::VolumeMountGroup => "volume-mount-group",
-        }
-    }
-}
-
-impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -142,7 +96,7 @@ pub enum ControllerCapability {
 }
 
 impl ControllerCapability {
-    /// CSI's own spelling, as `backend inspect` prints it.
+    /// The name in CSI, as printed by `backend inspect`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::CreateDeleteVolume => "CREATE_DELETE_VOLUME",
@@ -164,10 +118,9 @@ impl ControllerCapability {
     }
 }
 
-/// The controller capabilities of CSI 1.12 that a backend has.
+/// The CSI 1.12 controller capabilities of a driver.
 ///
-/// A feature counts only beside the ability that it is about: a driver that cannot publish cannot publish for
-/// reading only.
+/// A feature requires its ability: PUBLISH_READONLY, for example, requires [`Ability::Publishing`].
 pub fn controller_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,
@@ -187,7 +140,8 @@ pub fn controller_capabilities(
         (Csi::CloneVolume,               can(Ability::Cloning)),
         (Csi::PublishReadonly,           can(Ability::Publishing) && has(Feature::PublishReadonly)),
         (Csi::ExpandVolume,              can(Ability::Expansion)),
-        (Csi::ListVolumesPublishedNodes, can(Ability::Listing) && can(Ability::Publishing) && has(Feature::PublishedNodes)),
+        (Csi::ListVolumesPublishedNodes,
+            can(Ability::Listing) && can(Ability::Publishing) && has(Feature::PublishedNodes)),
         (Csi::VolumeCondition,           can_report_status && has(Feature::VolumeCondition)),
         (Csi::GetVolume,                 can(Ability::Inspection)),
         (Csi::SingleNodeMultiWriter,     has(Feature::SingleNodeMultiWriter)),
@@ -197,7 +151,7 @@ pub fn controller_capabilities(
     rows.into_iter().filter(|(_, has)| *has).map(|(capability, _)| capability).collect()
 }
 
-/// CSI `PluginCapability`: services and the way of expansion.
+/// CSI `PluginCapability`: services and volume expansion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PluginCapability {
     /// `CONTROLLER_SERVICE`
@@ -213,7 +167,7 @@ pub enum PluginCapability {
 }
 
 impl PluginCapability {
-    /// CSI's own spelling.
+    /// The name in CSI.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ControllerService => "CONTROLLER_SERVICE",
@@ -225,7 +179,7 @@ impl PluginCapability {
     }
 }
 
-/// The plugin capabilities of CSI 1.12 that a backend has.
+/// The CSI 1.12 plugin capabilities of a driver.
 pub fn plugin_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,
@@ -286,7 +240,8 @@ mod tests {
             (&[Cloning, Expansion],      &[],                      &[1, 7, 9]),
             (&[Modification, Capacity],  &[],                      &[1, 4, 14]),
             (&[],                        &[SingleNodeMultiWriter], &[1, 13]),
-            (&Ability::ALL,              &Feature::ALL,            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
+            (&Ability::ALL,              &Feature::ALL,            &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,
+                13, 14, 15]),
         ];
         for (abilities, features, expected) in table {
             assert_eq!(capability_numbers(abilities, features), expected, "{abilities:?} {features:?}");

@@ -1,9 +1,9 @@
-//! How an attachment travels from the controller to the node: as one document under one key of the volume
-//! context or of the publish context.
+//! Encoding of connection info in the volume context or the publish context.
 //!
-//! CSI carries maps of texts, and whoever stands between the two sides may write them: PersistentVolumes and
-//! VolumeAttachments can be edited. So reading is strict: one version, known members only, each once, sizes
-//! as a driver's own. What a document means, and whether this node does it, is the node's to decide.
+//! The controller stores connection info as JSON under one key of a string map in a PersistentVolume or
+//! VolumeAttachment, from which the node receives it. Both objects can be edited, so decoding is strict: one
+//! version, known fields without duplicates, and the size limits of drivers. The node decides which kinds it
+//! accepts.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -15,58 +15,58 @@ use serde::{
 use super::{ConnectionInfo, Parameters, total_bytes};
 use crate::{names, text::printable};
 
-/// The version that is written, and the only one that is read.
+/// The only supported version of the encoding.
 pub const FORMAT_VERSION: u32 = 1;
-/// Kind of the attachments that an existing CSI driver's publish context becomes: its own node service reads
-/// them, as they are.
+/// Kind of connection info from an existing CSI driver's publish context, which its own node service receives
+/// unchanged.
 pub const CSI_KIND: &str = "csi";
-/// Longest key of a field in a document, in bytes: CSI's limit for keys.
+/// Maximum length of a field's key in bytes: CSI's limit for keys.
 const MAX_KEY_BYTES: usize = 128;
-/// Heaviest fields of a document, in bytes of all keys and values: CSI's limit for maps.
+/// Maximum size of all fields in bytes of keys and values: CSI's limit for maps.
 const MAX_FIELDS_BYTES: usize = 4 << 10;
-/// Longest kind, in bytes.
+/// Maximum length of a kind in bytes.
 const MAX_KIND_BYTES: usize = 63;
-/// Longest document that is read, in bytes: 4 KiB of fields, each byte escaped as `\u0000`, in as many pairs
-/// as there can be.
+/// Maximum size of the encoding in bytes: 4 KiB of fields, with each byte escaped as `\u0000`, in the maximum
+/// number of fields.
 pub const MAX_ENCODED_BYTES: usize = 48 << 10;
 
-/// Why a document is not an attachment. One line.
+/// Invalid connection info. The message has one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionInfoError {
-    /// A later release wrote it.
+    /// The version is newer than [`FORMAT_VERSION`].
     #[error("connection info has version {found}; this program supports version {FORMAT_VERSION}: update it")]
     UnsupportedVersion {
-        /// Its version.
+        /// The version.
         found: u64,
     },
-    /// It is too large.
+    /// The encoding is too large.
     #[error("connection info has {found} bytes; expected at most {MAX_ENCODED_BYTES}")]
     TooLarge {
-        /// Its size.
+        /// The size in bytes.
         found: usize,
     },
-    /// It is no document of ours.
+    /// Not a valid encoding.
     #[error("malformed connection info: {0}")]
     Malformed(String),
-    /// It is in a context where no attachment of this driver is.
+    /// Connection info is in the wrong context.
     #[error("connection info must be in {expected_context}")]
     WrongContext {
-        /// The right one.
+        /// The expected context.
         expected_context: &'static str,
     },
-    /// There is none.
+    /// There is no connection info.
     #[error("{context} has no {}", names::CONNECTION_INFO)]
     Missing {
-        /// Where it was expected.
+        /// The expected context.
         context: &'static str,
     },
-    /// What it says can be no attachment.
+    /// A field is invalid.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// A document, as it is written.
+/// The JSON encoding.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct EncodedConnectionInfo {
@@ -77,18 +77,17 @@ struct EncodedConnectionInfo {
     fields: BTreeMap<String, String>,
 }
 
-/// As much of a document as every version has.
+/// The fields that all versions share.
 #[derive(Deserialize)]
 struct VersionHeader {
     version: u64,
 }
 
 impl ConnectionInfo {
-    /// Checks what every attachment has to be: its kind a word, its keys at most `key` bytes, keys and values
-    /// together at most `fields` bytes.
+    /// Checks the syntax of the kind, the length of each key, and the total size of keys and values.
     ///
     /// # Errors
-    /// The rule that is broken, in words.
+    /// A message with the violated limit.
     pub fn validate(&self, max_key_bytes: usize, max_fields_bytes: usize) -> Result<(), String> {
         if !is_valid_kind(&self.kind) {
             return Err(format!(
@@ -124,7 +123,7 @@ fn is_valid_kind(kind: &str) -> bool {
     kind.len() <= MAX_KIND_BYTES && kind.bytes().all(is_allowed) && has_alphanumeric_ends
 }
 
-/// An attachment's document.
+/// Encodes connection info.
 pub fn encode(connection_info: &ConnectionInfo) -> String {
     let document = EncodedConnectionInfo {
         version: FORMAT_VERSION.into(),
@@ -132,14 +131,14 @@ pub fn encode(connection_info: &ConnectionInfo) -> String {
         kind_version: connection_info.version,
         fields: connection_info.fields.clone(),
     };
-    // Texts and numbers under texts: there is nothing in it that JSON could not hold.
+    // Strings and numbers with string keys always serialize.
     serde_json::to_string(&document).unwrap_or_default()
 }
 
-/// An attachment out of its document.
+/// Decodes connection info.
 ///
 /// # Errors
-/// [`DocumentError`]
+/// [`ConnectionInfoError`]
 pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     if document.len() > MAX_ENCODED_BYTES {
         return Err(ConnectionInfoError::TooLarge { found: document.len() });
@@ -162,7 +161,7 @@ pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     Ok(connection_info)
 }
 
-/// What a volume's content was made of.
+/// The content source of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentSource {
     /// Another volume.
@@ -172,7 +171,7 @@ pub enum ContentSource {
 }
 
 impl ContentSource {
-    /// The word for it under [`names::CONTENT_SOURCE`].
+    /// The value of [`names::CONTENT_SOURCE`].
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Volume => "volume",
@@ -181,9 +180,8 @@ impl ContentSource {
     }
 }
 
-/// The volume context of a volume that is handed out: the driver's attributes, the attachment of one without
-/// a publish step, and the source of one that was not empty from the start, which the node has to know before
-/// it formats anything.
+/// The volume context of a created volume: the driver's attributes, connection info for drivers without
+/// ControllerPublishVolume, and the content source, because nodes do not format volumes with content.
 pub fn into_volume_context(
     attributes: Parameters,
     connection_info: Option<&ConnectionInfo>,
@@ -197,13 +195,13 @@ pub fn into_volume_context(
     context
 }
 
-/// The driver's own attributes out of a volume context: what it gets back with every call.
+/// The driver's attributes in a volume context.
 pub fn driver_attributes(context: Parameters) -> Parameters {
     context.into_iter().filter(|(key, _)| !key.starts_with(names::RESERVED_ATTRIBUTE_PREFIX)).collect()
 }
 
-/// The publish context of a published volume. That of an existing CSI driver is the driver's own, for its own
-/// node service.
+/// The publish context of a published volume. For an existing CSI driver, it is the driver's own publish
+/// context.
 pub fn into_publish_context(connection_info: ConnectionInfo) -> Parameters {
     if connection_info.kind == CSI_KIND {
         return connection_info.fields;
@@ -211,11 +209,12 @@ pub fn into_publish_context(connection_info: ConnectionInfo) -> Parameters {
     [(names::CONNECTION_INFO.to_owned(), encode(&connection_info))].into()
 }
 
-/// The attachment that a node's call brings. A driver that `publishes` says it with each publication, every
-/// other one with the volume; where it must not be, somebody else has written it.
+/// Connection info of a call to the node: from the publish context for drivers with ControllerPublishVolume,
+/// else from the volume context. Connection info in the other context is an error, because the controller did
+/// not write it.
 ///
 /// # Errors
-/// [`DocumentError`]; a document that cannot be read is never passed over for another one.
+/// [`ConnectionInfoError`], also if the other context has valid connection info.
 pub fn from_contexts(
     publish_context: &Parameters,
     volume_context: &Parameters,
@@ -234,13 +233,13 @@ pub fn from_contexts(
     decode(document)
 }
 
-/// A map whose keys each occur once: of two values under one key, nobody knows which was meant.
+/// Deserializes a map and rejects duplicate keys.
 fn deserialize_unique_keys<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
-    struct EachOnce;
+    struct UniqueKeysVisitor;
 
-    impl<'de> Visitor<'de> for EachOnce {
+    impl<'de> Visitor<'de> for UniqueKeysVisitor {
         type Value = BTreeMap<String, String>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,7 +258,7 @@ fn deserialize_unique_keys<'de, D: Deserializer<'de>>(
         }
     }
 
-    deserializer.deserialize_map(EachOnce)
+    deserializer.deserialize_map(UniqueKeysVisitor)
 }
 
 #[cfg(test)]

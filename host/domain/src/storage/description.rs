@@ -1,50 +1,50 @@
-//! What a backend says of itself.
+//! Self-description of a driver.
 
 use serde::Serialize;
 
-use crate::{ids::DriverName, storage::ability::Feature};
+use crate::{ids::DriverName, storage::Feature};
 
-/// Where a backend's controller calls run.
+/// The location of a driver's controller calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
-    /// Anywhere in the cluster.
+    /// Any process in the cluster.
     #[default]
     Central,
-    /// In a process on the node that holds the storage.
+    /// A process on the node with the storage.
     Node,
 }
 
-/// What a backend says of itself.
+/// Self-description of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Description {
-    /// Name, as a StorageClass' `provisioner` spells it.
+    /// The driver's name, as in a StorageClass' `provisioner`.
     pub name: DriverName,
     /// The vendor's version.
     pub version: String,
-    /// Topology keys that it understands.
+    /// Supported topology keys.
     pub topology_keys: Vec<String>,
-    /// Where its controller calls run.
+    /// Location of the controller calls.
     pub placement: Placement,
-    /// How many volumes fit a node; absent when unlimited.
+    /// Maximum number of volumes per node; `None` if unlimited.
     pub volumes_per_node: Option<u32>,
-    /// What CSI can only express as behaviour, by name; [`Feature`] has the names that mean something here.
+    /// Names of optional behaviours. [`Feature`] has the known names.
     pub features: Vec<String>,
 }
 
 impl Description {
-    /// Whether the backend says that it has a feature.
+    /// Returns `true` if the driver declares a feature.
     pub fn has_feature(&self, feature: Feature) -> bool {
         self.features.iter().any(|name| name == feature.as_str())
     }
 }
 
-/// Whether a backend is ready. CSI `Probe`.
+/// CSI `Probe`: readiness of a driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Readiness {
-    /// It can be called.
+    /// The driver accepts calls.
     Ready,
-    /// It is still starting; the message says why.
+    /// The driver is starting. The message has the reason.
     NotReady(String),
 }

@@ -1,49 +1,49 @@
-//! How a call to a backend fails.
+//! Errors of driver calls.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Closed kind of a failed call: the gRPC codes that CSI uses.
+/// The gRPC status code of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ErrorKind {
-    /// The arguments can never succeed.
+    /// The arguments are invalid.
     InvalidArgument,
     /// The volume does not exist.
     NotFound,
-    /// The name exists with other arguments.
+    /// The name exists with different arguments.
     AlreadyExists,
-    /// The driver lacks a right.
+    /// The driver lacks a permission.
     PermissionDenied,
-    /// The driver's credentials were refused.
+    /// The driver's credentials were rejected.
     Unauthenticated,
-    /// No space, no quota, too many.
+    /// No space or quota left.
     ResourceExhausted,
-    /// The volume is in a state that forbids the call.
+    /// The state of the volume does not allow the call.
     FailedPrecondition,
-    /// Another call for the volume is running.
+    /// Another call for the volume is in progress.
     Aborted,
-    /// A size outside what the driver offers.
+    /// The size is outside the supported range.
     OutOfRange,
-    /// The driver does not have the function.
+    /// The driver does not implement the call.
     Unimplemented,
-    /// A bug in the driver or the array.
+    /// A bug in the driver or the storage system.
     Internal,
-    /// The array cannot be reached now.
+    /// The storage system is unreachable.
     Unavailable,
-    /// The deadline passed first.
+    /// The deadline passed.
     DeadlineExceeded,
     /// The call was cancelled.
     Cancelled,
-    /// Data is gone.
+    /// Data was lost.
     DataLoss,
-    /// Anything else.
+    /// Any other error.
     Unknown,
 }
 
 impl ErrorKind {
-    /// Whether a failure of this kind tells of the try and not of the volume: it says nothing about what an
-    /// earlier try has done, however sure the driver is that this one did nothing.
+    /// Returns `true` if the error is about the attempt and not about the volume. Such an error does not
+    /// reveal the result of an earlier attempt, even if this attempt had no effect.
     pub const fn is_inconclusive(self) -> bool {
         match self {
             Self::Unauthenticated
@@ -65,7 +65,7 @@ impl ErrorKind {
         }
     }
 
-    /// The gRPC code's number, as `errorCode` of a VolumeAttachment has it.
+    /// Number of the gRPC code, as in `errorCode` of a VolumeAttachment.
     pub const fn grpc_code(self) -> i32 {
         match self {
             Self::Cancelled => 1,
@@ -87,7 +87,7 @@ impl ErrorKind {
         }
     }
 
-    /// The gRPC code's name, as the sidecars' metric label `grpc_status_code` spells it.
+    /// Name of the gRPC code, as in the sidecars' metric label `grpc_status_code`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::InvalidArgument => "InvalidArgument",
@@ -116,38 +116,38 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Whether a failed call may still have an effect.
+/// The possible effect of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Finality {
-    /// Nothing happened and nothing will.
+    /// The call had and will have no effect.
     Final,
-    /// It may still complete: the same call again tells.
+    /// The call may still complete. A repeated call returns the result.
     InProgress,
-    /// Nobody knows.
+    /// The effect is unknown.
     Unknown,
 }
 
-/// A failed call to a backend.
+/// A failed driver call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 pub struct StorageError {
-    /// Closed kind.
+    /// gRPC status code.
     pub kind: ErrorKind,
-    /// For people.
+    /// Description of the error.
     pub message: String,
-    /// The backend's wish for the next try, in milliseconds.
+    /// Requested delay before a retry, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// Whether the call may still have an effect.
+    /// True if the call may still have an effect.
     pub finality: Finality,
 }
 
 impl StorageError {
-    /// A failure after which nothing happened and nothing will.
+    /// An error without an effect.
     pub fn final_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 
-    /// A failure whose outcome nobody knows.
+    /// An error with an unknown effect.
     pub fn unknown_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
     }

@@ -1,7 +1,4 @@
-//! What a role asks of a storage backend and what it hears back, in the terms of CSI 1.12 with its sharp
-//! edges taken off.
-
-use std::collections::BTreeMap;
+//! Requests to a storage driver and their responses, based on CSI 1.12.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,38 +11,30 @@ pub mod ability;
 pub mod connection_info;
 mod description;
 mod error;
+mod feature;
 mod secrets;
 mod snapshot;
 mod status;
 
-pub use ability::{Ability, Feature};
+pub use ability::Ability;
 pub use description::{Description, Placement, Readiness};
 pub use error::{ErrorKind, Finality, StorageError};
+pub use feature::Feature;
 pub use secrets::{Secret, Secrets};
 pub use snapshot::{
     CreateGroupSnapshot, CreateSnapshot, GroupSnapshot, Snapshot, SnapshotOwner, SnapshotPage,
 };
 pub use status::{Capacity, CapacityQuery, VolumeCondition, VolumePage, VolumeStatus};
 
-/// Opaque key-value pairs between a class, a driver and a volume, in the order of their keys.
-pub type Parameters = BTreeMap<String, String>;
+pub use crate::parameters::{Parameters, Segments, total_bytes};
 
-/// Bytes of all keys and values of a map.
-pub fn total_bytes(map: &Parameters) -> usize {
-    map.iter().map(|(key, value)| key.len() + value.len()).sum()
-}
-
-/// One place where a volume can be reached: topology keys with their values.
-pub type Segments = BTreeMap<String, String>;
-
-/// How large a volume shall be, in bytes. CSI `CapacityRange`: at least one bound is given, and `required ≤
-/// limit`.
+/// CSI `CapacityRange`: the requested size in bytes. At least one bound is set, and `required ≤ limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapacityRange {
-    /// At least this many bytes.
+    /// Minimum size in bytes.
     pub required: Option<u64>,
-    /// At most this many bytes.
+    /// Maximum size in bytes.
     pub limit: Option<u64>,
 }
 
@@ -53,15 +42,15 @@ pub struct CapacityRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CsiAccessMode {
-    /// Read and write on one node.
+    /// Read-write on one node.
     SingleNodeWriter,
-    /// Read only, on one node.
+    /// Read-only on one node.
     SingleNodeReaderOnly,
-    /// Read only, on many nodes.
+    /// Read-only on many nodes.
     MultiNodeReaderOnly,
-    /// Written on one node, read on others.
+    /// Read-write on one node, read-only on others.
     MultiNodeSingleWriter,
-    /// Read and write on many nodes.
+    /// Read-write on many nodes.
     MultiNodeMultiWriter,
     /// One writer on one node.
     SingleNodeSingleWriter,
@@ -73,78 +62,79 @@ pub enum CsiAccessMode {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessType {
-    /// The raw device.
+    /// A raw block device.
     Block,
     /// A mounted filesystem.
     Filesystem {
-        /// Filesystem type; absent leaves the choice to the driver.
+        /// Filesystem type; the driver chooses without it.
         fs_type: Option<String>,
-        /// Mount options, in the order of the class.
+        /// Mount options in the order of the class.
         mount_flags: Vec<String>,
-        /// Group that shall own the mounted volume.
+        /// Group that owns the mounted volume.
         mount_group: Option<String>,
     },
 }
 
-/// One way in which a volume shall be usable. CSI `VolumeCapability`.
+/// CSI `VolumeCapability`: access mode and access type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeCapability {
-    /// Who may read and write, from where.
+    /// Access mode.
     pub access_mode: CsiAccessMode,
-    /// Device or filesystem.
+    /// Block device or filesystem.
     pub access_type: AccessType,
 }
 
-/// Where a volume must be reachable. CSI `TopologyRequirement`.
+/// CSI `TopologyRequirement`: the segments from which a volume must be accessible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologyRequirement {
-    /// The volume must be reachable from at least one of these.
+    /// The volume must be accessible from at least one of these segments.
     pub requisite: Vec<Segments>,
-    /// In the order of preference.
+    /// Segments in order of preference.
     pub preferred: Vec<Segments>,
 }
 
-/// Who asked for a volume: kept by drivers that can, so that an orphan can be told from a stranger's volume.
+/// The owner of a volume. Drivers that can store it return it, so that orphans are distinguishable from
+/// volumes of other clusters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeOwner {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster_id: ClusterId,
     /// `metadata.uid` of the claim.
     pub claim_uid: Uid,
     /// Name of the PersistentVolume.
     pub pv_name: VolumeName,
-    /// What shall happen to the volume when its claim is gone.
+    /// Reclaim policy after the deletion of the claim.
     pub reclaim_policy: ReclaimPolicy,
 }
 
-/// Arguments of CreateVolume. Serialisable because a retry must repeat the very same request, also after a
-/// restart and when the class has changed meanwhile.
+/// Arguments of CreateVolume. They are serializable, because a retry must repeat the identical request, even
+/// after a restart or a change of the class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateVolume {
-    /// Idempotency key: the same name with the same arguments is the same volume.
+    /// Idempotency key: the same name and arguments yield the same volume.
     pub name: String,
-    /// Size.
+    /// Requested size.
     pub capacity: CapacityRange,
-    /// Every way in which the volume shall be usable; at least one.
+    /// Required capabilities; at least one.
     pub capabilities: Vec<VolumeCapability>,
-    /// The class' parameters without the reserved ones.
+    /// Parameters of the class, except the reserved ones.
     pub parameters: Parameters,
-    /// Parameters that can be changed later (VolumeAttributesClass); empty for drivers without
-    /// [`Ability::Modification`]. Entries written before there were any do not have them.
+    /// Mutable parameters (VolumeAttributesClass); empty for drivers without [`Ability::Modification`].
+    /// Absent in journal entries of older versions.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub mutable_parameters: Parameters,
-    /// Where the volume must be reachable, for drivers with topology.
+    /// Topology requirement, for drivers with topology.
     pub topology: Option<TopologyRequirement>,
-    /// Who asked.
+    /// The owner.
     pub owner: Option<VolumeOwner>,
 }
 
-/// How a node reaches a volume. An open record: kinds are added without a change of the contract, and the
-/// node's own parser decides what it accepts.
+/// The information that a node needs to connect to a volume. New kinds need no change of the driver
+/// interface; the node's parser defines which kinds it accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConnectionInfo {
     /// Kind, such as `directory` or `none`.
@@ -155,18 +145,18 @@ pub struct ConnectionInfo {
     pub fields: Parameters,
 }
 
-/// Answer of CreateVolume.
+/// Response of CreateVolume.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CreatedVolume {
     /// The driver's id of the volume.
     pub handle: VolumeHandle,
-    /// Actual size in bytes; absent when the driver does not know it.
+    /// Actual size in bytes, if known.
     pub capacity: Option<u64>,
-    /// Attributes that every later call for the volume receives.
+    /// CSI `volume_context`: attributes for all later calls.
     pub context: Parameters,
-    /// Where the volume can be reached; empty when from everywhere.
+    /// CSI `accessible_topology`; empty if accessible from everywhere.
     pub topology: Vec<Segments>,
-    /// How a node reaches the volume, for drivers without a publish step.
+    /// Connection info, for drivers without ControllerPublishVolume.
     pub connection_info: Option<ConnectionInfo>,
 }
 
@@ -175,22 +165,22 @@ pub struct CreatedVolume {
 pub struct ValidateVolume {
     /// The volume.
     pub handle: VolumeHandle,
-    /// Its attributes, as CreateVolume returned them.
+    /// CSI `volume_context`, as returned by CreateVolume.
     pub context: Parameters,
-    /// The ways in question.
+    /// Capabilities to validate.
     pub capabilities: Vec<VolumeCapability>,
-    /// The class' parameters.
+    /// Parameters of the class.
     pub parameters: Parameters,
-    /// Parameters that can be changed later.
+    /// Mutable parameters.
     pub mutable_parameters: Parameters,
 }
 
-/// Answer of ValidateVolumeCapabilities.
+/// Response of ValidateVolumeCapabilities.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Validation {
-    /// Every capability holds.
+    /// All capabilities are supported.
     Confirmed,
-    /// At least one does not; the message says which and why.
+    /// A capability is not supported. The message has the reason.
     Refused(String),
 }
 
@@ -199,15 +189,15 @@ pub enum Validation {
 pub struct PublishVolume {
     /// The volume.
     pub handle: VolumeHandle,
-    /// The node, by its CSI node id.
+    /// CSI `node_id` of the node.
     pub node_id: NodeId,
-    /// What the node is called in the protocols that storage speaks, such as `iscsi-initiator`.
+    /// Names of the node in storage protocols, such as `iscsi-initiator`.
     pub node_identities: Parameters,
-    /// How it will be used there.
+    /// Capability on the node.
     pub capability: VolumeCapability,
-    /// Whether for reading only; needs [`Feature::PublishReadonly`].
+    /// True to publish read-only; requires [`Feature::PublishReadonly`].
     pub read_only: bool,
-    /// The volume's attributes, as CreateVolume returned them.
+    /// CSI `volume_context`, as returned by CreateVolume.
     pub context: Parameters,
 }
 
@@ -216,27 +206,27 @@ pub struct PublishVolume {
 pub struct ExpandVolume {
     /// The volume.
     pub handle: VolumeHandle,
-    /// The size that it shall have.
+    /// Requested size.
     pub capacity: CapacityRange,
-    /// How it is used, when the caller knows.
+    /// Capability in use, if known.
     pub capability: Option<VolumeCapability>,
 }
 
-/// Answer of ControllerExpandVolume.
+/// Response of ControllerExpandVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExpandedVolume {
-    /// Size now, in bytes.
+    /// New size in bytes.
     pub capacity: u64,
-    /// Whether the node has to do its part.
+    /// True if NodeExpandVolume is required.
     pub node_expansion_required: bool,
 }
 
-/// A part of a listing: from where, and how many at most.
+/// Requests one page of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PageRequest {
-    /// Where an earlier part ended, in the driver's words; absent for the beginning.
+    /// Token from the previous page; `None` for the first page.
     pub starting_token: Option<String>,
-    /// At most this many; absent leaves it to the driver.
+    /// Maximum number of entries; the driver chooses without it.
     pub max_entries: Option<u32>,
 }

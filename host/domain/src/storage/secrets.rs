@@ -1,20 +1,20 @@
-//! Secrets of a call: they are carried, and nothing prints them.
+//! Secrets of a call. They are never printed.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use zeroize::Zeroizing;
 
-/// One secret text. It is wiped when the last copy goes, and `Debug` shows nothing of it.
+/// A secret text. It is zeroized on drop, and `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
-    /// Takes a text in.
+    /// Wraps a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(Zeroizing::new(text.into()))
     }
 
-    /// The text, for those who send it where it belongs.
+    /// The text.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -26,7 +26,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of one call, by name. CSI's `secrets` maps; clones share them.
+/// Secrets of a call by name (CSI `secrets`). Clones share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Secrets(Arc<BTreeMap<String, Secret>>);
 
@@ -36,12 +36,12 @@ impl Secrets {
         self.0.get(name)
     }
 
-    /// Names and secrets in the order of the names.
+    /// Names and secrets, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Secret)> {
         self.0.iter().map(|(name, secret)| (name.as_str(), secret))
     }
 
-    /// These and others together; of two with one name the other counts.
+    /// The union of both. `others` takes precedence.
     #[must_use]
     pub fn merged_with(&self, others: &Self) -> Self {
         if others.is_empty() {
@@ -54,7 +54,7 @@ impl Secrets {
         Self(Arc::new(all.map(|(name, secret)| (name.clone(), secret.clone())).collect()))
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no secrets.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Snapshots and groups of them, in the terms of CSI.
+//! Snapshots and group snapshots.
 
 use std::collections::BTreeSet;
 
@@ -9,30 +9,30 @@ use crate::{
     storage::Parameters,
 };
 
-/// For whom a snapshot or a group of them is cut.
+/// The owner of a snapshot or group snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotOwner {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster_id: ClusterId,
-    /// The VolumeSnapshot or VolumeGroupSnapshot.
+    /// Uid of the VolumeSnapshot or VolumeGroupSnapshot.
     pub snapshot_uid: Uid,
-    /// Name of the object that stands for what is cut.
+    /// Name of the VolumeSnapshotContent or VolumeGroupSnapshotContent.
     pub content_name: String,
-    /// Whether it stays when that object is gone.
+    /// True if the snapshot is retained after the deletion of the content object.
     pub retain: bool,
 }
 
 /// Arguments of CreateSnapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CreateSnapshot {
-    /// Idempotency key: the same name with the same source is the same snapshot.
+    /// Idempotency key: the same name and source yield the same snapshot.
     pub name: String,
-    /// The volume.
+    /// The source volume.
     pub source: VolumeHandle,
-    /// The class' parameters.
+    /// Parameters of the class.
     pub parameters: Parameters,
-    /// For whom.
+    /// The owner.
     pub owner: Option<SnapshotOwner>,
 }
 
@@ -42,40 +42,40 @@ pub struct CreateSnapshot {
 pub struct Snapshot {
     /// The driver's id of the snapshot.
     pub handle: SnapshotHandle,
-    /// The volume that it was taken of.
+    /// The source volume.
     pub source: VolumeHandle,
-    /// The size that a volume needs at least to hold it, in bytes; absent when the driver does not know it.
+    /// Minimum size in bytes of a volume from the snapshot, if known.
     pub size: Option<u64>,
-    /// When it was cut, in milliseconds since the Unix epoch.
+    /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// Whether a volume can be made of it already.
+    /// CSI `ready_to_use`: whether volumes can be created from it.
     pub ready: bool,
-    /// The group that it belongs to.
+    /// The group snapshot, if any.
     pub group: Option<GroupSnapshotHandle>,
-    /// For whom it was cut, when the driver has kept that.
+    /// The owner, if the driver stored it.
     pub owner: Option<SnapshotOwner>,
 }
 
-/// Answer of ListSnapshots.
+/// Response of ListSnapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotPage {
     /// Snapshots.
     pub snapshots: Vec<Snapshot>,
-    /// Where the next part begins; absent at the end.
+    /// Token of the next page; `None` on the last page.
     pub next_token: Option<String>,
 }
 
 /// Arguments of CreateVolumeGroupSnapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CreateGroupSnapshot {
-    /// Idempotency key: the same name with the same sources is the same group.
+    /// Idempotency key: the same name and sources yield the same group.
     pub name: String,
-    /// The volumes.
+    /// The source volumes.
     pub sources: BTreeSet<VolumeHandle>,
-    /// The class' parameters.
+    /// Parameters of the class.
     pub parameters: Parameters,
-    /// For whom.
+    /// The owner.
     pub owner: Option<SnapshotOwner>,
 }
 
@@ -85,10 +85,10 @@ pub struct CreateGroupSnapshot {
 pub struct GroupSnapshot {
     /// The driver's id of the group.
     pub handle: GroupSnapshotHandle,
-    /// Its members, one for each source.
+    /// The snapshots, one for each source.
     pub snapshots: Vec<Snapshot>,
-    /// When they were cut, in milliseconds since the Unix epoch.
+    /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// Whether all members are ready.
+    /// True if all snapshots are ready.
     pub ready: bool,
 }

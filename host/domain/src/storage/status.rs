@@ -1,4 +1,4 @@
-//! What a driver tells of its volumes and of its room.
+//! Volume status and available capacity.
 
 use serde::Serialize;
 
@@ -7,62 +7,62 @@ use crate::{
     storage::{CreatedVolume, Parameters, Segments, VolumeCapability, VolumeOwner},
 };
 
-/// How healthy a volume is. CSI `VolumeCondition`.
+/// CSI `VolumeCondition`: the health of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeCondition {
-    /// Whether something is wrong with it.
+    /// True if the volume is unhealthy.
     pub abnormal: bool,
-    /// What, for people.
+    /// Description of the condition.
     pub message: String,
 }
 
-/// A volume as it stands now. CSI's entries of ListVolumes and answer of ControllerGetVolume, with what only
-/// our contract has: the owner and the time of the last change.
+/// The status of a volume: an entry of CSI ListVolumes or the response of ControllerGetVolume, plus the owner
+/// and the time of the last change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
-    /// The volume with its present size.
+    /// The volume with its current size.
     pub volume: CreatedVolume,
-    /// Who asked for it, when the driver has kept that.
+    /// The owner, if the driver stored it.
     pub owner: Option<VolumeOwner>,
-    /// The nodes that it is published to.
+    /// The nodes to which the volume is published.
     pub published_node_ids: Vec<NodeId>,
-    /// Its condition, when the driver knows.
+    /// The condition, if known.
     pub condition: Option<VolumeCondition>,
-    /// When it was created or changed last, in milliseconds since the Unix epoch, when the driver knows.
+    /// Time of the last change in milliseconds since the Unix epoch, if known.
     pub changed_at_ms: Option<u64>,
 }
 
-/// Answer of ListVolumes.
+/// Response of ListVolumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumePage {
     /// Volumes.
     pub volumes: Vec<VolumeStatus>,
-    /// Where the next part begins; absent at the end.
+    /// Token of the next page; `None` on the last page.
     pub next_token: Option<String>,
 }
 
 /// Arguments of GetCapacity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CapacityQuery {
-    /// How the volumes would be used; empty when it does not matter.
+    /// Required capabilities; empty for any.
     pub capabilities: Vec<VolumeCapability>,
-    /// The class' parameters.
+    /// Parameters of the class.
     pub parameters: Parameters,
-    /// Where they would have to be reachable; absent for the whole storage.
+    /// Required topology segment; `None` for the total capacity.
     pub topology: Option<Segments>,
 }
 
-/// Answer of GetCapacity.
+/// Response of GetCapacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacity {
-    /// Bytes that volumes can still be created with.
+    /// Available capacity in bytes.
     pub available: u64,
-    /// The largest volume that can be created, in bytes; absent when the driver does not know.
+    /// Maximum volume size in bytes, if known.
     pub maximum_volume_size: Option<u64>,
-    /// The smallest volume that can be created, in bytes; absent when the driver does not know.
+    /// Minimum volume size in bytes, if known.
     pub minimum_volume_size: Option<u64>,
 }

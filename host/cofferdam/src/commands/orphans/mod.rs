@@ -103,7 +103,7 @@ struct DriverReport {
 impl DriverReport {
     fn from_config_map(map: &ConfigMap) -> Result<Self, OrphansError> {
         let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
-        let map = OrphanReport::decode(&json).map_err(OrphansError::Read)?;
+        let map = OrphanReport::decode(&json).map_err(|error| OrphansError::Read(error.to_string()))?;
         let driver = map.data_value("driver").unwrap_or_default().to_owned();
         Ok(Self { config_map: map, driver })
     }

@@ -14,7 +14,7 @@ use cofferdam_cluster::{Cache, EventType};
 use cofferdam_domain::{
     AccessMode, AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, LabelSelector,
     LabelSelectorRequirement, ObjectMeta, Quantity, ReclaimPolicy, StorageClass, StringMap, Uid, Volume,
-    VolumeMode, VolumePhase, names, volume::CsiVolumeSource,
+    VolumeMode, VolumePhase, names, selector::InvalidRequirement, volume::CsiVolumeSource,
 };
 
 use super::{
@@ -190,7 +190,13 @@ fn pvc(spec: &str) -> Claim {
                 let requirements = vec![LabelSelectorRequirement::In(key, vec![value])];
                 claim.selector = Some(Box::new(Ok(LabelSelector { requirements })));
             }
-            ("badsel", _) => claim.selector = Some(Box::new(Err("operator Near".to_owned()))),
+            ("badsel", _) => {
+                claim.selector = Some(Box::new(Err(InvalidRequirement {
+                    key: "k".into(),
+                    operator: "Near".into(),
+                    values: 0,
+                })))
+            }
             ("deleting", _) => meta.deleting = true,
             ("cap", size) => claim.status_capacity = Some(Quantity::parse(size).unwrap()),
             other => panic!("word {other:?}"),

@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns which fields.
+//! `metadata.managedFields`: field ownership by manager.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,16 +9,16 @@ use serde_json::{Map, Value};
 use super::set::FieldSet;
 use crate::meta;
 
-/// Updaters beyond this many are merged into one entry.
+/// Maximum number of Update entries. Older ones are merged into one entry.
 const MAX_UPDATE_MANAGERS: usize = 10;
 
-/// The name of that entry.
+/// Manager of the merged entry.
 const ANCIENT_CHANGES: &str = "ancient-changes";
 
-/// Who wrote and how: what tells two entries apart.
+/// The identity of an entry: manager, operation, apiVersion and subresource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FieldManager {
-    /// Server-side apply, not an update.
+    /// True if the operation is Apply, not Update.
     pub(crate) is_apply: bool,
     pub(crate) manager: String,
     pub(crate) api_version: String,
@@ -26,7 +26,7 @@ pub(crate) struct FieldManager {
 }
 
 impl FieldManager {
-    /// An applier stays itself when it changes to another version.
+    /// Returns `true` if both are the same manager. The apiVersion of an applier is ignored.
     pub(crate) fn is_same_manager(&self, other: &FieldManager) -> bool {
         self.is_apply == other.is_apply
             && self.manager == other.manager
@@ -34,7 +34,7 @@ impl FieldManager {
             && (self.is_apply || self.api_version == other.api_version)
     }
 
-    /// The writer as conflicts name it.
+    /// The manager in conflict messages.
     pub(crate) fn describe(&self) -> String {
         let mut text = format!("\"{}\"", self.manager);
         if !self.subresource.is_empty() {
@@ -51,11 +51,11 @@ impl FieldManager {
     }
 }
 
-/// What one writer owns.
+/// An entry of managedFields.
 #[derive(Debug)]
 pub(crate) struct ManagedFieldsEntry {
     pub(crate) manager: FieldManager,
-    /// RFC 3339 in whole seconds; absent when a client wrote the entry without.
+    /// Time in RFC 3339 with whole seconds; `None` if a client wrote the entry without it.
     pub(crate) time: Option<String>,
     pub(crate) fields: FieldSet,
     json: OnceLock<Option<Box<RawValue>>>,
@@ -115,7 +115,7 @@ impl Serialize for ManagedFieldsEntry {
     }
 }
 
-/// The entries of an object. Cheap to clone; an entry that does not change is serialised once.
+/// The managedFields of an object. Clones share entries, and each entry is serialized once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ManagedFields(Vec<Arc<ManagedFieldsEntry>>);
 
@@ -123,7 +123,7 @@ impl Serialize for ManagedFields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
         for entry in &self.0 {
-            // Texts and maps of texts cannot fail to serialise into memory.
+            // Strings and maps of strings always serialize.
             let json = entry.json.get_or_init(|| serde_json::value::to_raw_value(&**entry).ok());
             list.serialize_element(json)?;
         }
@@ -140,23 +140,23 @@ impl ManagedFields {
         self.0.iter()
     }
 
-    /// The entry of a writer.
+    /// The entry of a manager.
     pub(crate) fn get(&self, writer: &FieldManager) -> Option<&Arc<ManagedFieldsEntry>> {
         self.0.iter().find(|entry| entry.manager.is_same_manager(writer))
     }
 
-    /// The list as objects carry it.
+    /// `metadata.managedFields` as JSON.
     pub(crate) fn to_value(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
 
-    /// What a client sent. `None`: nothing that could be used.
+    /// Parses the list of a client. `None` if it is invalid.
     pub(crate) fn from_value(value: &Value) -> Option<Self> {
         let entries: Option<Vec<_>> = value.as_array()?.iter().map(ManagedFieldsEntry::from_value).collect();
         entries.map(Self)
     }
 
-    /// A client clears the list with an empty list or one empty entry.
+    /// Returns `true` if a client clears the list: with an empty list or one empty entry.
     pub(crate) fn is_reset(value: &Value) -> bool {
         match value.as_array().map(Vec::as_slice) {
             Some([]) => true,
@@ -165,7 +165,7 @@ impl ManagedFields {
         }
     }
 
-    /// Puts entries into their order and drops those that own nothing.
+    /// Sorts entries and drops those without fields.
     pub(crate) fn from_entries(entries: Vec<Arc<ManagedFieldsEntry>>) -> Self {
         let mut entries: Vec<_> = entries.into_iter().filter(|entry| !entry.fields.is_empty()).collect();
         entries.sort_by(|a, b| {
@@ -180,7 +180,7 @@ impl ManagedFields {
         Self(entries)
     }
 
-    /// Keeps the earlier times where nothing but times differs.
+    /// Returns `true` if both are equal except for times.
     pub(crate) fn is_equal_ignoring_times(&self, other: &ManagedFields) -> bool {
         self.0.len() == other.0.len()
             && self
@@ -189,7 +189,7 @@ impl ManagedFields {
                 .all(|entry| other.get(&entry.manager).is_some_and(|one| entry.is_equal_ignoring_time(one)))
     }
 
-    /// Merges the oldest updaters while there are too many.
+    /// Merges the oldest Update entries above the limit.
     pub(crate) fn merge_oldest_updaters(self) -> Self {
         let updaters = self.0.iter().filter(|entry| !entry.manager.is_apply).count();
         if updaters <= MAX_UPDATE_MANAGERS {
@@ -197,7 +197,7 @@ impl ManagedFields {
         }
         let (appliers, mut updaters): (Vec<_>, Vec<_>) =
             self.0.into_iter().partition(|entry| entry.manager.is_apply);
-        // They stand in the order of time already; the merged entry takes one place itself.
+        // They are sorted by time. The merged entry counts, too.
         let excess = updaters.len() - MAX_UPDATE_MANAGERS + 1;
         let old: Vec<_> = updaters.drain(..excess).collect();
         let Some(last) = old.last() else { return Self::from_entries(appliers) };

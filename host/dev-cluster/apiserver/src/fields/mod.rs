@@ -1,7 +1,8 @@
-//! Who owns which field of an object: what every write records, and server-side apply.
+//! Field management: field ownership of writes, and server-side apply.
 //!
-//! The rules are those of Kubernetes' structured merge. There is no maintained crate for them.
+//! The rules are those of sigs.k8s.io/structured-merge-diff. There is no maintained crate for them.
 
+mod conflict;
 mod managed;
 mod set;
 #[cfg(test)]
@@ -12,25 +13,19 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+pub(crate) use self::conflict::Conflict;
 use self::managed::ManagedFieldsEntry;
 pub(crate) use self::managed::{FieldManager, ManagedFields};
 use self::set::{FieldSet, TypeRef};
 pub(crate) use self::walk::go_format;
 use crate::descriptors::{PerKind, ResourceKind};
+use crate::request::Subresource;
 use crate::schema::{self, Struct};
-use crate::write::Subresource;
 
-/// Who owns what nobody owned when the first configuration is applied.
+/// Manager of the existing fields when the first configuration is applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// A field that another manager owns and the configuration would change.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Conflict {
-    pub(crate) manager: FieldManager,
-    pub(crate) path: String,
-}
-
-/// Where a write happens.
+/// The endpoint of a write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Endpoint {
     pub(crate) kind: ResourceKind,
@@ -56,7 +51,7 @@ impl Endpoint {
         }
     }
 
-    /// What this endpoint does not write, so nobody comes to own it here.
+    /// Fields that this endpoint does not write and therefore does not track.
     fn ignored_fields(self) -> &'static FieldSet {
         static IGNORED: OnceLock<PerKind<[FieldSet; 3]>> = OnceLock::new();
         let mut kinds = crate::descriptors::RESOURCES.iter();
@@ -105,7 +100,7 @@ impl Endpoint {
     }
 }
 
-/// Nobody owns these.
+/// Fields that are never tracked.
 fn stripped_fields() -> &'static FieldSet {
     static STRIPPED: OnceLock<FieldSet> = OnceLock::new();
     STRIPPED.get_or_init(|| {
@@ -126,7 +121,7 @@ fn stripped_fields() -> &'static FieldSet {
     })
 }
 
-/// What managed fields a write starts from: those in the request's object, or else those of the stored one.
+/// The initial managed fields of a write: those of the request's object, else those of the stored object.
 pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
     if ManagedFields::is_reset(sent) {
@@ -138,7 +133,7 @@ pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedField
     }
 }
 
-/// Takes the fields that a writer changed away from everybody else.
+/// Removes changed fields from all other managers.
 fn remove_from_managers(
     managed: &ManagedFields,
     except: Option<&FieldManager>,
@@ -185,22 +180,22 @@ pub(crate) fn update(
     ManagedFields::from_entries(entries).merge_oldest_updaters()
 }
 
-/// What a configuration makes of an object.
+/// The result of a server-side apply.
 #[derive(Debug)]
 pub(crate) struct ApplyResult {
     pub(crate) value: Value,
     pub(crate) managed: ManagedFields,
 }
 
-/// Why a configuration does not apply.
+/// Error of a server-side apply.
 #[derive(Debug)]
 pub(crate) enum ApplyError {
-    /// It does not fit the type.
-    Malformed(String),
+    /// The configuration does not match the type.
+    Malformed(walk::TypeErrors),
     Conflicts(Vec<Conflict>),
 }
 
-/// Applies a configuration to an object (the empty one when it does not exist yet).
+/// Applies a configuration to an object, which is empty if it does not exist.
 pub(crate) fn apply(
     endpoint: Endpoint,
     managed: &ManagedFields,
@@ -254,7 +249,7 @@ fn conflicts(managed: &ManagedFields, writer: &FieldManager, gained: &FieldSet) 
     conflicts
 }
 
-/// Removes what the manager applied last time, does not apply this time, and nobody else owns.
+/// Removes fields that the manager applied before, omits now, and no other manager owns.
 fn prune(
     shape: &'static Struct,
     merged: Value,
@@ -269,26 +264,26 @@ fn prune(
     let last = named(last);
     let all = named(&walk::fields_of(shape, &merged));
     let pruned = walk::remove(shape, &merged, &last);
-    // What somebody owns comes back,
+    // Fields of other managers are kept,
     let owned = managed
         .iter()
         .filter(|entry| !entry.manager.is_same_manager(writer))
         .fold(set.clone(), |owned, entry| owned.union(entry.fields.clone()));
     let left = named(&walk::fields_of(shape, &pruned));
     let pruned = walk::remove(shape, &merged, &all.difference(&left.union(named(&owned))));
-    // and so does what was below a removed place but was never applied.
+    // and so are fields below a removed path that were never applied.
     let left = named(&walk::fields_of(shape, &pruned));
     walk::remove(shape, &merged, &all.difference(&left).intersection(&last))
 }
 
-/// The fields of a configuration that an object still has as the configuration says.
+/// The fields of a configuration that have the same value in the object.
 fn unchanged(shape: &Struct, config: &Value, live: &Value) -> FieldSet {
     let changes = walk::compare(shape, config, live);
     let fields = walk::fields_of(shape, config);
     fields.difference(&changes.modified).difference(&changes.added).difference(&changes.removed)
 }
 
-/// The conflicts that are not about a field which client-side apply wrote and nobody changed since.
+/// Removes conflicts with fields of client-side apply that have not changed since.
 pub(crate) fn without_client_side_applied(
     kind: ResourceKind,
     conflicts: Vec<Conflict>,
@@ -299,7 +294,7 @@ pub(crate) fn without_client_side_applied(
     conflicts.into_iter().filter(|conflict| !own.contains(&conflict.path)).collect()
 }
 
-/// The conflicts in the words of the API.
+/// The message of kube-apiserver for conflicts.
 pub(crate) fn describe(conflicts: &[Conflict]) -> String {
     if let [one] = conflicts {
         return format!(

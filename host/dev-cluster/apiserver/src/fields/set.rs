@@ -1,4 +1,4 @@
-//! Sets of field paths, as `metadata.managedFields` counts them.
+//! Sets of field paths, as in `metadata.managedFields`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::schema::{Struct, Type};
 
-/// One step of a path, in its wire form: `f:name` a field or key of a map, `k:{…}` the member of a list with
-/// these keys, `v:…` the value in a set.
+/// A path element in its wire form: `f:name` is a field or map key, `k:{…}` a list element with these keys,
+/// `v:…` a value of a set.
 pub(crate) type PathElement = Arc<str>;
 
-/// A set of paths. A path can be in the set without its children and the other way round.
+/// A set of paths. A path and its children are members independently.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct FieldSet(BTreeMap<PathElement, FieldSetNode>);
 
@@ -33,12 +33,12 @@ impl FieldSet {
         self.0.is_empty()
     }
 
-    /// Puts a path of one element into the set.
+    /// Adds a path of one element.
     pub(crate) fn insert(&mut self, element: &PathElement) {
         self.0.entry(Arc::clone(element)).or_default().is_member = true;
     }
 
-    /// Unites the set with paths below an element.
+    /// Adds paths below an element.
     pub(crate) fn insert_children(&mut self, element: &PathElement, children: FieldSet) {
         if !children.is_empty() {
             let node = self.0.entry(Arc::clone(element)).or_default();
@@ -60,7 +60,7 @@ impl FieldSet {
         set
     }
 
-    /// Whether a path of one element is in the set.
+    /// Returns `true` if a path of one element is in the set.
     pub(crate) fn contains(&self, element: &str) -> bool {
         self.0.get(element).is_some_and(|node| node.is_member)
     }
@@ -79,7 +79,7 @@ impl FieldSet {
         self
     }
 
-    /// The paths that are in this set and not in the other one; children of such a path stay.
+    /// The paths of this set that are not in the other set. Children of removed paths stay.
     pub(crate) fn difference(&self, other: &FieldSet) -> Self {
         let keep = |(element, node): (&PathElement, &FieldSetNode)| {
             let node = match other.0.get(element) {
@@ -94,7 +94,7 @@ impl FieldSet {
         Self(self.0.iter().filter_map(keep).collect())
     }
 
-    /// Like `difference`, but a path takes its children along.
+    /// As [`FieldSet::difference`], but removes children with their parent.
     pub(crate) fn recursive_difference(&self, other: &FieldSet) -> Self {
         let keep = |(element, node): (&PathElement, &FieldSetNode)| {
             let node = match other.0.get(element) {
@@ -122,7 +122,7 @@ impl FieldSet {
         Self(self.0.iter().filter_map(keep).collect())
     }
 
-    /// Puts the declared fields on the way to each path into the set as well.
+    /// Adds the declared fields that are prefixes of the paths.
     pub(crate) fn ensure_named_fields_are_members(&self, shape: TypeRef<'_>) -> Self {
         let widen = |(element, node): (&PathElement, &FieldSetNode)| {
             let declared = !node.children.is_empty() && shape.has_field(element);
@@ -132,7 +132,7 @@ impl FieldSet {
         Self(self.0.iter().map(widen).collect())
     }
 
-    /// Every path as people read it, those of a level before those below it.
+    /// All paths in readable form, parents first.
     pub(crate) fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect("", &mut paths);
@@ -150,7 +150,7 @@ impl FieldSet {
         }
     }
 
-    /// The paths as members of a map, with one for a path that is in the set itself.
+    /// Serializes the paths as a map, with `.` if the path itself is a member.
     fn serialize_node<S: Serializer>(&self, member: bool, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         if member && !self.is_empty() {
@@ -162,7 +162,7 @@ impl FieldSet {
         map.end()
     }
 
-    /// Reads `FieldsV1`. `None`: it is malformed.
+    /// Parses `FieldsV1`. `None` if it is malformed.
     pub(crate) fn from_value(value: &Value) -> Option<Self> {
         let mut set = Self::default();
         for (key, below) in value.as_object()? {
@@ -179,7 +179,7 @@ impl FieldSet {
     }
 }
 
-/// `FieldsV1`.
+/// Serializes as `FieldsV1`.
 impl Serialize for FieldSet {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.serialize_node(false, serializer)
@@ -192,7 +192,7 @@ impl Serialize for FieldSetNode {
     }
 }
 
-/// Brings a path element into its one form.
+/// The canonical form of a path element.
 fn canonical(text: &str) -> Option<PathElement> {
     let (kind, rest) = text.split_once(':')?;
     match kind {
@@ -206,7 +206,7 @@ fn canonical(text: &str) -> Option<PathElement> {
     }
 }
 
-/// An element as people read it.
+/// An element in readable form.
 pub(super) fn readable(element: &str) -> String {
     match element.split_once(':') {
         Some(("k", keys)) => {
@@ -221,11 +221,11 @@ pub(super) fn readable(element: &str) -> String {
     }
 }
 
-/// The type at a place, as far as it is known.
+/// The type at a path, if known.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TypeRef<'a> {
     Struct(&'a Struct),
-    /// Anything but a structure.
+    /// Any type except a struct.
     Type(&'a Type),
     Unknown,
 }

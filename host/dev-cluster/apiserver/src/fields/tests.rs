@@ -2,8 +2,8 @@ use serde_json::{Value, json};
 
 use super::{ApplyError, ApplyResult, Endpoint, ManagedFields, apply, describe, update};
 use crate::descriptors::ResourceKind;
+use crate::request::Subresource;
 use crate::schema;
-use crate::write::Subresource;
 
 const NOW: &str = "2026-01-01T00:00:00Z";
 
@@ -11,7 +11,7 @@ fn main_endpoint(kind: ResourceKind) -> Endpoint {
     Endpoint { kind, subresource: Subresource::Main }
 }
 
-/// An object as it is stored, and who owns what.
+/// A stored object with its managed fields.
 struct TestObject {
     kind: ResourceKind,
     value: Value,
@@ -60,12 +60,12 @@ impl TestObject {
 
     fn malformed_reason(&self, config: Value) -> String {
         match self.apply("a", false, &config) {
-            Err(ApplyError::Malformed(why)) => why,
+            Err(ApplyError::Malformed(errors)) => errors.to_string(),
             other => panic!("a refusal was expected, not {other:?}"),
         }
     }
 
-    /// What each manager owns, in the order of the list.
+    /// The fields of each manager, in the order of the list.
     fn ownership(&self) -> Vec<(String, Value)> {
         let list = self.managed_fields.to_value();
         let entry = |one: &Value| (one["manager"].as_str().unwrap().to_owned(), one["fieldsV1"].clone());
@@ -112,7 +112,9 @@ fn list_items_are_owned_by_their_keys() {
             ("one", json!({"f:spec": {"f:drivers": {"k:{\"name\":\"one\"}": own(json!({}))}}})),
             (
                 "two",
-                json!({"f:spec": {"f:drivers": {"k:{\"name\":\"two\"}": own(json!({"f:allocatable": {"f:count": {}}}))}}})
+                json!({"f:spec": {"f:drivers": {
+                    "k:{\"name\":\"two\"}": own(json!({"f:allocatable": {"f:count": {}}})),
+                }}})
             ),
         ])
     );
@@ -133,7 +135,7 @@ fn fields_no_longer_applied_are_removed_unless_another_manager_owns_them() {
     assert_eq!(state.value["data"], json!({"c": "1"}));
     let state = state.applied("one", json!({"metadata": {"name": "m"}}));
     assert_eq!(state.value.get("data"), None);
-    // Who applied an empty map owns it still.
+    // The applier of an empty map still owns it.
     assert_eq!(state.ownership(), owners(&[("two", json!({"f:data": {}}))]));
 }
 
@@ -148,11 +150,12 @@ fn conflicts_name_the_manager_and_the_field() {
     let state = state.updated("editor", config_map(json!({"a": "3", "b": "1"})));
     assert_eq!(
         state.conflicts("two", config_map(json!({"a": "2", "b": "2"}))),
-        "Apply failed with 2 conflicts: conflicts with \"editor\" using v1:\n- .data.a\nconflicts with \"one\":\n- .data.b"
+        "Apply failed with 2 conflicts: conflicts with \"editor\" using v1:\n- .data.a\nconflicts with \
+         \"one\":\n- .data.b"
     );
     let state = state.forced("two", config_map(json!({"a": "2", "b": "2"})));
     assert_eq!(state.ownership(), owners(&[("two", json!({"f:data": {"f:a": {}, "f:b": {}}}))]));
-    // The same value is shared, not fought for.
+    // Equal values are shared without a conflict.
     let state = state.applied("one", config_map(json!({"a": "2"})));
     assert_eq!(state.ownership().len(), 2);
 }
@@ -196,7 +199,8 @@ fn malformed_configurations_are_rejected_with_the_field_path() {
         ),
         (
             json!({"metadata": {"generation": "x", "finalizers": ["a", "a"]}}),
-            "errors:\n  .metadata.finalizers: duplicate entries for key [=\"a\"]\n  .metadata.generation: expected numeric (int or float), got string",
+            "errors:\n  .metadata.finalizers: duplicate entries for key [=\"a\"]\n  .metadata.generation: \
+             expected numeric (int or float), got string",
         ),
     ] {
         assert_eq!(claim.malformed_reason(config), expected);
@@ -246,7 +250,7 @@ fn oldest_update_managers_are_merged_into_one_entry() {
             config_map(json!({ "a": index.to_string() , format!("k{index}"): "1"})),
         );
     }
-    // Each one lost what the next one dropped, so only the last owns anything.
+    // Each manager lost its fields to the next one, so only the last one has any.
     assert_eq!(state.ownership().len(), 2);
     let mut data = serde_json::Map::new();
     let mut state = TestObject::new(ResourceKind::ConfigMap);
@@ -264,7 +268,8 @@ fn oldest_update_managers_are_merged_into_one_entry() {
 fn managed_fields_round_trip() {
     let state = TestObject::new(ResourceKind::CsiNode).applied(
         "one",
-        json!({"metadata": {"name": "n", "finalizers": ["x/y"]}, "spec": {"drivers": [{"name": "d", "nodeID": "1"}]}}),
+        json!({"metadata": {"name": "n", "finalizers": ["x/y"]}, "spec": {"drivers": [{"name": "d",
+            "nodeID": "1"}]}}),
     );
     let list = state.managed_fields.to_value();
     let again = ManagedFields::from_value(&list).unwrap();

@@ -1,14 +1,14 @@
-//! Walks over objects along their types: which fields there are, which differ, and how a configuration
-//! merges.
+//! Typed walks over objects: fields, differences, merges and checks.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde_json::{Map, Value};
 
 use super::set::{FieldSet, PathElement, TypeRef};
 use crate::schema::{ListType, Scalar, Struct, Type};
 
-/// What distinguishes two objects.
+/// The differences between two objects.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     pub(crate) removed: FieldSet,
@@ -21,7 +21,7 @@ impl Comparison {
         self.removed.is_empty() && self.modified.is_empty() && self.added.is_empty()
     }
 
-    /// Forgets what an endpoint does not write.
+    /// Removes fields that an endpoint does not write.
     pub(crate) fn ignore(&mut self, ignored: &FieldSet) {
         for set in [&mut self.removed, &mut self.modified, &mut self.added] {
             *set = set.recursive_difference(ignored);
@@ -44,9 +44,9 @@ impl Comparison {
     }
 }
 
-/// How a place divides into smaller ones.
+/// The composition of a value.
 enum Composition<'a> {
-    /// It does not.
+    /// A leaf or an atomic value.
     Leaf,
     Struct(&'a Struct),
     Map(&'a Type),
@@ -107,7 +107,7 @@ fn compare_value(
     element: &PathElement,
     found: &mut Comparison,
 ) {
-    // Equal things do not differ inside, and most things are equal.
+    // Most values are equal, and equal values have no inner differences.
     if old == new {
         return;
     }
@@ -151,7 +151,7 @@ fn field_element(key: &str) -> PathElement {
     PathElement::from(format!("f:{key}"))
 }
 
-/// The members of a list by who they are; more than one where the list has duplicates.
+/// The list's elements by path element. Duplicates have several.
 fn index_by_element<'a>(
     member: &Type,
     kind: &ListType,
@@ -181,7 +181,7 @@ fn compare_list(member: &Type, kind: &ListType, old: &[Value], new: &[Value], fo
                     found.modified.insert(element);
                 }
             }
-            // Duplicates are owned as one, so one that becomes unique is new.
+            // Duplicates are owned together, so an element that becomes unique counts as added.
             ([_, _, ..], _) => {
                 if let Some(one) = after.first() {
                     place(None, Some(one), element, found);
@@ -198,21 +198,32 @@ fn compare_list(member: &Type, kind: &ListType, old: &[Value], new: &[Value], fo
     }
 }
 
-/// Who a member of a list is.
-fn path_element(member: &Type, kind: &ListType, value: &Value) -> Result<PathElement, String> {
+/// A list element without a path element. The messages are those of structured-merge-diff.
+#[derive(Debug, thiserror::Error)]
+enum ElementError {
+    /// Null in a list of objects.
+    #[error("associative list with keys may not have a null element")]
+    NullInMap,
+    /// Another value than an object in a list of objects.
+    #[error("associative list with keys may not have non-map elements")]
+    NotAMap,
+    /// An object in a set.
+    #[error("associative list without keys has an element that's a map type")]
+    MapInSet,
+    /// A list in a set.
+    #[error("not supported: associative list with lists as elements")]
+    ListInSet,
+    /// Null in a set.
+    #[error("associative list without keys has an element that's an explicit null")]
+    NullInSet,
+}
+
+/// The path element of a list element.
+fn path_element(member: &Type, kind: &ListType, value: &Value) -> Result<PathElement, ElementError> {
     match kind {
         ListType::Keys(keys) => {
             let Value::Object(map) = value else {
-                return Err(match value {
-                    Value::Null => "associative list with keys may not have a null element".to_owned(),
-                    Value::Bool(_)
-                    | Value::Number(_)
-                    | Value::String(_)
-                    | Value::Array(_)
-                    | Value::Object(_) => {
-                        "associative list with keys may not have non-map elements".to_owned()
-                    }
-                });
+                return Err(if value.is_null() { ElementError::NullInMap } else { ElementError::NotAMap });
             };
             let mut found = Map::new();
             for key in keys {
@@ -227,13 +238,9 @@ fn path_element(member: &Type, kind: &ListType, value: &Value) -> Result<PathEle
             Ok(PathElement::from(format!("k:{}", Value::Object(found))))
         }
         ListType::Set | ListType::Atomic => match value {
-            Value::Object(_) => {
-                Err("associative list without keys has an element that's a map type".to_owned())
-            }
-            Value::Array(_) => Err("not supported: associative list with lists as elements".to_owned()),
-            Value::Null => {
-                Err("associative list without keys has an element that's an explicit null".to_owned())
-            }
+            Value::Object(_) => Err(ElementError::MapInSet),
+            Value::Array(_) => Err(ElementError::ListInSet),
+            Value::Null => Err(ElementError::NullInSet),
             Value::Bool(_) | Value::Number(_) | Value::String(_) => {
                 Ok(PathElement::from(format!("v:{value}")))
             }
@@ -241,7 +248,7 @@ fn path_element(member: &Type, kind: &ListType, value: &Value) -> Result<PathEle
     }
 }
 
-/// Every field of an object.
+/// All fields of an object.
 pub(crate) fn fields_of(shape: &Struct, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
     if let Some(map) = map(Some(value)) {
@@ -290,7 +297,7 @@ fn fields_of_value(shape: TypeRef<'_>, value: &Value, element: &PathElement, set
     set.insert_children(element, below);
 }
 
-/// Merges a configuration into an object: what it names wins, the rest stays.
+/// Merges a configuration into an object. Fields of the configuration take precedence.
 pub(crate) fn merge(shape: &Struct, live: &Value, config: &Value) -> Value {
     merge_struct(shape, Some(live), Some(config)).unwrap_or_else(|| Value::Object(Map::new()))
 }
@@ -336,15 +343,15 @@ fn merge_value(shape: TypeRef<'_>, live: Option<&Value>, config: Option<&Value>)
     }
 }
 
-/// The configuration's order wins; members that only the object has keep their place before the next common
-/// one.
+/// Merges lists in the configuration's order. Elements of the object only keep their position before the next
+/// common element.
 fn merge_list(member: &Type, kind: &ListType, live: &[Value], config: &[Value]) -> Option<Value> {
     let identities = |members: &[Value]| -> Vec<PathElement> {
         members.iter().filter_map(|value| path_element(member, kind, value).ok()).collect()
     };
     let (left, right) = (identities(live), identities(config));
     let (by_left, by_right) = (index_by_element(member, kind, live), index_by_element(member, kind, config));
-    // A member that the object has twice is not merged with, only replaced.
+    // Duplicates in the object are replaced, not merged.
     let unique = |element: &PathElement| match by_left.get(element).map(Vec::as_slice) {
         Some([one]) => Some(*one),
         Some(_) | None => None,
@@ -394,7 +401,7 @@ fn merge_list(member: &Type, kind: &ListType, live: &[Value], config: &[Value]) 
     (!out.is_empty()).then_some(Value::Array(out))
 }
 
-/// The object without the paths of a set; what becomes empty by that goes as well.
+/// Removes the paths of a set from an object, and values that become empty by it.
 pub(crate) fn remove(shape: &Struct, value: &Value, removed: &FieldSet) -> Value {
     remove_from_value(TypeRef::Struct(shape), value, removed).unwrap_or_else(|| Value::Object(Map::new()))
 }
@@ -437,22 +444,32 @@ fn remove_member(shape: TypeRef<'_>, element: &str, value: &Value, removed: &Fie
         return None;
     }
     match removed.children(element) {
-        // A value that became empty stays as null, which the decoder takes as absent.
+        // An empty value becomes null, which the decoder treats as absent.
         Some(below) => Some(remove_from_value(shape, value, below).unwrap_or_default()),
         None => Some(value.clone()),
     }
 }
 
-/// Checks a configuration against the type: unknown fields, wrong types, members that cannot be told apart.
-pub(crate) fn check(shape: &Struct, config: &Value) -> Result<(), String> {
+/// Checks a configuration against the type: unknown fields, wrong types, duplicate list elements.
+pub(crate) fn check(shape: &Struct, config: &Value) -> Result<(), TypeErrors> {
     let mut errors = Vec::new();
     check_value(TypeRef::Struct(shape), config, "", &mut errors);
     errors.sort_unstable();
     errors.dedup();
-    match errors.as_slice() {
-        [] => Ok(()),
-        [one] => Err(one.clone()),
-        many => Err(format!("errors:\n  {}", many.join("\n  "))),
+    if errors.is_empty() { Ok(()) } else { Err(TypeErrors(errors)) }
+}
+
+/// Fields of a configuration that do not match its type, sorted and without duplicates. The message is that
+/// of structured-merge-diff.
+#[derive(Debug)]
+pub(crate) struct TypeErrors(Vec<String>);
+
+impl fmt::Display for TypeErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            [one] => f.write_str(one),
+            many => write!(f, "errors:\n  {}", many.join("\n  ")),
+        }
     }
 }
 
@@ -521,7 +538,7 @@ fn check_scalar(scalar: Scalar, value: &Value, path: &str, errors: &mut Vec<Stri
     if fits {
         return;
     }
-    // The real answer shows the value as Go prints it, in three ways.
+    // kube-apiserver prints the value with one of three Go formats.
     let shown = match scalar {
         Scalar::Int32 | Scalar::Int64 => match value {
             Value::String(_) => "string".to_owned(),
@@ -539,7 +556,7 @@ fn check_scalar(scalar: Scalar, value: &Value, path: &str, errors: &mut Vec<Stri
     errors.push(format!("{path}: expected {wanted}, got {shown}"));
 }
 
-/// A value as Go prints it.
+/// A value in Go's `%v` format.
 pub(crate) fn go_format(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// Applies a merge patch: null removes, objects merge, anything else replaces.
+/// Applies a merge patch: null removes a member, objects are merged, other values replace.
 pub(super) fn apply(value: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *value = patch.clone();

@@ -1,4 +1,4 @@
-//! The three kinds of PATCH bodies that change an object step by step.
+//! JSON patch, merge patch and strategic merge patch.
 
 mod merge;
 mod strategic;
@@ -12,10 +12,10 @@ use crate::request::PatchType;
 use crate::schema;
 use crate::status::Status;
 
-/// At most so many operations in one JSON patch, as the real server allows.
+/// Maximum number of operations in a JSON patch, as in kube-apiserver.
 const MAX_OPERATIONS: usize = 10_000;
 
-/// A parsed patch, applicable again and again.
+/// A parsed patch. It can be applied repeatedly.
 #[derive(Debug)]
 pub(crate) enum Patch {
     Json(json_patch::Patch),
@@ -58,7 +58,7 @@ fn object(patch: Value) -> Result<Value, Status> {
     }
 }
 
-/// What Go calls the type of a value that should be an object; `None` for what it takes as one.
+/// Go's type name of a value that is not an object; `None` for values that Go accepts as an object.
 pub(crate) fn go_type(value: &Value) -> Option<&'static str> {
     match value {
         Value::Object(_) | Value::Null => None,
@@ -69,24 +69,24 @@ pub(crate) fn go_type(value: &Value) -> Option<&'static str> {
     }
 }
 
-/// A syntax error in Go's words, as far as both notice the same.
+/// A syntax error with the message of Go's encoding/json, where both detect the same error.
 pub(crate) fn go_error(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
 impl Patch {
-    /// Whether a field's name occurs in the patch.
+    /// Returns `true` if the patch contains a field name.
     pub(crate) fn has_field(&self, field: &str) -> bool {
         let has_in_metadata =
             |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());
         match self {
-            // A path can be a prefix of it, and a value can hold anything.
+            // A path can be a prefix of the field, and a value can contain it.
             Self::Json(patch) => serde_json::to_string(patch).map_or(true, |text| text.contains("metadata")),
             Self::Merge(patch) | Self::Strategic(patch) => has_in_metadata(patch),
         }
     }
 
-    /// What cannot be decoded after a patch is the patch's fault.
+    /// The error for a patched object that cannot be decoded.
     pub(crate) fn patch_error(&self, patched: &Value, error: Status) -> Status {
         let Some((_, why)) = error.message.split_once("cannot be handled as a ") else { return error };
         let why = why.split_once(": ").map_or(why, |(_, why)| why);

@@ -10,18 +10,18 @@ const RETAIN_KEYS_DIRECTIVE: &str = "$retainKeys";
 const SET_ELEMENT_ORDER_DIRECTIVE: &str = "$setElementOrder/";
 const DELETE_FROM_PRIMITIVE_LIST_DIRECTIVE: &str = "$deleteFromPrimitiveList/";
 
-/// How the members of a list are merged.
+/// The merge strategy of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ListStrategy {
-    /// The patch's list replaces the old one.
+    /// The list is replaced.
     Atomic,
-    /// Members are objects with this identifying member.
+    /// Elements are objects with this merge key.
     Keyed(&'static str),
-    /// Members are values; the patch adds those that are missing.
+    /// Elements are scalars. Missing ones are added.
     Set,
 }
 
-/// The type of the object that is patched, as far as it is known.
+/// The type of the patched object, if known.
 type OptionalStruct = Option<&'static Struct>;
 
 /// The strategy of a list.
@@ -33,7 +33,7 @@ fn list_strategy(shape: OptionalStruct, field: &str) -> ListStrategy {
     }
 }
 
-/// The type of a field, or of the members of a list in it.
+/// The type of a field, or of the elements of a list field.
 fn child_struct(shape: OptionalStruct, field: &str) -> OptionalStruct {
     match &shape?.field(field)?.field_type {
         Type::Struct(shape) => Some(shape),
@@ -110,7 +110,7 @@ fn merge_object(
         }
         merge_member(shape, map, key, change)?;
     }
-    // After the changes, so that new members find their place too.
+    // Applied last, so that new elements are ordered, too.
     for (key, order) in patch {
         if let Some(field) = key.strip_prefix(SET_ELEMENT_ORDER_DIRECTIVE)
             && let Some(Value::Array(members)) = map.get_mut(field)
@@ -172,7 +172,7 @@ fn merge_list(
     merge_key: &str,
 ) -> Result<Vec<Value>, Status> {
     let replaces = |change: &Value| change.get(PATCH_DIRECTIVE).and_then(Value::as_str) == Some("replace");
-    // A list with a bare replace directive is taken as it is, without the directive.
+    // A list with a `$patch: replace` element replaces the old list, without that element.
     if changes.iter().any(|change| replaces(change) && change.get(merge_key).is_none()) {
         return Ok(changes.iter().filter(|change| !replaces(change)).cloned().collect());
     }
@@ -200,8 +200,8 @@ fn merge_list(
     Ok(members)
 }
 
-/// Members of the patch keep the patch's order, the others theirs; where both could come next, a member that
-/// is new or that stood earlier in the old list does.
+/// Merges two orders. Elements of the patch keep the patch's order, and the others theirs. If both can come
+/// next, new elements and those with a lower index in the old list come first.
 fn merge_order(
     merged: Vec<Value>,
     changes: &[Value],
@@ -229,7 +229,7 @@ fn merge_order(
     ordered
 }
 
-/// Puts the listed members into the listed order; unlisted ones keep their place behind their predecessor.
+/// Sorts the listed elements into the listed order. Unlisted elements stay after their predecessor.
 fn reorder(members: &mut Vec<Value>, order: &[Value], strategy: ListStrategy) {
     let identity = |member: &Value| match strategy {
         ListStrategy::Keyed(key) => member.get(key).cloned().unwrap_or_default(),
@@ -245,7 +245,7 @@ fn reorder(members: &mut Vec<Value>, order: &[Value], strategy: ListStrategy) {
             (last, member)
         })
         .collect();
-    // Stable: an unlisted member shares the rank of the listed one before it.
+    // Stable sort: an unlisted element has the rank of the listed element before it.
     ranked.sort_by_key(|(rank, _)| *rank);
     members.extend(ranked.into_iter().map(|(_, member)| member));
 }

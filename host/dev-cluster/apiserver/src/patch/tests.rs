@@ -60,7 +60,7 @@ fn strategic_patches_merge_lists_by_key() {
         (
             json!({"spec": {"containers": [{"name": "one", "env": [{"name": "B", "value": "2"}]}]}}),
             "/spec/containers/0/env",
-            // What is new comes first.
+            // New elements come first.
             json!([{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]),
         ),
         (
@@ -75,7 +75,8 @@ fn strategic_patches_merge_lists_by_key() {
         ),
         (json!({"spec": {"tolerations": [{"key": "n"}]}}), "/spec/tolerations", json!([{"key": "n"}])),
         (
-            json!({"spec": {"volumes": [{"$retainKeys": ["name", "hostPath"], "name": "v", "hostPath": {"path": "/"}}]}}),
+            json!({"spec": {"volumes": [{"$retainKeys": ["name", "hostPath"], "name": "v",
+                "hostPath": {"path": "/"}}]}}),
             "/spec/volumes",
             json!([{"name": "v", "hostPath": {"path": "/"}}]),
         ),

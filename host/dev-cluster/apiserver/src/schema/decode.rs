@@ -1,18 +1,20 @@
-//! Bodies as a typed decoder takes them: unknown fields are noticed, wrong types refused, nulls are absent,
-//! and what Go leaves out or fills in is left out or filled in.
+//! Typed decoding of bodies, as in Go: reports unknown fields, rejects wrong types, treats null as absent,
+//! and applies `omitempty` and zero values.
+
+use std::sync::OnceLock;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{EmptyValue, Scalar, Struct, Type};
 use crate::base64;
-use crate::descriptors::{ResourceDescriptor, VERSION};
+use crate::descriptors::{PerKind, ResourceDescriptor, ResourceKind, VERSION};
 use crate::quantity;
+use crate::request::FieldValidation;
 use crate::status::Status;
-use crate::write::FieldValidation;
 
-/// Decodes a body in place. Unknown fields are dropped, or refused all at once when the client asked for
-/// that; those of which it wants to be warned are returned.
+/// Decodes a body in place. Unknown fields are dropped, or rejected with strict validation. Returns the
+/// fields to warn about.
 pub(crate) fn decode(
     resource: &ResourceDescriptor,
     body: &mut Value,
@@ -25,10 +27,10 @@ pub(crate) fn decode(
     };
     if let Value::Object(map) = body {
         let root = super::of(resource.id);
-        decoder.object(root, map, "").map_err(|why| to_bad_request(&why))?;
+        decoder.object(root, map, "").map_err(|error| to_bad_request(&error.to_string()))?;
     }
     if !decoder.unknown.is_empty() && fields == FieldValidation::Strict {
-        // What a client sent wrong is named, but the answer stays short.
+        // The number of reported fields is limited.
         let list: Vec<String> =
             decoder.unknown.iter().take(16).map(|field| format!("unknown field \"{field}\"")).collect();
         return Err(to_bad_request(&format!("strict decoding error: {}", list.join(", "))));
@@ -40,10 +42,42 @@ struct Decoder {
     unknown: Vec<String>,
 }
 
-const QUANTITY_MESSAGE: &str =
-    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+/// A value that does not match its type. The messages are those of Go's decoder.
+#[derive(Debug, thiserror::Error)]
+enum ValueError {
+    /// Not base64. Has the index of the first invalid byte.
+    #[error("illegal base64 data at input byte {0}")]
+    Base64(usize),
+    /// Not a quantity.
+    #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")]
+    Quantity,
+    /// Not a time.
+    #[error("parsing time \"{text}\" as \"{layout}\": cannot parse \"{rest}\" as \"{expected}\"")]
+    Time {
+        /// The value.
+        text: String,
+        /// Go's layout of the type.
+        layout: &'static str,
+        /// The part that cannot be parsed.
+        rest: String,
+        /// The expected part of the layout.
+        expected: &'static str,
+    },
+    /// A value of another type.
+    #[error("json: cannot unmarshal {found} into Go struct field {owner_type}.{path} of type {expected}")]
+    Type {
+        /// The JSON type, or the number.
+        found: String,
+        /// The innermost type.
+        owner_type: &'static str,
+        /// Path of the field, without indexes.
+        path: String,
+        /// The Go type.
+        expected: String,
+    },
+}
 
-/// Where a value stands, for messages.
+/// The path of a value, for messages.
 #[derive(Clone, Copy)]
 struct ValuePath<'a> {
     /// The innermost type.
@@ -57,7 +91,7 @@ impl Decoder {
         shape: &'static Struct,
         map: &mut Map<String, Value>,
         path: &str,
-    ) -> Result<(), String> {
+    ) -> Result<(), ValueError> {
         let mut result = Ok(());
         map.retain(|name, value| {
             let Some(field) = shape.field(name) else {
@@ -76,7 +110,12 @@ impl Decoder {
         Ok(())
     }
 
-    fn value(&mut self, shape: &'static Type, value: &mut Value, place: ValuePath<'_>) -> Result<(), String> {
+    fn value(
+        &mut self,
+        shape: &'static Type,
+        value: &mut Value,
+        place: ValuePath<'_>,
+    ) -> Result<(), ValueError> {
         match (shape, &mut *value) {
             (Type::Scalar(scalar), _) => self::scalar(*scalar, value, place),
             (Type::Struct(shape), Value::Object(map)) => self.object(shape, map, place.path),
@@ -100,13 +139,13 @@ impl Decoder {
         }
     }
 
-    /// In lists and maps null is the empty value of the type.
+    /// Decodes an element of a list or map. Null becomes the zero value of the type.
     fn member(
         &mut self,
         shape: &'static Type,
         value: &mut Value,
         place: ValuePath<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ValueError> {
         if value.is_null() {
             *value = match shape {
                 Type::Struct(_) | Type::Map(..) => Value::Object(Map::new()),
@@ -121,7 +160,7 @@ impl Decoder {
     }
 }
 
-fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(), String> {
+fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(), ValueError> {
     let name = scalar_name(scalar);
     match (scalar, &mut *value) {
         (Scalar::Any, _) => Ok(()),
@@ -142,10 +181,11 @@ fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(),
             if fits { Ok(()) } else { Err(mismatch_as(&format!("number {number}"), place, name)) }
         }
         (Scalar::IntOrString, Value::String(_)) => Ok(()),
-        (Scalar::Bytes, Value::String(text)) => base64::first_invalid_index(text)
-            .map_or(Ok(()), |at| Err(format!("illegal base64 data at input byte {at}"))),
+        (Scalar::Bytes, Value::String(text)) => {
+            base64::first_invalid_index(text).map_or(Ok(()), |index| Err(ValueError::Base64(index)))
+        }
         (Scalar::Quantity, found) => {
-            // A number is as good as its text.
+            // A number is equivalent to its text.
             if let Value::Number(number) = found {
                 *found = Value::String(number.to_string());
             }
@@ -154,7 +194,7 @@ fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(),
                     *value = Value::String(text);
                     Ok(())
                 }
-                None => Err(QUANTITY_MESSAGE.to_owned()),
+                None => Err(ValueError::Quantity),
             }
         }
         (Scalar::Time | Scalar::MicroTime, Value::String(text)) => {
@@ -166,18 +206,21 @@ fn scalar(scalar: Scalar, value: &mut Value, place: ValuePath<'_>) -> Result<(),
     }
 }
 
-/// Times are kept in UTC with a fixed number of digits.
-fn time(scalar: Scalar, text: &str) -> Result<String, String> {
+/// Normalizes a time to UTC with a fixed number of digits.
+fn time(scalar: Scalar, text: &str) -> Result<String, ValueError> {
     let micro = scalar == Scalar::MicroTime;
     let layout = if micro { "2006-01-02T15:04:05.000000Z07:00" } else { "2006-01-02T15:04:05Z07:00" };
-    let parse_error = |rest: &str, wanted: &str| {
-        format!("parsing time \"{text}\" as \"{layout}\": cannot parse \"{rest}\" as \"{wanted}\"")
+    let parse_error = |rest: &str, expected| ValueError::Time {
+        text: text.to_owned(),
+        layout,
+        rest: rest.to_owned(),
+        expected,
     };
     let time: Timestamp = text.parse().map_err(|_| parse_error(text, "2006"))?;
     if !micro {
         return Ok(Timestamp::from_second(time.as_second()).unwrap_or(time).to_string());
     }
-    // The six digits are not optional.
+    // MicroTime requires six fractional digits.
     let rest = text.get(19..).unwrap_or_default();
     let digits = rest.strip_prefix('.').map_or(0, |rest| rest.bytes().take_while(u8::is_ascii_digit).count());
     if digits < 6 {
@@ -186,7 +229,7 @@ fn time(scalar: Scalar, text: &str) -> Result<String, String> {
     Ok(format!("{time:.6}"))
 }
 
-/// What `omitempty` leaves out.
+/// Returns `true` if `omitempty` omits the value.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -194,12 +237,12 @@ fn is_empty(value: &Value) -> bool {
         Value::Number(number) => number.as_i64() == Some(0),
         Value::String(text) => text.is_empty(),
         Value::Array(members) => members.is_empty(),
-        // An empty map; structures have no `omitempty` that works, so their fields are never asked.
+        // An empty map. `omitempty` has no effect on structs, so this is not called for them.
         Value::Object(map) => map.is_empty(),
     }
 }
 
-/// Fills in what Go always writes, in this object only.
+/// Adds fields that Go always serializes, in this object only.
 fn fill_struct(shape: &'static Struct, map: &mut Map<String, Value>) {
     for (name, field) in &shape.fields {
         let unset = match field.empty_value {
@@ -229,8 +272,8 @@ fn zero_value(shape: &'static Type) -> Value {
     }
 }
 
-/// Leaves out and fills in at every depth.
-pub(super) fn fill_recursively(shape: &'static Struct, map: &mut Map<String, Value>) {
+/// Omits and adds fields as Go does, recursively.
+fn fill_recursively(shape: &'static Struct, map: &mut Map<String, Value>) {
     map.retain(|name, value| {
         let Some(field) = shape.field(name) else { return true };
         match (&field.field_type, &mut *value) {
@@ -255,7 +298,7 @@ pub(super) fn fill_recursively(shape: &'static Struct, map: &mut Map<String, Val
     fill_struct(shape, map);
 }
 
-/// What the decoder of a kind calls a type.
+/// Go's name of a type.
 fn type_name(shape: &Type) -> String {
     match shape {
         Type::Scalar(scalar) => scalar_name(*scalar).to_owned(),
@@ -280,7 +323,7 @@ fn scalar_name(scalar: Scalar) -> &'static str {
     }
 }
 
-fn mismatch(found: &Value, place: ValuePath<'_>, wanted: &str) -> String {
+fn mismatch(found: &Value, place: ValuePath<'_>, expected: &str) -> ValueError {
     let found = match found {
         Value::Null => "null",
         Value::Bool(_) => "bool",
@@ -289,11 +332,11 @@ fn mismatch(found: &Value, place: ValuePath<'_>, wanted: &str) -> String {
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     };
-    mismatch_as(found, place, wanted)
+    mismatch_as(found, place, expected)
 }
 
-fn mismatch_as(found: &str, place: ValuePath<'_>, wanted: &str) -> String {
-    // Go's decoder names the fields on the way, not the indices.
+fn mismatch_as(found: &str, place: ValuePath<'_>, expected: &str) -> ValueError {
+    // Go's decoder reports fields without indexes.
     let mut path = String::new();
     let mut in_index = false;
     for character in place.path.chars() {
@@ -304,14 +347,33 @@ fn mismatch_as(found: &str, place: ValuePath<'_>, wanted: &str) -> String {
             _ => {}
         }
     }
-    format!(
-        "json: cannot unmarshal {found} into Go struct field {}.{path} of type {wanted}",
-        place.owner_type
-    )
+    ValueError::Type {
+        found: found.to_owned(),
+        owner_type: place.owner_type,
+        path,
+        expected: expected.to_owned(),
+    }
 }
 
 fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// An empty object of a kind, as Go serializes it.
+pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
+    static EMPTY: OnceLock<PerKind<OnceLock<Value>>> = OnceLock::new();
+    EMPTY.get_or_init(|| PerKind::new(OnceLock::new)).get(kind).get_or_init(|| {
+        let mut value = Value::Object(serde_json::Map::new());
+        fill(kind, &mut value);
+        value
+    })
+}
+
+/// Omits and adds fields as Go does.
+pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
+    if let Value::Object(map) = value {
+        fill_recursively(super::of(kind), map);
+    }
 }
 
 #[cfg(test)]
@@ -324,8 +386,10 @@ mod tests {
     #[test]
     fn decoded_bodies_match_the_go_types() {
         let mut body = json!({
-            "metadata": {"name": "c", "labels": {}, "annotations": null, "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
-            "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}}, "color": "red"},
+            "metadata": {"name": "c", "labels": {}, "annotations": null,
+                "creationTimestamp": "2026-01-01T01:00:00.5+01:00"},
+            "spec": {"storageClassName": "", "volumeName": "", "resources": {"requests": {"storage": 5}},
+                "color": "red"},
         });
         let unknown =
             decode(ResourceKind::PersistentVolumeClaim.resource(), &mut body, FieldValidation::Warn).unwrap();
@@ -345,15 +409,18 @@ mod tests {
         for (body, expected) in [
             (
                 json!({"spec": {"volumeName": 5}}),
-                "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.spec.volumeName of type string",
+                "json: cannot unmarshal number into Go struct field \
+                 PersistentVolumeClaimSpec.spec.volumeName of type string",
             ),
             (
                 json!({"spec": []}),
-                "json: cannot unmarshal array into Go struct field PersistentVolumeClaim.spec of type v1.PersistentVolumeClaimSpec",
+                "json: cannot unmarshal array into Go struct field PersistentVolumeClaim.spec of type \
+                 v1.PersistentVolumeClaimSpec",
             ),
             (
                 json!({"metadata": {"ownerReferences": [{"controller": "yes"}]}}),
-                "json: cannot unmarshal string into Go struct field OwnerReference.metadata.ownerReferences.controller of type bool",
+                "json: cannot unmarshal string into Go struct field \
+                 OwnerReference.metadata.ownerReferences.controller of type bool",
             ),
             (
                 json!({"spec": {"resources": {"requests": {"storage": "ten"}}}}),

@@ -1,5 +1,4 @@
-//! The types of the served kinds: which fields there are, how lists and maps merge, and what Go writes or
-//! leaves out.
+//! The types of the served kinds: fields, merge strategies, and serialization of empty values.
 
 mod decode;
 
@@ -10,22 +9,22 @@ use serde_json::Value;
 
 use crate::descriptors::{PerKind, ResourceKind};
 
-pub(crate) use self::decode::decode;
+pub(crate) use self::decode::{decode, empty, fill};
 
-/// See its head for the grammar.
+/// The type definitions. The file's head has the grammar.
 const TYPE_DEFINITIONS: &str = include_str!("types.txt");
 
-/// What a field, a member of a list or a value of a map holds.
+/// The type of a field, list element or map value.
 #[derive(Debug)]
 pub(crate) enum Type {
     Scalar(Scalar),
     List(Box<Type>, ListType),
-    /// Keys are free, values are of one type. Owned as a whole when atomic.
+    /// A map with arbitrary keys and values of one type. The flag is true if it is atomic.
     Map(Box<Type>, bool),
     Struct(&'static Struct),
 }
 
-/// A leaf.
+/// A scalar type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scalar {
     Any,
@@ -35,56 +34,56 @@ pub(crate) enum Scalar {
     Int64,
     Bool,
     Quantity,
-    /// Whole seconds.
+    /// A time in whole seconds.
     Time,
-    /// Microseconds.
+    /// A time in microseconds.
     MicroTime,
     IntOrString,
 }
 
-/// How the members of a list are told apart.
+/// `x-kubernetes-list-type`
 #[derive(Debug)]
 pub(crate) enum ListType {
-    /// Not at all: the list is one value.
+    /// The list is one value.
     Atomic,
-    /// By their value.
+    /// Elements are unique scalars.
     Set,
-    /// By these fields, in the order of their names.
+    /// Elements are objects with these keys, sorted by name.
     Keys(Vec<&'static str>),
 }
 
-/// How a strategic merge patch treats a field.
+/// The patch strategy of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchStrategy {
     /// Lists are replaced.
     Replace,
-    /// Lists of values are united.
+    /// Lists of scalars are merged.
     Merge,
     /// Lists of objects are merged by this field.
     MergeBy(&'static str),
 }
 
-/// What becomes of an empty value.
+/// The serialization of an empty value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EmptyValue {
-    /// A pointer in Go: it is kept.
+    /// A Go pointer: an empty value is kept.
     Keep,
-    /// `omitempty`: it is left out.
+    /// `omitempty`: an empty value is omitted.
     Omit,
-    /// It is written even when nobody has set it.
+    /// Always serialized, even if unset.
     Fill,
-    /// A pointer in Go that is written as null when nobody has set it.
+    /// A Go pointer without `omitempty`: null if unset.
     Null,
 }
 
 /// A field of a type.
 #[derive(Debug)]
 pub(crate) struct Field {
-    /// The name as a path of owned fields has it: `f:name`.
+    /// The path element: `f:name`.
     pub(crate) element: Arc<str>,
     pub(crate) field_type: Type,
     pub(crate) empty_value: EmptyValue,
-    /// What an absent key of a list's member counts as.
+    /// Default of a list map key.
     pub(crate) default: Option<Value>,
     pub(crate) patch_strategy: PatchStrategy,
 }
@@ -93,12 +92,12 @@ pub(crate) struct Field {
 #[derive(Debug)]
 pub(crate) struct Struct {
     pub(crate) name: &'static str,
-    /// Owned as a whole.
+    /// True if the struct is atomic.
     pub(crate) atomic: bool,
     pub(crate) fields: BTreeMap<&'static str, Field>,
 }
 
-/// The type of a kind's objects, without `apiVersion` and `kind`.
+/// The type of a kind, without `apiVersion` and `kind`.
 pub(crate) fn of(kind: ResourceKind) -> &'static Struct {
     static ROOTS: OnceLock<PerKind<&'static Struct>> = OnceLock::new();
     ROOTS
@@ -110,7 +109,7 @@ pub(crate) fn of(kind: ResourceKind) -> &'static Struct {
         .get(kind)
 }
 
-/// The lines of each type, the head first.
+/// The lines of each type definition, the head first.
 fn type_definitions() -> BTreeMap<&'static str, Vec<&'static str>> {
     let mut texts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut current = "";
@@ -129,7 +128,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// A type by its name, or by its name and `=granular`.
+    /// Parses a reference to a type: a name, or a name and `=granular`.
     fn parse_struct(&mut self, text: &'static str) -> &'static Struct {
         if let Some(done) = self.parsed.get(text) {
             return done;
@@ -138,7 +137,7 @@ impl Parser {
         let lines = self.definitions.get(name).cloned().unwrap_or_default();
         let atomic = !granular && lines.first().is_some_and(|head| head.ends_with(" atomic"));
         let fields = lines.iter().skip(1).filter_map(|line| self.parse_field(line)).collect();
-        // Once per type and process, so the types can live as long as the process.
+        // Leaked once per type: types are static.
         let parsed: &'static Struct = Box::leak(Box::new(Struct { name, atomic, fields }));
         self.parsed.insert(text, parsed);
         parsed
@@ -208,26 +207,9 @@ impl Parser {
 }
 
 impl Struct {
-    /// The field with this name.
+    /// Finds a field by name.
     pub(crate) fn field(&self, name: &str) -> Option<&Field> {
         self.fields.get(name)
-    }
-}
-
-/// An object of a kind that nobody has set anything of, as Go's types write it.
-pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
-    static EMPTY: OnceLock<PerKind<OnceLock<Value>>> = OnceLock::new();
-    EMPTY.get_or_init(|| PerKind::new(OnceLock::new)).get(kind).get_or_init(|| {
-        let mut value = Value::Object(serde_json::Map::new());
-        fill(kind, &mut value);
-        value
-    })
-}
-
-/// Leaves out and fills in what Go's types would.
-pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
-    if let Value::Object(map) = value {
-        decode::fill_recursively(of(kind), map);
     }
 }
 

@@ -1,15 +1,16 @@
-//! Classes, drivers, nodes' drivers and capacities.
+//! Validation of StorageClass, VolumeAttributesClass, CSIDriver, CSINode and CSIStorageCapacity.
 
 use serde_json::{Value, json};
 
-use super::{Errors, immutable, names, required};
+use super::names;
+use super::rules::{Errors, immutable, required};
 use crate::meta::{self, text};
 use crate::status::FieldError;
 
-/// Parameters of one class, keys and values together.
+/// Maximum size of a class' parameters in bytes of keys and values.
 const MAX_PARAMETERS: usize = 256 * 1024;
 
-/// Parameters of one class, counted.
+/// Maximum number of a class' parameters.
 const MAX_PARAMETER_COUNT: usize = 512;
 
 fn check_one_of(value: &Value, pointer: &str, field: &str, allowed: &[&str], errors: &mut Errors) {
@@ -21,7 +22,7 @@ fn check_one_of(value: &Value, pointer: &str, field: &str, allowed: &[&str], err
 
 fn check_unchanged(old: &Value, next: &Value, member: &str, errors: &mut Errors) {
     let empty = json!({});
-    // An empty map and none are the same.
+    // An empty map equals an absent one.
     if old.get(member).unwrap_or(&empty) != next.get(member).unwrap_or(&empty) {
         errors.push(FieldError::forbidden(member, &format!("updates to {member} are forbidden.")));
     }
@@ -43,7 +44,7 @@ fn parameters(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// A new storage class.
+/// Validates a new StorageClass.
 pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
     provisioner(value, "provisioner", errors);
     parameters(value, errors);
@@ -68,7 +69,7 @@ pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The name of a provisioner, which is checked, and shown, in lower case.
+/// Validates a provisioner's name in lowercase.
 fn provisioner(value: &Value, member: &str, errors: &mut Errors) {
     if required(value, &format!("/{member}"), member, errors) {
         let name = text(value, &format!("/{member}")).to_ascii_lowercase();
@@ -78,7 +79,7 @@ fn provisioner(value: &Value, member: &str, errors: &mut Errors) {
     }
 }
 
-/// The successor of a storage class.
+/// Validates an update of a StorageClass.
 pub(super) fn storage_class_update(old: &Value, next: &Value, errors: &mut Errors) {
     storage_class(next, errors);
     for member in ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"] {
@@ -86,7 +87,7 @@ pub(super) fn storage_class_update(old: &Value, next: &Value, errors: &mut Error
     }
 }
 
-/// A new class of volume attributes.
+/// Validates a new VolumeAttributesClass.
 pub(super) fn attributes_class(value: &Value, errors: &mut Errors) {
     provisioner(value, "driverName", errors);
     if value.get("parameters").and_then(Value::as_object).is_none_or(serde_json::Map::is_empty) {
@@ -95,13 +96,13 @@ pub(super) fn attributes_class(value: &Value, errors: &mut Errors) {
     parameters(value, errors);
 }
 
-/// The successor of a class of volume attributes.
+/// Validates an update of a VolumeAttributesClass.
 pub(super) fn attributes_class_update(old: &Value, next: &Value, errors: &mut Errors) {
     check_unchanged(old, next, "driverName", errors);
     check_unchanged(old, next, "parameters", errors);
 }
 
-/// A new driver.
+/// Validates a new CSIDriver.
 pub(super) fn csi_driver(value: &Value, errors: &mut Errors) {
     let policies = ["File", "None", "ReadWriteOnceWithFSType"];
     check_one_of(value, "/spec/fsGroupPolicy", "spec.fsGroupPolicy", &policies, errors);
@@ -136,15 +137,15 @@ pub(super) fn csi_driver(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The successor of a driver.
+/// Validates an update of a CSIDriver.
 pub(super) fn csi_driver_update(old: &Value, next: &Value, errors: &mut Errors) {
     csi_driver(next, errors);
-    // The field's name is misspelt in the real answer, too.
+    // kube-apiserver's message has this misspelled field name, too.
     immutable(old, next, "/spec/attachRequired", "spec.attachedRequired", errors);
     immutable(old, next, "/spec/volumeLifecycleModes", "spec.volumeLifecycleModes", errors);
 }
 
-/// The drivers of a node.
+/// Validates a CSINode.
 pub(super) fn csi_node(value: &Value, errors: &mut Errors) {
     let mut names = std::collections::BTreeSet::new();
     for (index, driver) in meta::list(value, "/spec/drivers").iter().enumerate() {
@@ -180,7 +181,7 @@ fn topology_keys(driver: &Value, field: &str, errors: &mut Errors) {
     }
 }
 
-/// The successor of a node's drivers: an entry can come and go, but not change who it is.
+/// Validates an update of a CSINode: entries can be added and removed, but not changed.
 pub(super) fn csi_node_update(old: &Value, next: &Value, errors: &mut Errors) {
     csi_node(next, errors);
     let before = meta::list(old, "/spec/drivers");
@@ -194,7 +195,7 @@ pub(super) fn csi_node_update(old: &Value, next: &Value, errors: &mut Errors) {
     }
 }
 
-/// A new capacity.
+/// Validates a new CSIStorageCapacity.
 pub(super) fn capacity(value: &Value, errors: &mut Errors) {
     for (key, label) in
         value.pointer("/nodeTopology/matchLabels").and_then(Value::as_object).into_iter().flatten()
@@ -221,7 +222,7 @@ pub(super) fn capacity(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The successor of a capacity.
+/// Validates an update of a CSIStorageCapacity.
 pub(super) fn capacity_update(old: &Value, next: &Value, errors: &mut Errors) {
     capacity(next, errors);
     immutable(old, next, "/nodeTopology", "nodeTopology", errors);

@@ -1,28 +1,28 @@
-//! What the API refuses: pure functions from objects to the list of broken rules.
+//! Validation: pure functions from objects to lists of violated rules.
 
 mod classes;
 pub(crate) mod names;
+mod rules;
 mod storage;
 #[cfg(test)]
 mod tests;
 
 use serde_json::Value;
 
+use self::rules::{Errors, immutable, required};
 use crate::descriptors::{ResourceDescriptor, ResourceKind};
 use crate::meta::{self, text};
 use crate::pods;
+use crate::request::Subresource;
 use crate::status::FieldError;
-use crate::write::Subresource;
 
-/// Annotations of one object, keys and values together.
+/// Maximum size of annotations in bytes of keys and values.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
-/// Data of one ConfigMap or Secret.
+/// Maximum size of a ConfigMap's or Secret's data in bytes.
 const MAX_DATA: usize = 1024 * 1024;
 
-type Errors = Vec<FieldError>;
-
-/// Rules for a new object.
+/// Validates a new object.
 pub(crate) fn create(resource: &ResourceDescriptor, value: &Value) -> Errors {
     let mut errors = metadata(resource, value);
     match resource.id {
@@ -43,7 +43,7 @@ pub(crate) fn create(resource: &ResourceDescriptor, value: &Value) -> Errors {
     errors
 }
 
-/// Rules for the successor of an object.
+/// Validates an update.
 pub(crate) fn update(
     resource: &ResourceDescriptor,
     subresource: Subresource,
@@ -57,7 +57,8 @@ pub(crate) fn update(
             meta::finalizers(next).into_iter().filter(|one| !before.contains(one)).collect();
         if !added.is_empty() {
             let detail = format!(
-                "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                "no new finalizers can be added if the object is being deleted, found new finalizers \
+                 []string{{{}}}",
                 added.iter().map(|one| format!("{one:?}")).collect::<Vec<_>>().join(", ")
             );
             errors.push(FieldError::forbidden("metadata.finalizers", &detail));
@@ -92,22 +93,7 @@ pub(crate) fn update(
     errors
 }
 
-fn immutable(old: &Value, next: &Value, pointer: &str, field: &str, errors: &mut Errors) {
-    let (old, next) = (old.pointer(pointer), next.pointer(pointer));
-    if old != next {
-        errors.push(FieldError::invalid(field, next.unwrap_or(&Value::Null), "field is immutable"));
-    }
-}
-
-fn required(value: &Value, pointer: &str, field: &str, errors: &mut Errors) -> bool {
-    let absent = text(value, pointer).is_empty();
-    if absent {
-        errors.push(FieldError::required(field, ""));
-    }
-    !absent
-}
-
-/// What only the server sets may be left out of an update, but not be changed by it.
+/// Validates system metadata, which an update may omit but not change.
 pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
     let mut errors = Vec::new();
     for member in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds"] {
@@ -124,7 +110,7 @@ pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
 fn metadata(resource: &ResourceDescriptor, value: &Value) -> Errors {
     let mut errors = Vec::new();
     let prefix = text(value, "/metadata/generateName");
-    // A generated name may end where the random part begins.
+    // A `generateName` prefix may end with a character that a name must not end with.
     let sample_name =
         prefix.strip_suffix('-').map_or_else(|| prefix.to_owned(), |sample_name| format!("{sample_name}a"));
     if !prefix.is_empty()
@@ -204,7 +190,8 @@ fn owners(value: &Value, errors: &mut Errors) {
             let own = format!("{kind}/{}", text(owner, "/name"));
             if let Some(first) = &controller {
                 let detail = format!(
-                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {own}"
+                    "Only one reference can have Controller set to true. Found \"true\" in references for \
+                     {first} and {own}"
                 );
                 errors.push(FieldError::invalid(field, &Value::from(owners.to_vec()), &detail));
             } else {
@@ -271,7 +258,7 @@ fn data_update(resource: &ResourceDescriptor, old: &Value, next: &Value, errors:
 fn event(value: &Value, errors: &mut Errors) {
     let namespace = text(value, "/involvedObject/namespace");
     let event_namespace = meta::namespace(value);
-    // Events about cluster-wide objects live in `default`.
+    // Events of cluster-scoped objects are in `default`.
     let is_valid = if namespace.is_empty() {
         event_namespace == "default" || event_namespace == "kube-system"
     } else {

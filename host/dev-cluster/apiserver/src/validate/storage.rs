@@ -1,8 +1,9 @@
-//! Claims, volumes and attachments.
+//! Validation of PersistentVolumeClaim, PersistentVolume and VolumeAttachment.
 
 use serde_json::{Value, json};
 
-use super::{Errors, immutable, names, required};
+use super::names;
+use super::rules::{Errors, immutable, required};
 use crate::meta::{self, text};
 use crate::quantity;
 use crate::status::FieldError;
@@ -11,8 +12,7 @@ const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce
 const READ_WRITE_ONCE_POD: &str = "ReadWriteOncePod";
 const VOLUME_MODES: [&str; 2] = ["Block", "Filesystem"];
 
-/// The members of a volume's spec of which exactly one says where the data is, in the order in which they are
-/// looked at.
+/// The volume sources, of which exactly one must be set, in the order of validation.
 const VOLUME_SOURCES: [&str; 22] = [
     "hostPath",
     "gcePersistentDisk",
@@ -80,7 +80,7 @@ fn check_positive(value: Option<&Value>, field: &str, errors: &mut Errors) {
     }
 }
 
-/// A new claim.
+/// Validates a new PersistentVolumeClaim.
 pub(super) fn claim(value: &Value, errors: &mut Errors) {
     access_modes(value, "at least 1 access mode is required", errors);
     check_positive(value.pointer("/spec/resources/requests/storage"), "spec.resources[storage]", errors);
@@ -111,7 +111,7 @@ pub(super) fn claim(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The status of a claim.
+/// Validates the status of a PersistentVolumeClaim.
 pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
     const STEPS: [&str; 5] = [
         "ControllerResizeInProgress",
@@ -122,14 +122,14 @@ pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
     ];
     let resize_statuses = value.pointer("/status/allocatedResourceStatuses").and_then(Value::as_object);
     for (resource, resize_status) in resize_statuses.into_iter().flatten() {
-        // The answer names the resource, not its value.
+        // kube-apiserver's message has the resource's name instead of its value.
         if !STEPS.contains(&resize_status.as_str().unwrap_or_default()) {
             errors.push(FieldError::not_supported("status.allocatedResourceStatuses", resource, &STEPS));
         }
     }
 }
 
-/// The successor of a claim: its spec is immutable but for a few steps.
+/// Validates an update of a PersistentVolumeClaim. Its spec is immutable with few exceptions.
 pub(super) fn claim_update(old: &Value, next: &Value, errors: &mut Errors) {
     claim(next, errors);
     let bound = text(old, "/status/phase") == "Bound";
@@ -153,7 +153,8 @@ pub(super) fn claim_update(old: &Value, next: &Value, errors: &mut Errors) {
         });
     }
     if before != after {
-        let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
+        let detail = "spec is immutable after creation except resources.requests and \
+            volumeAttributesClassName for bound claims";
         errors.push(FieldError::forbidden("spec", detail));
     }
     let size = |value: &Value, pointer: &str| quantity::parse(text(value, pointer)).unwrap_or(0);
@@ -176,7 +177,7 @@ fn sources(value: &Value) -> Vec<&'static str> {
     VOLUME_SOURCES.into_iter().filter(|source| spec.is_some_and(|spec| spec.get(*source).is_some())).collect()
 }
 
-/// A new volume.
+/// Validates a new PersistentVolume.
 pub(super) fn volume(value: &Value, errors: &mut Errors) {
     access_modes(value, "", errors);
     let capacity = value.pointer("/spec/capacity");
@@ -262,7 +263,7 @@ fn node_affinity(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The secrets that are checked, in this order.
+/// The validated Secret references, in order.
 const SECRET_REFS: [&str; 4] = [
     "controllerPublishSecretRef",
     "controllerExpandSecretRef",
@@ -316,7 +317,7 @@ fn secret(reference: &Value, field: &str, errors: &mut Errors) {
     }
 }
 
-/// The name of a CSI driver.
+/// Validates the name of a CSI driver.
 pub(super) fn driver_name(name: &str, field: &str, errors: &mut Errors) {
     if name.is_empty() {
         return errors.push(FieldError::required(field, ""));
@@ -329,12 +330,12 @@ pub(super) fn driver_name(name: &str, field: &str, errors: &mut Errors) {
     }
 }
 
-/// The successor of a volume.
+/// Validates an update of a PersistentVolume.
 pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
     volume(next, errors);
     let is_same_source = VOLUME_SOURCES.iter().all(|source| {
         let at = format!("/spec/{source}");
-        // The secret that expands a volume may be added and changed later.
+        // The Secret for expansion is mutable.
         let plain = |value: &Value| {
             value.pointer(&at).cloned().map(|mut found| {
                 meta::remove(&mut found, "controllerExpandSecretRef");
@@ -356,7 +357,7 @@ pub(super) fn volume_update(old: &Value, next: &Value, errors: &mut Errors) {
     }
 }
 
-/// A new attachment.
+/// Validates a new VolumeAttachment.
 pub(super) fn attachment(value: &Value, errors: &mut Errors) {
     driver_name(text(value, "/spec/attacher"), "spec.attacher", errors);
     let source = "spec.source";
@@ -377,13 +378,13 @@ pub(super) fn attachment(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// Metadata of an attachment, keys and values together.
+/// Maximum size of attachmentMetadata in bytes of keys and values.
 const MAX_METADATA: usize = 256 * 1024;
 
-/// The message of an attachment's error.
+/// Maximum length of an error message in bytes.
 const MAX_ERROR: usize = 1024;
 
-/// The status of an attachment.
+/// Validates the status of a VolumeAttachment.
 pub(super) fn attachment_status(value: &Value, errors: &mut Errors) {
     let metadata = value.pointer("/status/attachmentMetadata").and_then(Value::as_object);
     let pairs = metadata.into_iter().flatten();
@@ -393,7 +394,7 @@ pub(super) fn attachment_status(value: &Value, errors: &mut Errors) {
     }
     for member in ["attachError", "detachError"] {
         if text(value, &format!("/status/{member}/message")).len() > MAX_ERROR {
-            // The real API names the other limit here.
+            // kube-apiserver's message has this other limit.
             errors.push(FieldError::too_long(format!("status.{member}.message"), MAX_METADATA));
         }
         let code = value.pointer(&format!("/status/{member}/errorCode"));

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::{create, update};
 use crate::descriptors::ResourceKind;
-use crate::write::Subresource;
+use crate::request::Subresource;
 
 fn merge_patch(base: Value, patch: &Value) -> Value {
     crate::patch::parse(crate::request::PatchType::Merge, patch.to_string().as_bytes())
@@ -19,7 +19,8 @@ fn valid_object(kind: ResourceKind) -> Value {
             "status": {"phase": "Pending"},
         }),
         ResourceKind::PersistentVolume => json!({
-            "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
+            "spec": {"accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+                "volumeMode": "Filesystem",
                 "persistentVolumeReclaimPolicy": "Retain", "csi": {"driver": "d", "volumeHandle": "h"}},
         }),
         ResourceKind::StorageClass => json!({"provisioner": "d.example.com", "parameters": {"a": "b"},
@@ -107,7 +108,8 @@ fn validation_errors_match_kubernetes() {
         (
             Pvc,
             json!({"spec": {"accessModes": ["Some"]}}),
-            "spec.accessModes: Unsupported value: \"Some\": supported values: \"ReadOnlyMany\", \"ReadWriteMany\", \"ReadWriteOnce\", \"ReadWriteOncePod\"",
+            "spec.accessModes: Unsupported value: \"Some\": supported values: \"ReadOnlyMany\", \
+             \"ReadWriteMany\", \"ReadWriteOnce\", \"ReadWriteOncePod\"",
         ),
         (
             Pvc,
@@ -149,7 +151,8 @@ fn validation_errors_match_kubernetes() {
         ),
         (
             Pv,
-            json!({"spec": {"csi": null, "hostPath": {"path": "/"}, "persistentVolumeReclaimPolicy": "Recycle"}}),
+            json!({"spec": {"csi": null, "hostPath": {"path": "/"},
+                "persistentVolumeReclaimPolicy": "Recycle"}}),
             "spec.persistentVolumeReclaimPolicy: Forbidden: may not be 'recycle' for a hostPath mount of '/'",
         ),
         (StorageClass, json!({"provisioner": ""}), "provisioner: Required value"),
@@ -311,7 +314,8 @@ fn volume_attachment_status_size_is_limited() {
     let text = |length: usize| "x".repeat(length);
     for fits in [
         json!({"attachmentMetadata": {"k": text(256 * 1024 - 1)}}),
-        json!({"attachError": {"message": text(1024), "errorCode": 0}, "detachError": {"message": text(1024)}}),
+        json!({"attachError": {"message": text(1024), "errorCode": 0},
+            "detachError": {"message": text(1024)}}),
     ] {
         assert_eq!(refused(fits), [""; 0]);
     }

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Shared test helpers.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use cofferdam_apiserver::{ApiServer, Options};
@@ -12,7 +12,7 @@ pub(crate) struct ApiFixture {
     pub(crate) client: Client,
 }
 
-/// An empty API with a fixed clock and seed.
+/// An empty API server with a fixed clock and seed.
 pub(crate) fn setup() -> ApiFixture {
     let now = "2026-01-01T00:00:00Z".parse().unwrap();
     let options = Options { now: std::sync::Arc::new(move || now), uid_seed: Some(1), ..Options::default() };
@@ -21,7 +21,7 @@ pub(crate) fn setup() -> ApiFixture {
     ApiFixture { server, client }
 }
 
-/// Code and reason of a refused request.
+/// Code and reason of a rejected request.
 pub(crate) fn error_code<T>(result: kube::Result<T>) -> (u16, String) {
     match result {
         Err(kube::Error::Api(status)) => (status.code, status.reason.clone()),

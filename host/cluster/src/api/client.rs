@@ -1,0 +1,185 @@
+//! Requests to the API server.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use cofferdam_domain::ids::ResourceVersion;
+use http::{Method, Request, header};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{ApiError, ApiResource, ListPage, Scope};
+use crate::metrics::Metrics;
+
+/// Timeout of a request; its outcome is unknown afterwards. Half of kube-apiserver's default timeout of 60 s
+/// for non-watch requests, which leaves time for a second attempt.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum response size in bytes. A list page of 500 objects is smaller.
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
+
+/// Media type of JSON bodies.
+const ACCEPT_JSON: &str = "application/json";
+/// Media type of a JSON patch (RFC 6902).
+pub(crate) const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
+/// Requests a response without spec and status.
+const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
+/// A client of the API server. It sends each request once, counts it and does not cache; clones share the
+/// connections.
+#[derive(Clone)]
+pub struct ApiClient {
+    client: kube::Client,
+    metrics: Metrics,
+}
+
+impl ApiClient {
+    /// A client over `client`, which must not retry.
+    pub fn new(client: kube::Client, metrics: Metrics) -> Self {
+        Self { client, metrics }
+    }
+
+    /// Sends a request with a JSON body and returns the response's body.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn send_json(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &'static str,
+        body: &Value,
+        target: &str,
+    ) -> Result<String, ApiError> {
+        let body = Bytes::from(body.to_string());
+        self.send(method, path, Some(content_type), body, ACCEPT_JSON, target).await
+    }
+
+    /// As [`ApiClient::send_json`], but requests and returns only the object's new resourceVersion. A PATCH
+    /// is a merge patch.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn send_json_for_version(
+        &self,
+        method: Method,
+        path: &str,
+        body: &Value,
+        target: &str,
+    ) -> Result<ResourceVersion, ApiError> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Meta,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Meta {
+            resource_version: String,
+        }
+        let content_type =
+            if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
+        let body = Bytes::from(body.to_string());
+        let response = self.send(method, path, Some(content_type), body, ACCEPT_METADATA, target).await?;
+        let object: Object =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(target, error))?;
+        object.metadata.resource_version.parse().map_err(|error| ApiError::invalid_response(target, error))
+    }
+
+    /// Sends a GET request and returns the response's body.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub async fn read(&self, path: &str, target: &str) -> Result<String, ApiError> {
+        self.send(Method::GET, path, None, Bytes::new(), ACCEPT_JSON, target).await
+    }
+
+    /// The current resourceVersion of a collection: that of a list with a limit of one.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub(crate) async fn current_version(
+        &self,
+        resource: ApiResource,
+        scope: &Scope,
+    ) -> Result<ResourceVersion, ApiError> {
+        let target = format!("{}s", resource.kind);
+        let response = self.read(&scope.path(resource, [("limit", "1")]), &target).await?;
+        let page: ListPage<'_> =
+            serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&target, error))?;
+        page.version().map_err(|error| ApiError::invalid_response(&target, error))
+    }
+
+    /// Sends a GET request and returns the response before its body. Has no timeout and is not counted.
+    ///
+    /// # Errors
+    /// [`ApiError`], also for an error status.
+    pub(crate) async fn open(&self, path: &str, target: &str) -> Result<http::Response<Body>, ApiError> {
+        let request = Request::get(path).header(header::ACCEPT, ACCEPT_JSON).body(Body::empty());
+        let request = request.map_err(|error| ApiError::unavailable(target, &error))?;
+        let response =
+            self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = http_body_util::Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+        let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+        Err(ApiError::from_response(status, &body, target, false))
+    }
+
+    /// Sends a request and returns the response's body.
+    ///
+    /// # Errors
+    /// [`ApiError`]
+    pub(crate) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: Option<&'static str>,
+        body: Bytes,
+        accept: &'static str,
+        target: &str,
+    ) -> Result<String, ApiError> {
+        let verb = verb(&method);
+        let unavailable = |message: String| ApiError::Unavailable { target: target.to_owned(), message };
+        let mut request = Request::builder().method(method).uri(path).header(header::ACCEPT, accept);
+        if let Some(content_type) = content_type {
+            request = request.header(header::CONTENT_TYPE, content_type);
+        }
+        let request = request.body(Body::from(body)).map_err(|error| ApiError::Refused {
+            target: target.to_owned(),
+            code: 0,
+            message: error.to_string(),
+        })?;
+        let exchange = async {
+            let response =
+                self.client.send(request).await.map_err(|error| ApiError::unavailable(target, &error))?;
+            let (head, body) = response.into_parts();
+            let body = http_body_util::Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+            let body = body.map_err(|error| unavailable(error.to_string()))?.to_bytes();
+            Ok((head.status, body))
+        };
+        let outcome = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
+        let (status, body) = outcome
+            .unwrap_or_else(|_| Err(unavailable(format!("no response within {REQUEST_TIMEOUT:?}"))))
+            .inspect_err(|_| self.metrics.request(verb, "none"))?;
+        self.metrics.request(verb, status.as_str());
+        if status.is_success() {
+            return String::from_utf8(body.into()).map_err(|error| ApiError::invalid_response(target, error));
+        }
+        let is_json_patch = content_type == Some(JSON_PATCH_CONTENT_TYPE);
+        Err(ApiError::from_response(status, &body, target, is_json_patch))
+    }
+}
+
+/// The `method` label of rest_client_requests.
+const fn verb(method: &Method) -> &'static str {
+    match *method {
+        Method::POST => "create",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ => "get",
+    }
+}

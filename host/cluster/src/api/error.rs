@@ -1,0 +1,110 @@
+//! Errors of requests to the API server.
+
+use std::{error::Error, fmt};
+
+use http::StatusCode;
+use kube::core::Status;
+
+/// A failed request to the API server.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The object changed after it was read: 409 Conflict, or a failed JSON patch test. This is normal under
+    /// concurrent writers: read the object and decide again, without an event or an error log.
+    #[error("{0} was changed by another writer")]
+    Conflict(String),
+    /// The object does not exist.
+    #[error("{0} does not exist")]
+    NotFound(String),
+    /// An object of that name exists.
+    #[error("{0} already exists")]
+    AlreadyExists(String),
+    /// The API server rejects the request as forbidden, invalid or too large. A retry without a change fails
+    /// again.
+    #[error("the API server rejected the request for {target}: {message} ({code})")]
+    Refused {
+        /// The object of the request.
+        target: String,
+        /// HTTP status.
+        code: u16,
+        /// Message of the API server.
+        message: String,
+    },
+    /// No response, or one that requests a later retry. The request may have taken effect.
+    #[error("the API server is unavailable for {target}: {message}")]
+    Unavailable {
+        /// The object of the request.
+        target: String,
+        /// The transport error or the message of the API server.
+        message: String,
+    },
+    /// The response cannot be decoded.
+    #[error("invalid response of the API server for {target}: {message}")]
+    InvalidResponse {
+        /// The object of the request.
+        target: String,
+        /// The field and its value.
+        message: String,
+    },
+}
+
+impl ApiError {
+    /// An [`ApiError::InvalidResponse`].
+    pub fn invalid_response(target: &str, cause: impl fmt::Display) -> Self {
+        Self::InvalidResponse { target: target.to_owned(), message: cause.to_string() }
+    }
+
+    /// An [`ApiError::Unavailable`] with all causes of `error`, on one line.
+    pub(crate) fn unavailable(target: &str, error: &dyn Error) -> Self {
+        let mut message = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            let cause = error.to_string();
+            if !message.contains(&cause) {
+                message = format!("{message}: {cause}");
+            }
+            source = error.source();
+        }
+        Self::Unavailable { target: target.to_owned(), message }
+    }
+
+    /// The error of a response with an error status.
+    pub(crate) fn from_response(status: StatusCode, body: &[u8], target: &str, is_json_patch: bool) -> Self {
+        Self::from_status(status, serde_json::from_slice(body).unwrap_or_default(), target, is_json_patch)
+    }
+
+    /// The error of an ERROR event of a watch.
+    pub(crate) fn from_watch_event(status: Status, target: &str) -> Self {
+        let code = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self::from_status(code, status, target, false)
+    }
+
+    fn from_status(code: StatusCode, status: Status, target: &str, is_json_patch: bool) -> Self {
+        let Status { message, reason, details, .. } = status;
+        let target = target.to_owned();
+        match (code, reason.as_str()) {
+            (StatusCode::CONFLICT, "AlreadyExists") => Self::AlreadyExists(target),
+            (StatusCode::CONFLICT, _) => Self::Conflict(target),
+            // A failed JSON patch test names no field; a validation error names at least one.
+            (StatusCode::UNPROCESSABLE_ENTITY, _)
+                if is_json_patch
+                    && details
+                        .iter()
+                        .flat_map(|details| &details.causes)
+                        .all(|cause| cause.field.is_empty()) =>
+            {
+                Self::Conflict(target)
+            }
+            (StatusCode::NOT_FOUND, _) => Self::NotFound(target),
+            (StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS, _) => {
+                Self::Unavailable { target, message }
+            }
+            (code, _) if code.is_server_error() => Self::Unavailable { target, message },
+            (code, _) => Self::Refused { target, code: code.as_u16(), message },
+        }
+    }
+
+    /// Returns `true` if the requested version or page is no longer available (410 Gone).
+    pub(crate) const fn is_expired(&self) -> bool {
+        matches!(self, Self::Refused { code: 410, .. })
+    }
+}

@@ -1,0 +1,13 @@
+//! The Kubernetes API on the wire: connections, paths, requests and their errors.
+
+mod client;
+pub mod connect;
+mod error;
+mod list;
+mod resource;
+
+pub use client::ApiClient;
+pub(crate) use client::JSON_PATCH_CONTENT_TYPE;
+pub use error::ApiError;
+pub(crate) use list::ListPage;
+pub use resource::{ApiResource, Scope};

@@ -1,0 +1,33 @@
+//! Indexes and the kinds that have them.
+
+use cofferdam_domain::{CsiDriver, CsiNode, Node, StorageClass, VolumeAttributesClass};
+
+use crate::objects::{Kind, orphan_report::OrphanReport, restore_marker::RestoreMarker};
+
+/// A kind that can be stored.
+pub trait Indexed: Kind {
+    /// The secondary index of the kind; `()` for none.
+    type Index: Index<Self>;
+}
+
+/// An index over the objects of a kind. Its store updates it with every change.
+pub trait Index<K>: Default + Send + Sync + 'static {
+    /// Adds an object.
+    fn insert(&mut self, object: &K);
+    /// Removes an object that was added before, in the same state.
+    fn remove(&mut self, object: &K);
+}
+
+impl<K> Index<K> for () {
+    fn insert(&mut self, _: &K) {}
+    fn remove(&mut self, _: &K) {}
+}
+
+macro_rules! not_indexed {
+    ($($kind:ty),+) => {$(
+        impl Indexed for $kind {
+            type Index = ();
+        }
+    )+};
+}
+not_indexed!(StorageClass, VolumeAttributesClass, CsiNode, CsiDriver, Node, OrphanReport, RestoreMarker);

@@ -1,0 +1,82 @@
+//! Index of PersistentVolumes.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use cofferdam_domain::{
+    AccessModes, ClaimKey, DriverName, Quantity, Volume, VolumeHandle, VolumeMode, VolumeName, VolumePhase,
+};
+
+use super::{
+    Index, Indexed,
+    key_set::{KeySet as _, remove_member},
+    reference_counts::ReferenceCounts,
+    small_set::SmallSet,
+};
+
+impl Indexed for Volume {
+    type Index = VolumeIndex;
+}
+
+/// Class, volume mode and VolumeAttributesClass, which a claim and a free volume must share.
+pub(crate) type FreeVolumeKey = (Arc<str>, VolumeMode, Box<str>);
+
+/// Free volumes of one key, in the order of the search: number of access modes, access modes, capacity, name.
+pub(crate) type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
+
+/// Volumes by `spec.claimRef` and by driver and handle, and free volumes in the order of the search.
+#[derive(Debug, Default)]
+pub struct VolumeIndex {
+    pub(crate) by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,
+    pub(crate) by_handle: HashMap<(DriverName, VolumeHandle), SmallSet<VolumeName>>,
+    pub(crate) free: HashMap<FreeVolumeKey, FreeVolumes>,
+    pub(crate) attributes_class_refs: ReferenceCounts,
+}
+
+impl VolumeIndex {
+    fn free_index_entry(
+        volume: &Volume,
+    ) -> Option<(FreeVolumeKey, (u32, AccessModes, Quantity, VolumeName))> {
+        let is_free =
+            volume.claim_ref.is_none() && volume.phase == VolumePhase::Available && !volume.meta.deleting;
+        let capacity = volume.capacity.filter(|_| is_free)?;
+        let key = (volume.class.clone(), volume.mode, volume.attributes_class.clone());
+        Some((key, (volume.access_modes.len(), volume.access_modes, capacity, volume.name.clone())))
+    }
+}
+
+impl Index<Volume> for VolumeIndex {
+    fn insert(&mut self, volume: &Volume) {
+        self.attributes_class_refs.increment(&volume.attributes_class);
+        if let Some(claim) = &volume.claim_ref {
+            self.by_claim.entry(claim.key.clone()).or_default().insert_member(volume.name.clone());
+        }
+        if let Some(csi) = &volume.csi {
+            let handle = (csi.driver.clone(), csi.handle.clone());
+            self.by_handle.entry(handle).or_default().insert_member(volume.name.clone());
+        }
+        if let Some((key, entry)) = Self::free_index_entry(volume) {
+            self.free.entry(key).or_default().insert(entry);
+        }
+    }
+
+    fn remove(&mut self, volume: &Volume) {
+        self.attributes_class_refs.decrement(&volume.attributes_class);
+        if let Some(claim) = &volume.claim_ref {
+            remove_member(&mut self.by_claim, &claim.key, &volume.name);
+        }
+        if let Some(csi) = &volume.csi {
+            remove_member(&mut self.by_handle, &(csi.driver.clone(), csi.handle.clone()), &volume.name);
+        }
+        if let Some((key, entry)) = Self::free_index_entry(volume)
+            && let Some(free) = self.free.get_mut(&key)
+        {
+            free.remove(&entry);
+            if free.is_empty() {
+                self.free.remove(&key);
+            }
+        }
+    }
+}

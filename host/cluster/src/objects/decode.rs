@@ -1,0 +1,60 @@
+//! Decodes the API server's JSON into domain types. Only the fields that the controllers use are parsed.
+//!
+//! Kubernetes validates its own kinds. An object that cannot be decoded therefore comes from a newer API
+//! version, an aggregated API server or a bug. Such an object never fails a list: the cache keeps it as an
+//! [`UndecodableObject`].
+
+use cofferdam_domain::{Uid, ids::ResourceVersion};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{DecodeError, Kind, error, meta::Meta};
+
+/// An object that cannot be decoded, with its identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UndecodableObject<Key> {
+    /// Its key.
+    pub key: Key,
+    /// `metadata.uid`
+    pub uid: Uid,
+    /// `metadata.resourceVersion`
+    pub resource_version: ResourceVersion,
+    /// The first field that cannot be decoded.
+    pub reason: DecodeError,
+}
+
+/// A decoded object, or the identity of one that cannot be decoded.
+pub type DecodeResult<K> = Result<K, UndecodableObject<<K as Kind>::Key>>;
+
+/// Decodes one object. The inner error keeps the identity of an object with readable metadata.
+///
+/// # Errors
+/// [`DecodeError`] if the metadata cannot be decoded either.
+pub fn object<K: Kind>(json: &str) -> Result<DecodeResult<K>, DecodeError> {
+    #[derive(Deserialize)]
+    struct Head {
+        metadata: Meta,
+    }
+    let reason = match K::decode(json) {
+        Ok(object) if object.resource_version() != ResourceVersion::default() => return Ok(Ok(object)),
+        Ok(_) => DecodeError::NoResourceVersion,
+        Err(reason) => reason,
+    };
+    let Ok(Head { metadata }) = serde_json::from_str(json) else {
+        return Err(DecodeError::Metadata { kind: K::RESOURCE.kind, source: Box::new(reason) });
+    };
+    let resource_version = metadata.resource_version()?;
+    Ok(Err(UndecodableObject {
+        key: K::key_from_parts(&metadata.namespace(), &metadata.name()),
+        uid: metadata.uid(),
+        resource_version,
+        reason,
+    }))
+}
+
+/// Parses JSON into a type of its own, for kinds that other crates define.
+///
+/// # Errors
+/// [`DecodeError::Json`] with the field's path.
+pub fn json<T: DeserializeOwned>(json: &str) -> Result<T, DecodeError> {
+    error::parse_json(json)
+}

@@ -1,0 +1,89 @@
+//! `metadata` of an object.
+
+use std::sync::Arc;
+
+use cofferdam_domain::{ObjectMeta, Uid, ids::ResourceVersion};
+use serde::Deserialize;
+
+use super::{
+    DecodeError,
+    strings::{AnnotationPolicy, InternedMap, InternedStr, LabelPolicy, OwnedStr},
+};
+
+/// `metadata` on the wire.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Meta {
+    name: OwnedStr,
+    namespace: InternedStr,
+    uid: Option<OwnedStr>,
+    resource_version: Option<Box<str>>,
+    pub(crate) deletion_timestamp: Option<Box<str>>,
+    pub(crate) deletion_grace_period_seconds: Option<i64>,
+    creation_timestamp: Option<Box<str>>,
+    finalizers: Option<Vec<InternedStr>>,
+    annotations: Option<InternedMap<AnnotationPolicy>>,
+    labels: Option<InternedMap<LabelPolicy>>,
+    owner_references: Option<Vec<OwnerReference>>,
+}
+
+#[derive(Deserialize)]
+struct OwnerReference {
+    uid: OwnedStr,
+    controller: Option<bool>,
+}
+
+impl Meta {
+    /// `name`
+    pub(crate) fn name(&self) -> Arc<str> {
+        Arc::clone(&self.name.0)
+    }
+
+    /// `namespace`; empty for cluster-scoped objects.
+    pub(crate) fn namespace(&self) -> Arc<str> {
+        Arc::clone(&self.namespace.0)
+    }
+
+    /// Uid of the owner reference with `controller: true`.
+    pub(crate) fn controller(&self) -> Option<Uid> {
+        let mut owners = self.owner_references.iter().flatten();
+        owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))
+    }
+
+    /// `uid`; empty if absent.
+    pub(crate) fn uid(&self) -> Uid {
+        self.uid.as_ref().map_or_else(Uid::default, |uid| Uid::new(Arc::clone(&uid.0)))
+    }
+
+    /// `resourceVersion`; 0 if absent.
+    pub(crate) fn resource_version(&self) -> Result<ResourceVersion, DecodeError> {
+        match self.resource_version.as_deref() {
+            None | Some("") => Ok(ResourceVersion::default()),
+            Some(text) => Ok(text.parse()?),
+        }
+    }
+
+    pub(crate) fn into_domain(self) -> Result<ObjectMeta, DecodeError> {
+        let version = self.resource_version()?;
+        let created_ms = match self.creation_timestamp.as_deref() {
+            None => 0,
+            Some(text) => text
+                .parse::<jiff::Timestamp>()
+                .map_err(|_| DecodeError::Value {
+                    path: "metadata.creationTimestamp",
+                    value: text.to_owned(),
+                    expected: "an RFC 3339 time",
+                })?
+                .as_millisecond(),
+        };
+        Ok(ObjectMeta {
+            uid: self.uid(),
+            resource_version: version,
+            deleting: self.deletion_timestamp.is_some(),
+            created_ms,
+            finalizers: self.finalizers.into_iter().flatten().map(|finalizer| finalizer.0).collect(),
+            annotations: self.annotations.unwrap_or_default().map,
+            labels: self.labels.unwrap_or_default().map,
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! Node.
+
+use std::collections::BTreeMap;
+
+use cofferdam_domain::{Node, NodeName, NodeVolumeStatus, ObjectMeta, StringMap, UniqueVolumeName, names};
+use serde::Deserialize;
+
+use super::{DecodeError, Kind, error::parse_json, meta::Meta, strings::OwnedStr};
+use crate::api::ApiResource;
+
+impl Kind for Node {
+    type Key = NodeName;
+    const RESOURCE: ApiResource =
+        ApiResource { group: "", version: "v1", kind: "Node", plural: "nodes", namespaced: false };
+
+    fn decode(json: &str) -> Result<Self, DecodeError> {
+        #[derive(Deserialize)]
+        struct Wire {
+            metadata: Meta,
+            #[serde(default)]
+            spec: Spec,
+            #[serde(default)]
+            status: Status,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(default)]
+        struct Spec {
+            taints: Option<Vec<Taint>>,
+        }
+        #[derive(Deserialize)]
+        struct Taint {
+            key: Box<str>,
+        }
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Status {
+            conditions: Option<Vec<Condition>>,
+            volumes_attached: Option<Vec<NodeAttachedVolume>>,
+            volumes_in_use: Option<Vec<OwnedStr>>,
+        }
+        #[derive(Deserialize)]
+        struct Condition {
+            #[serde(rename = "type")]
+            kind: Box<str>,
+            status: Box<str>,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct NodeAttachedVolume {
+            name: OwnedStr,
+            #[serde(default)]
+            device_path: Box<str>,
+        }
+        let Wire { metadata, spec, status } = parse_json(json)?;
+        let name = NodeName::new(metadata.name());
+        let mut meta = metadata.into_domain()?;
+        let managed = meta.has_annotation(names::CONTROLLER_MANAGED_ATTACH);
+        meta.annotations = StringMap::default();
+        let labels = std::mem::take(&mut meta.labels);
+        let mut volumes: BTreeMap<UniqueVolumeName, NodeVolumeStatus> = BTreeMap::new();
+        let blank = |name: &UniqueVolumeName| NodeVolumeStatus {
+            name: name.clone(),
+            attached: false,
+            device_path: Box::default(),
+            in_use: false,
+        };
+        for NodeAttachedVolume { name: OwnedStr(name), device_path } in
+            status.volumes_attached.into_iter().flatten()
+        {
+            let name = UniqueVolumeName::new(name);
+            let volume = volumes.entry(name.clone()).or_insert_with(|| blank(&name));
+            (volume.attached, volume.device_path) = (true, device_path);
+        }
+        for OwnedStr(name) in status.volumes_in_use.into_iter().flatten() {
+            let name = UniqueVolumeName::new(name);
+            volumes.entry(name.clone()).or_insert_with(|| blank(&name)).in_use = true;
+        }
+        let ready = |condition: &Condition| &*condition.kind == "Ready" && &*condition.status == "True";
+        Ok(Self {
+            name,
+            meta,
+            labels: labels.iter().map(|(key, value)| (key.into(), value.into())).collect(),
+            controller_managed: managed,
+            ready: status.conditions.iter().flatten().any(ready),
+            out_of_service: spec
+                .taints
+                .iter()
+                .flatten()
+                .any(|taint| &*taint.key == names::OUT_OF_SERVICE_TAINT),
+            volumes: volumes.into_values().collect(),
+        })
+    }
+
+    fn key(&self) -> Self::Key {
+        self.name.clone()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::objects::decode::object;
+
+    #[test]
+    fn node_volume_status_conditions_and_taints_are_decoded() {
+        let json = json!({
+            "metadata": {
+                "name": "n", "resourceVersion": "7",
+                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": ""},
+            },
+            "spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "volumesAttached": [{"name": "b", "devicePath": "/dev/b"}, {"name": "a", "devicePath": ""}],
+                "volumesInUse": ["b", "c"],
+            },
+        });
+        let node = object::<Node>(&json.to_string()).unwrap().unwrap();
+        assert!(node.controller_managed && node.ready && node.out_of_service);
+        let volume = |name: &str, attached, device_path: &str, in_use| NodeVolumeStatus {
+            name: name.into(),
+            attached,
+            device_path: device_path.into(),
+            in_use,
+        };
+        let (a, b) = (volume("a", true, "", false), volume("b", true, "/dev/b", true));
+        assert_eq!(*node.volumes, [a, b.clone(), volume("c", false, "", true)]);
+        assert_eq!((node.volume(&"b".into()), node.volume(&"d".into())), (Some(&b), None));
+        let bare = json!({"metadata": {"name": "n", "resourceVersion": "7"}, "status": {"conditions": [
+            {"type": "Ready", "status": "Unknown"}, {"type": "DiskPressure", "status": "True"},
+        ]}});
+        let node = object::<Node>(&bare.to_string()).unwrap().unwrap();
+        assert!(!node.controller_managed && !node.ready && !node.out_of_service && node.volumes.is_empty());
+    }
+
+    #[test]
+    fn node_keeps_labels_and_drops_annotations() {
+        let json = json!({
+            "metadata": {
+                "name": "n", "uid": "u", "resourceVersion": "7", "labels": {"zone": "a"},
+                    "annotations": {"long": "text"},
+            },
+            "spec": {"taints": []}, "status": {"images": [{"names": ["i"]}]},
+        });
+        let node = object::<Node>(&json.to_string()).unwrap().unwrap();
+        assert_eq!(node.labels, BTreeMap::from([("zone".to_owned(), "a".to_owned())]));
+        assert!(node.meta.labels.is_empty() && node.meta.annotations.is_empty());
+    }
+}

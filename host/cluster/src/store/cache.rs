@@ -1,0 +1,208 @@
+//! The cache of all kinds, with queries over their indexes.
+
+use std::sync::Arc;
+
+use cofferdam_domain::{
+    AccessModes, Claim, ClaimKey, CsiDriver, CsiNode, DriverName, Node, NodeName, Pod, Quantity,
+    StorageClass, Uid, Volume, VolumeAttachment, VolumeAttributesClass, VolumeAttributesClassName,
+    VolumeHandle, VolumeMode, VolumeName,
+};
+
+use super::{Lookup, ObjectStore, RestoreDetector};
+pub use crate::index::PodIndex;
+use crate::{
+    index::Indexed,
+    objects::{orphan_report::OrphanReport, restore_marker::RestoreMarker},
+};
+
+/// The cached objects of all kinds.
+#[derive(Debug, Default)]
+pub struct Cache {
+    /// PersistentVolumeClaims
+    pub claims: ObjectStore<Claim>,
+    /// PersistentVolumes
+    pub volumes: ObjectStore<Volume>,
+    /// StorageClasses
+    pub classes: ObjectStore<StorageClass>,
+    /// VolumeAttributesClasses
+    pub attributes_classes: ObjectStore<VolumeAttributesClass>,
+    /// Pods
+    pub pods: ObjectStore<Pod>,
+    /// VolumeAttachments
+    pub attachments: ObjectStore<VolumeAttachment>,
+    /// CSINodes
+    pub csi_nodes: ObjectStore<CsiNode>,
+    /// CSIDrivers
+    pub csi_drivers: ObjectStore<CsiDriver>,
+    /// Nodes
+    pub nodes: ObjectStore<Node>,
+    /// The restore marker, if it exists.
+    pub restore_markers: ObjectStore<RestoreMarker>,
+    /// Orphan reports.
+    pub orphan_reports: ObjectStore<OrphanReport>,
+    /// Detects that the cluster was restored from a backup.
+    pub restore_detector: RestoreDetector,
+}
+
+impl Cache {
+    /// The claim with this uid.
+    pub fn claim_by_uid(&self, uid: &Uid) -> Option<Arc<Claim>> {
+        self.claims.query(|index, claims| index.by_uid.get(uid).and_then(|key| claims.get(key)).cloned())
+    }
+
+    /// The class of this name. The empty name means no class: [`Lookup::Missing`].
+    pub fn class(&self, name: &str) -> Lookup<StorageClass> {
+        if name.is_empty() { Lookup::Missing } else { self.classes.get(&name.into()) }
+    }
+
+    /// Returns `true` if a claim or a volume references this VolumeAttributesClass. Undecodable objects are
+    /// not considered.
+    pub fn is_attributes_class_in_use(&self, name: &VolumeAttributesClassName) -> bool {
+        self.claims.query(|index, _| index.attributes_class_refs.contains(name.as_str()))
+            || self.volumes.query(|index, _| index.attributes_class_refs.contains(name.as_str()))
+    }
+
+    /// Claims of this class without `spec.volumeName`.
+    pub fn unbound_claims_of_class(&self, class: &str) -> Vec<ClaimKey> {
+        self.claims.query(|index, _| {
+            index.unbound_by_class.get(class).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+        })
+    }
+
+    /// Claims with this `spec.volumeName`.
+    pub fn claims_referencing_volume(&self, volume: &VolumeName) -> Vec<ClaimKey> {
+        self.claims.query(|index, _| {
+            index.by_volume.get(volume).map(|keys| keys.iter().cloned().collect()).unwrap_or_default()
+        })
+    }
+
+    /// Volumes with a `spec.claimRef` of this namespace and name, sorted by name.
+    pub fn volumes_of_claim(&self, claim: &ClaimKey) -> Vec<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let names = index.by_claim.get(claim).into_iter().flatten();
+            names.filter_map(|name| volumes.get(name).cloned()).collect()
+        })
+    }
+
+    /// Another PersistentVolume with this driver and handle that satisfies `is_candidate`.
+    pub fn other_volume_with_handle(
+        &self,
+        driver: &DriverName,
+        handle: &VolumeHandle,
+        name: &VolumeName,
+        is_candidate: impl Fn(&Volume) -> bool,
+    ) -> Option<VolumeName> {
+        self.volumes.query(|index, volumes| {
+            let names = index.by_handle.get(&(driver.clone(), handle.clone()))?;
+            let others = names.iter().filter(|other| *other != name);
+            others
+                .into_iter()
+                .find(|other| volumes.get(*other).is_none_or(|other| is_candidate(other)))
+                .cloned()
+        })
+    }
+
+    /// The first PersistentVolume by name with this driver and handle.
+    pub fn volume_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Option<VolumeName> {
+        self.volumes
+            .query(|index, _| index.by_handle.get(&(driver.clone(), handle.clone()))?.iter().next().cloned())
+    }
+
+    /// The PersistentVolumes with this driver and handle, sorted by name.
+    pub fn volumes_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Vec<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let names = index.by_handle.get(&(driver.clone(), handle.clone())).into_iter().flatten();
+            names.filter_map(|name| volumes.get(name).cloned()).collect()
+        })
+    }
+
+    /// The handles of a driver's volumes. The cost grows with the volumes of all drivers.
+    pub fn handles_of_driver(&self, driver: &DriverName) -> Vec<VolumeHandle> {
+        self.volumes.query(|index, _| {
+            let entries = index.by_handle.keys().filter(|(of, _)| of == driver);
+            entries.map(|(_, handle)| handle.clone()).collect()
+        })
+    }
+
+    /// The first free volume that satisfies `is_match`, in the order of kube-controller-manager: fewest
+    /// access modes, then smallest capacity, then name. Candidates have the class, volume mode and
+    /// VolumeAttributesClass, every access mode of `modes`, and at least the capacity `request`.
+    pub fn find_free_volume(
+        &self,
+        (class, mode, attributes_class): (&str, VolumeMode, &str),
+        modes: AccessModes,
+        request: Quantity,
+        mut is_match: impl FnMut(&Volume) -> bool,
+    ) -> Option<Arc<Volume>> {
+        self.volumes.query(|index, volumes| {
+            let free_volumes = index.free.get(&(class.into(), mode, attributes_class.into()))?;
+            let candidates =
+                free_volumes.iter().filter(|(_, has, size, _)| has.contains(modes) && *size >= request);
+            candidates.filter_map(|(.., name)| volumes.get(name)).find(|volume| is_match(volume)).cloned()
+        })
+    }
+
+    /// Pods that use this claim.
+    pub fn pods_using_claim(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
+        self.pods.query(|index, pods| {
+            index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        })
+    }
+
+    /// Pods with claims on this node.
+    pub fn pods_on_node(&self, node: &NodeName) -> Vec<Arc<Pod>> {
+        self.pods.query(|index, pods| {
+            index.by_node.get(node).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()
+        })
+    }
+
+    /// Nodes with pods that have claims.
+    pub fn nodes_with_pods(&self) -> Vec<NodeName> {
+        self.pods.query(|index, _| index.by_node.keys().cloned().collect())
+    }
+
+    /// VolumeAttachments of a volume and of all attachers, sorted by name.
+    pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<VolumeAttachment>> {
+        self.attachments.query(|index, attachments| {
+            let names = index.by_volume.get(volume).into_iter().flatten();
+            names.filter_map(|name| attachments.get(name).cloned()).collect()
+        })
+    }
+
+    /// VolumeAttachments of a node and of all attachers, sorted by name.
+    pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<VolumeAttachment>> {
+        self.attachments.query(|index, attachments| {
+            let names = index.by_node.get(node).into_iter().flatten();
+            names.filter_map(|name| attachments.get(name).cloned()).collect()
+        })
+    }
+}
+
+/// A kind with a store in the [`Cache`].
+pub trait CachedKind: Indexed {
+    /// The store of the kind.
+    fn store(cache: &Cache) -> &ObjectStore<Self>;
+}
+
+macro_rules! cached {
+    ($($kind:ty => $field:ident),+ $(,)?) => {$(
+        impl CachedKind for $kind {
+            fn store(cache: &Cache) -> &ObjectStore<Self> {
+                &cache.$field
+            }
+        }
+    )+};
+}
+cached!(
+    Claim => claims,
+    Volume => volumes,
+    StorageClass => classes,
+    VolumeAttributesClass => attributes_classes,
+    Pod => pods,
+    VolumeAttachment => attachments,
+    CsiNode => csi_nodes,
+    CsiDriver => csi_drivers,
+    Node => nodes,
+    RestoreMarker => restore_markers,
+    OrphanReport => orphan_reports,
+);

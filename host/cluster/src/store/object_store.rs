@@ -1,0 +1,376 @@
+//! The cached objects of one kind, and the order of updates from lists, watch events and write responses.
+//!
+//! | update | cached | effect |
+//! |---|---|---|
+//! | object | none | stored, unless there is a tombstone of the same uid, or a newer one of another uid |
+//! | object | older or equal version | stored |
+//! | object | newer version | ignored |
+//! | deletion | same uid, or not newer | removed, tombstone added |
+//! | deletion | another uid that is newer | ignored |
+//! | list without the object | not newer than the list | removed |
+//! | list without the object | newer than the list, from a write response | kept |
+//!
+//! A late watch event can therefore neither undo a write response nor restore a deleted object.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use cofferdam_domain::{Uid, ids::ResourceVersion};
+use parking_lot::RwLock;
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    index::{Index, Indexed},
+    objects::{DecodeResult, Kind, UndecodableObject},
+};
+
+/// Maximum number of tombstones. Far fewer objects of one kind are deleted within the request timeout, and a
+/// late response arrives within it.
+const MAX_TOMBSTONES: usize = 4096;
+
+/// Lifetime of a tombstone: longer than any request or watch that could still return the object.
+const TOMBSTONE_TTL: Duration = Duration::from_mins(15);
+
+/// The result of a lookup by key.
+#[derive(Debug)]
+pub enum Lookup<K> {
+    /// The object does not exist.
+    Missing,
+    /// The object exists but cannot be decoded, and must not be changed. Has its uid, empty if unknown.
+    Undecodable(Uid),
+    /// The object.
+    Found(Arc<K>),
+}
+
+impl<K> Clone for Lookup<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Missing => Self::Missing,
+            Self::Undecodable(uid) => Self::Undecodable(uid.clone()),
+            Self::Found(object) => Self::Found(Arc::clone(object)),
+        }
+    }
+}
+
+impl<K> Lookup<K> {
+    /// Returns `true` if the object does not exist. An undecodable object exists.
+    pub const fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing)
+    }
+
+    /// The object, if it exists and was decoded.
+    pub fn into_object(self) -> Option<Arc<K>> {
+        match self {
+            Self::Found(object) => Some(object),
+            Self::Missing | Self::Undecodable(_) => None,
+        }
+    }
+}
+
+/// A change of one object.
+pub struct Change<K: Kind> {
+    /// The object's key.
+    pub key: K::Key,
+    /// The cached object before the change.
+    pub old: Option<Arc<K>>,
+    /// The cached object after the change.
+    pub new: Option<Arc<K>>,
+}
+
+/// A recorded deletion.
+struct Tombstone {
+    uid: Uid,
+    version: ResourceVersion,
+    added_at: Instant,
+}
+
+struct Inner<K: Indexed> {
+    objects: HashMap<K::Key, Arc<K>>,
+    undecodable: HashMap<K::Key, UndecodableObject<K::Key>>,
+    index: K::Index,
+    tombstones: HashMap<K::Key, Tombstone>,
+    tombstone_order: VecDeque<(K::Key, Instant)>,
+    highest_version: ResourceVersion,
+}
+
+type Subscriber<K> = Box<dyn Fn(&Change<K>) + Send + Sync>;
+
+/// The cached objects of one kind.
+pub struct ObjectStore<K: Indexed> {
+    inner: RwLock<Inner<K>>,
+    subscribers: RwLock<Vec<Subscriber<K>>>,
+    synced: watch::Sender<bool>,
+}
+
+impl<K: Indexed> fmt::Debug for ObjectStore<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectStore").field("kind", &K::RESOURCE.kind).field("objects", &self.len()).finish()
+    }
+}
+
+impl<K: Indexed> Default for ObjectStore<K> {
+    fn default() -> Self {
+        Self {
+            inner: RwLock::new(Inner {
+                objects: HashMap::new(),
+                undecodable: HashMap::new(),
+                index: K::Index::default(),
+                tombstones: HashMap::new(),
+                tombstone_order: VecDeque::new(),
+                highest_version: ResourceVersion::default(),
+            }),
+            subscribers: RwLock::new(Vec::new()),
+            synced: watch::Sender::new(false),
+        }
+    }
+}
+
+impl<K: Indexed> ObjectStore<K> {
+    /// Calls `subscriber` after every change. Changes of one object are delivered in order. The subscriber
+    /// runs on the thread of the change and must not block.
+    pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
+        self.subscribers.write().push(Box::new(subscriber));
+    }
+
+    /// Looks up a key.
+    pub fn get(&self, key: &K::Key) -> Lookup<K> {
+        let inner = self.inner.read();
+        match (inner.objects.get(key), inner.undecodable.get(key)) {
+            (Some(object), _) => Lookup::Found(Arc::clone(object)),
+            (None, Some(undecodable)) => Lookup::Undecodable(undecodable.uid.clone()),
+            (None, None) => Lookup::Missing,
+        }
+    }
+
+    /// All objects, in no particular order.
+    pub fn list(&self) -> Vec<Arc<K>> {
+        self.inner.read().objects.values().cloned().collect()
+    }
+
+    /// Number of cached objects, including undecodable ones.
+    pub fn len(&self) -> usize {
+        let inner = self.inner.read();
+        inner.objects.len() + inner.undecodable.len()
+    }
+
+    /// Returns `true` if no object is cached.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The highest observed resourceVersion of lists, watch events, bookmarks and write responses.
+    pub fn highest_version(&self) -> ResourceVersion {
+        self.inner.read().highest_version
+    }
+
+    /// Records a resourceVersion without an object.
+    pub fn observe_version(&self, version: ResourceVersion) {
+        let mut inner = self.inner.write();
+        inner.highest_version = inner.highest_version.max(version);
+        // An idle watch still receives bookmarks, so tombstones of a burst expire.
+        inner.prune_tombstones();
+    }
+
+    /// Returns `true` if a first list was applied.
+    pub fn is_synced(&self) -> bool {
+        *self.synced.borrow()
+    }
+
+    /// Waits until a first list was applied.
+    pub async fn wait_synced(&self) {
+        // The store owns the sender, so this cannot fail.
+        let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
+    }
+
+    /// Runs `find` on the index and the objects by key, under the read lock.
+    pub fn query<R>(&self, find: impl FnOnce(&K::Index, &HashMap<K::Key, Arc<K>>) -> R) -> R {
+        let inner = self.inner.read();
+        find(&inner.index, &inner.objects)
+    }
+
+    /// Applies an object of a watch event or a write response. Returns whether the cache changed.
+    pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
+        let change = self.inner.write().apply(decoded);
+        self.notify(change)
+    }
+
+    /// Applies a deletion at `version`, the last known version of the object. Returns whether the cache
+    /// changed.
+    pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
+        let change = self.inner.write().delete(key, uid, version);
+        self.notify(change)
+    }
+
+    /// Applies a complete list. Objects that are newer than the list, from write responses, are kept.
+    pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
+        let mut changes = Vec::new();
+        {
+            let mut inner = self.inner.write();
+            let listed: HashSet<K::Key> =
+                items.iter().map(|item| item.as_ref().map_or_else(|o| o.key.clone(), Kind::key)).collect();
+            let removed: Vec<(K::Key, Uid)> = inner
+                .objects
+                .iter()
+                .map(|(key, object)| (key, &object.meta().uid, object.resource_version()))
+                .chain(
+                    inner
+                        .undecodable
+                        .iter()
+                        .map(|(key, undecodable)| (key, &undecodable.uid, undecodable.resource_version)),
+                )
+                .filter(|(key, _, cached)| !listed.contains(*key) && *cached <= version)
+                .map(|(key, uid, _)| (key.clone(), uid.clone()))
+                .collect();
+            changes.extend(removed.iter().filter_map(|(key, uid)| inner.delete(key, uid, version)));
+            changes.extend(items.into_iter().filter_map(|item| inner.apply(item)));
+            inner.highest_version = inner.highest_version.max(version);
+        }
+        for change in changes {
+            self.notify(Some(change));
+        }
+        self.synced.send_replace(true);
+    }
+
+    /// Removes all objects, because the API server does not serve the kind. This adds no tombstones: the
+    /// objects return when the kind is served again.
+    pub fn clear(&self) {
+        let mut changes = Vec::new();
+        {
+            let mut inner = self.inner.write();
+            let keys: Vec<K::Key> = inner.objects.keys().chain(inner.undecodable.keys()).cloned().collect();
+            for key in keys {
+                let old = inner.take(&key);
+                changes.push(Change { key, old, new: None });
+            }
+        }
+        for change in changes {
+            self.notify(Some(change));
+        }
+        self.synced.send_replace(true);
+    }
+
+    /// Returns `true` if undecodable objects exist.
+    pub fn has_undecodable(&self) -> bool {
+        !self.inner.read().undecodable.is_empty()
+    }
+
+    fn notify(&self, change: Option<Change<K>>) -> bool {
+        let Some(change) = change else { return false };
+        for subscriber in self.subscribers.read().iter() {
+            subscriber(&change);
+        }
+        true
+    }
+}
+
+impl<K: Indexed> Inner<K> {
+    fn apply(&mut self, decoded: DecodeResult<K>) -> Option<Change<K>> {
+        let (key, uid, version) = match &decoded {
+            Ok(object) => (object.key(), object.meta().uid.clone(), object.resource_version()),
+            Err(undecodable) => {
+                (undecodable.key.clone(), undecodable.uid.clone(), undecodable.resource_version)
+            }
+        };
+        self.highest_version = self.highest_version.max(version);
+        if self.cached_version(&key).is_some_and(|cached| cached > version) {
+            return None;
+        }
+        if let Some(tombstone) = self.tombstones.get(&key) {
+            if tombstone.uid == uid || tombstone.version >= version {
+                return None;
+            }
+            self.tombstones.remove(&key);
+        }
+        let old = self.take(&key);
+        match decoded {
+            Ok(object) => {
+                let is_unchanged = old.as_ref().is_some_and(|old| old.resource_version() == version);
+                let object = Arc::new(object);
+                self.index.insert(&object);
+                self.objects.insert(key.clone(), Arc::clone(&object));
+                (!is_unchanged).then_some(Change { key, old, new: Some(object) })
+            }
+            Err(undecodable) => {
+                self.undecodable.insert(key.clone(), undecodable);
+                // The object still exists, so subscribers must not see a deletion.
+                None
+            }
+        }
+    }
+
+    fn delete(&mut self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> Option<Change<K>> {
+        self.highest_version = self.highest_version.max(version);
+        let cached = match (self.objects.get(key), self.undecodable.get(key)) {
+            (Some(object), _) => Some((object.meta().uid.clone(), object.resource_version())),
+            (None, Some(undecodable)) => Some((undecodable.uid.clone(), undecodable.resource_version)),
+            (None, None) => None,
+        };
+        if cached.is_some_and(|(cached_uid, at)| cached_uid != *uid && at > version) {
+            return None;
+        }
+        let existed = self.objects.contains_key(key) || self.undecodable.contains_key(key);
+        let old = self.take(key);
+        self.add_tombstone(key.clone(), uid.clone(), version);
+        // Also for an undecodable object: its deletion can unblock a controller.
+        existed.then(|| Change { key: key.clone(), old, new: None })
+    }
+
+    fn take(&mut self, key: &K::Key) -> Option<Arc<K>> {
+        self.undecodable.remove(key);
+        let old = self.objects.remove(key)?;
+        self.index.remove(&old);
+        Some(old)
+    }
+
+    fn cached_version(&self, key: &K::Key) -> Option<ResourceVersion> {
+        self.objects
+            .get(key)
+            .map(|o| o.resource_version())
+            .or_else(|| self.undecodable.get(key).map(|o| o.resource_version))
+    }
+
+    fn add_tombstone(&mut self, key: K::Key, uid: Uid, version: ResourceVersion) {
+        let added_at = Instant::now();
+        match self.tombstones.entry(key) {
+            // A deletion arrives twice: as a response and as a watch event.
+            Entry::Occupied(mut tombstone) => {
+                let tombstone = tombstone.get_mut();
+                (tombstone.uid, tombstone.version) = (uid, version);
+            }
+            Entry::Vacant(free) => {
+                self.tombstone_order.push_back((free.key().clone(), added_at));
+                free.insert(Tombstone { uid, version, added_at });
+            }
+        }
+        self.prune_tombstones();
+    }
+
+    /// Removes tombstones beyond [`MAX_TOMBSTONES`] or older than [`TOMBSTONE_TTL`].
+    fn prune_tombstones(&mut self) {
+        let now = Instant::now();
+        let is_expired = |since: &Instant| now.duration_since(*since) >= TOMBSTONE_TTL;
+        let before = self.tombstone_order.len();
+        while let Some((key, since)) = self.tombstone_order.front()
+            && (self.tombstone_order.len() > MAX_TOMBSTONES || is_expired(since))
+        {
+            // A newer tombstone of the key has an entry of its own.
+            if self.tombstones.get(key).is_some_and(|tombstone| tombstone.added_at == *since) {
+                self.tombstones.remove(key);
+            }
+            self.tombstone_order.pop_front();
+        }
+        if self.tombstone_order.len() < before
+            && self.tombstone_order.len() < self.tombstone_order.capacity() / 4
+        {
+            self.tombstone_order.shrink_to(self.tombstone_order.len() * 2);
+            self.tombstones.shrink_to(self.tombstone_order.len() * 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Detection of a cluster that was restored from a backup.
+
+use cofferdam_domain::ids::ResourceVersion;
+use tokio::sync::watch as channel;
+
+/// A resourceVersion below one that was observed before: the cluster was restored from a backup.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} objects are at version {found}, expected at least {highest_seen}: the cluster was restored")]
+pub struct RestoreDetected {
+    /// Kind of the objects.
+    pub kind: &'static str,
+    /// Highest version observed before.
+    pub highest_seen: ResourceVersion,
+    /// The current version.
+    pub found: ResourceVersion,
+}
+
+impl RestoreDetected {
+    /// Compares `found`, the version of a response, with `highest_seen`, the highest version of the kind when
+    /// its request was sent.
+    ///
+    /// # Errors
+    /// [`RestoreDetected`] if the response is older.
+    pub fn detect_rollback(
+        kind: &'static str,
+        highest_seen: ResourceVersion,
+        found: ResourceVersion,
+    ) -> Result<(), Self> {
+        if found < highest_seen { Err(Self { kind, highest_seen, found }) } else { Ok(()) }
+    }
+}
+
+/// Keeps the first detected restore of the cached cluster.
+#[derive(Debug, Default)]
+pub struct RestoreDetector(channel::Sender<Option<RestoreDetected>>);
+
+impl RestoreDetector {
+    /// As [`RestoreDetected::detect_rollback`], but reports a restore.
+    pub fn detect_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
+        if let Err(restored) = RestoreDetected::detect_rollback(kind, highest_seen, found) {
+            self.report(restored);
+        }
+    }
+
+    /// Reports a restore. Only the first report is kept.
+    pub fn report(&self, restored: RestoreDetected) {
+        self.0.send_if_modified(|reported| {
+            let is_first = reported.is_none();
+            reported.get_or_insert(restored);
+            is_first
+        });
+    }
+
+    /// The reported restore.
+    pub fn reported(&self) -> Option<RestoreDetected> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a report.
+    pub async fn wait_reported(&self) -> RestoreDetected {
+        let mut reported = self.0.subscribe();
+        match reported.wait_for(Option::is_some).await.ok().and_then(|reported| reported.clone()) {
+            Some(restored) => restored,
+            None => std::future::pending().await,
+        }
+    }
+}

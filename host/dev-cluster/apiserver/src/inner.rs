@@ -1,0 +1,26 @@
+//! State of the server.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use crate::random::Random;
+use crate::store::Store;
+
+/// State that all requests share.
+pub(crate) struct Inner {
+    pub(crate) store: Store,
+    pub(crate) now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+    pub(crate) body_limit: usize,
+    pub(crate) random: Random,
+}
+
+impl Inner {
+    pub(crate) fn uid(&self) -> String {
+        self.random.uid()
+    }
+
+    pub(crate) fn name_suffix(&self) -> String {
+        self.random.name_suffix()
+    }
+}

@@ -1,0 +1,50 @@
+//! Optional behaviours of drivers.
+
+use std::fmt;
+
+/// An optional behaviour within an interface, declared by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Feature {
+    /// Volumes can be published read-only.
+    PublishReadonly,
+    /// Listing and inspection return the nodes to which a volume is published.
+    PublishedNodes,
+    /// Listing and inspection return the volume's condition.
+    VolumeCondition,
+    /// Published volumes can be expanded.
+    OnlineExpansion,
+    /// The access modes SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER are supported.
+    SingleNodeMultiWriter,
+    /// The driver applies `volume_mount_group` when it mounts a volume.
+    VolumeMountGroup,
+}
+
+impl Feature {
+    /// All features.
+    pub const ALL: [Self; 6] = [
+        Self::PublishReadonly,
+        Self::PublishedNodes,
+        Self::VolumeCondition,
+        Self::OnlineExpansion,
+        Self::SingleNodeMultiWriter,
+        Self::VolumeMountGroup,
+    ];
+
+    /// Name in `describe`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::PublishReadonly => "publish-readonly",
+            Self::PublishedNodes => "published-nodes",
+            Self::VolumeCondition => "volume-condition",
+            Self::OnlineExpansion => "online-expansion",
+            Self::SingleNodeMultiWriter => "single-node-multi-writer",
+            Self::VolumeMountGroup => "volume-mount-group",
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
