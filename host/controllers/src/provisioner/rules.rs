@@ -357,6 +357,7 @@ fn build_request(
                 pv_name: name.clone(),
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
+            source: None,
         },
     })
 }

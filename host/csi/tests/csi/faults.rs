@@ -63,15 +63,15 @@ async fn failures_without_a_driver_status_are_not_final() {
     let oversized = vec![0; (4 << 20) + 1];
     #[rustfmt::skip] // one row a fault
     let table = [
-        ("a broken connection",  ScriptedReply::CloseConnection,                       ErrorKind::Unavailable, "broken"),
-        ("no end",               ScriptedReply::MessageWithoutStatus(valid_response()),        ErrorKind::Internal,    "untrue"),
-        ("a web server",         ScriptedReply::Http(404),                 ErrorKind::Internal,    "untrue"),
-        ("a web server's error", ScriptedReply::Http(503),                 ErrorKind::Internal,    "untrue"),
-        ("no message",           ScriptedReply::RawBytes(Vec::new()),         ErrorKind::Internal,    "untrue"),
-        ("half a message",       ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()), ErrorKind::Internal, "untrue"),
-        ("not protobuf",         ScriptedReply::Message(vec![0xff; 20]),   ErrorKind::Internal,    "untrue"),
-        ("a huge message",       ScriptedReply::Message(oversized),             ErrorKind::Internal,    "untrue"),
-        ("a strange code",       ScriptedReply::Status(99, "?"),           ErrorKind::Internal,    "untrue"),
+        ("a broken connection",  ScriptedReply::CloseConnection,                       ErrorKind::Unavailable, "connection-lost"),
+        ("no end",               ScriptedReply::MessageWithoutStatus(valid_response()),        ErrorKind::Internal,    "contract-violation"),
+        ("a web server",         ScriptedReply::Http(404),                 ErrorKind::Internal,    "contract-violation"),
+        ("a web server's error", ScriptedReply::Http(503),                 ErrorKind::Internal,    "contract-violation"),
+        ("no message",           ScriptedReply::RawBytes(Vec::new()),         ErrorKind::Internal,    "contract-violation"),
+        ("half a message",       ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()), ErrorKind::Internal, "contract-violation"),
+        ("not protobuf",         ScriptedReply::Message(vec![0xff; 20]),   ErrorKind::Internal,    "contract-violation"),
+        ("a huge message",       ScriptedReply::Message(oversized),             ErrorKind::Internal,    "contract-violation"),
+        ("a strange code",       ScriptedReply::Status(99, "?"),           ErrorKind::Internal,    "contract-violation"),
     ];
     for (n, (case, reply, kind, outcome)) in table.into_iter().enumerate() {
         backend.wait_connected(true).await;

@@ -12,7 +12,7 @@ use serde::{
     de::{Error as _, MapAccess, Visitor},
 };
 
-use super::{ConnectionInfo, Parameters, total_bytes};
+use super::{ConnectionInfo, ContentSource, Parameters, total_bytes};
 use crate::{names, text::printable};
 
 /// The version that is written, and the only one that is read.
@@ -162,35 +162,16 @@ pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     Ok(connection_info)
 }
 
-/// What a volume's content was made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContentSource {
-    /// Another volume.
-    Volume,
-    /// A snapshot.
-    Snapshot,
-}
-
-impl ContentSource {
-    /// The word for it under [`names::CONTENT_SOURCE`].
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Volume => "volume",
-            Self::Snapshot => "snapshot",
-        }
-    }
-}
-
 /// The volume context of a volume that is handed out: the driver's attributes, the attachment of one without
 /// a publish step, and the source of one that was not empty from the start, which the node has to know before
 /// it formats anything.
 pub fn into_volume_context(
     attributes: Parameters,
     connection_info: Option<&ConnectionInfo>,
-    source: Option<ContentSource>,
+    source: Option<&ContentSource>,
 ) -> Parameters {
     let mut context = attributes;
-    context.extend(source.map(|source| (names::CONTENT_SOURCE.to_owned(), source.as_str().to_owned())));
+    context.extend(source.map(|source| (names::CONTENT_SOURCE.to_owned(), source.kind().to_owned())));
     context.extend(
         connection_info.map(|connection_info| (names::CONNECTION_INFO.to_owned(), encode(connection_info))),
     );
