@@ -350,7 +350,7 @@ fn volume_operation(
     OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
 }
 
-/// Whether the deletion of a volume is in doubt: it may still delete the volume.
+/// True if a deletion of the volume is in doubt: it may still delete the volume.
 pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
     in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
