@@ -1,4 +1,4 @@
-//! The trait behind which every driver stands.
+//! The [`Backend`] trait: a storage driver.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -13,12 +13,12 @@ use cofferdam_domain::{
 };
 use futures::future::BoxFuture;
 
-/// What a caller gives a call beside its arguments.
+/// Options of a call, beside its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// How long the call may take; the smallest of this and the backend's own limit wins.
+    /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
     pub deadline: Duration,
-    /// The secrets that the class names for this call.
+    /// Secrets that the StorageClass or VolumeSnapshotClass names for this call.
     pub secrets: Secrets,
 }
 
@@ -29,72 +29,58 @@ impl Call {
     }
 }
 
-/// What a call answers, some time.
+/// The pending result of a call.
 pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, StorageError>>;
 
-fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, T> {
+/// The result of a method that the driver does not implement.
+pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, T> {
     let error =
         StorageError::final_outcome(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
     Box::pin(std::future::ready(Err(error)))
 }
 
-/// A storage driver. Roles cannot tell whether it is a component in the sandbox or something else.
+/// A storage driver: a component in the sandbox, or an existing CSI driver.
 ///
-/// Every call stands alone and is idempotent by name or handle. A failed call says by its
-/// [`Finality`](cofferdam_domain::storage::Finality) whether it may still have an effect; after anything but
-/// `Final` only the same call with the same arguments, or the one that undoes it, may follow. What a driver
-/// cannot do by its [`abilities`](Self::abilities) is `Unimplemented`, finally.
+/// Calls are independent and idempotent by name or handle. The
+/// [`Finality`](cofferdam_domain::storage::Finality) of an error tells if the call may still have an effect.
+/// After an error that is not `Final`, only a retry with the same arguments or the inverse call may follow.
+/// Methods beyond the driver's [`abilities`](Self::abilities) fail with `Unimplemented`, finally.
 pub trait Backend: Send + Sync + 'static {
-    /// What the driver says of itself; asked once, when it is loaded.
+    /// The driver's description of itself. It is read once, when the driver is loaded.
     fn description(&self) -> &Description;
 
-    /// What it can do beside creating, deleting and validating.
+    /// The optional abilities of the driver; it can always create, delete and validate volumes.
     fn abilities(&self) -> &BTreeSet<Ability>;
 
-    /// Whether its volumes may be reachable from some nodes only. CSI `VOLUME_ACCESSIBILITY_CONSTRAINTS`:
-    /// such a driver does not tell its topology keys, they stand in CSINode.
+    /// True if the driver's volumes may be reachable from some nodes only. CSI
+    /// `VOLUME_ACCESSIBILITY_CONSTRAINTS`: such a driver does not list its topology keys; CSINode has them.
     fn has_topology(&self) -> bool {
         !self.description().topology_keys.is_empty()
     }
 
-    /// Whether the driver is ready. CSI `Probe`.
+    /// Asks the driver if it is ready. CSI `Probe`.
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness>;
 
-    /// Creates a volume, or finds the one of this name. CSI `CreateVolume`.
+    /// Creates a volume, or returns the existing one of this name. CSI `CreateVolume`.
+    ///
+    /// A driver without the [ability] for the request's content source must fail with `Unimplemented`: it
+    /// must not return an empty volume.
+    ///
+    /// [ability]: cofferdam_domain::storage::ContentSource::required_ability
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume>;
 
-    /// Deletes a volume; one that does not exist is a success. CSI `DeleteVolume`.
+    /// Deletes a volume. Succeeds if it does not exist. CSI `DeleteVolume`.
     fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()>;
 
-    /// Tells whether a volume can be used in some ways. CSI `ValidateVolumeCapabilities`.
+    /// Checks if a volume supports the given capabilities. CSI `ValidateVolumeCapabilities`.
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation>;
-
-    /// Creates a volume with the content of another one. CSI `CreateVolume` with a volume as its source.
-    fn clone_volume(
-        &self,
-        _call: Call,
-        _request: CreateVolume,
-        _source: VolumeHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        unimplemented(Ability::Cloning)
-    }
-
-    /// Creates a volume with the content of a snapshot. CSI `CreateVolume` with a snapshot as its source.
-    fn restore_snapshot(
-        &self,
-        _call: Call,
-        _request: CreateVolume,
-        _source: SnapshotHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        unimplemented(Ability::Restoring)
-    }
 
     /// Makes a volume reachable from a node. CSI `ControllerPublishVolume`.
     fn publish_volume(&self, _call: Call, _request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {
         unimplemented(Ability::Publishing)
     }
 
-    /// Makes a volume unreachable from a node, or from all when none is given. CSI
+    /// Makes a volume unreachable from a node, or from all nodes without one. CSI
     /// `ControllerUnpublishVolume`.
     fn unpublish_volume(
         &self,
@@ -105,7 +91,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Publishing)
     }
 
-    /// Makes a volume larger. CSI `ControllerExpandVolume`.
+    /// Expands a volume. CSI `ControllerExpandVolume`.
     fn expand_volume(&self, _call: Call, _request: ExpandVolume) -> BackendFuture<'_, ExpandedVolume> {
         unimplemented(Ability::Expansion)
     }
@@ -120,12 +106,12 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Modification)
     }
 
-    /// Cuts a snapshot, or finds the one of this name. CSI `CreateSnapshot`.
+    /// Creates a snapshot, or returns the existing one of this name. CSI `CreateSnapshot`.
     fn create_snapshot(&self, _call: Call, _request: CreateSnapshot) -> BackendFuture<'_, Snapshot> {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Deletes a snapshot; one that does not exist is a success. CSI `DeleteSnapshot`.
+    /// Deletes a snapshot. Succeeds if it does not exist. CSI `DeleteSnapshot`.
     fn delete_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> BackendFuture<'_, ()> {
         unimplemented(Ability::Snapshots)
     }
@@ -145,7 +131,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Cuts snapshots of several volumes at one moment. CSI `CreateVolumeGroupSnapshot`.
+    /// Creates snapshots of several volumes at one point in time. CSI `CreateVolumeGroupSnapshot`.
     fn create_group_snapshot(
         &self,
         _call: Call,
@@ -154,7 +140,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Deletes a group with its members; one that does not exist is a success. CSI
+    /// Deletes a group snapshot with its members. Succeeds if it does not exist. CSI
     /// `DeleteVolumeGroupSnapshot`.
     fn delete_group_snapshot(
         &self,
@@ -165,7 +151,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Describes a group. CSI `GetVolumeGroupSnapshot`.
+    /// Describes a group snapshot. CSI `GetVolumeGroupSnapshot`.
     fn get_group_snapshot(
         &self,
         _call: Call,
@@ -185,7 +171,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Inspection)
     }
 
-    /// Tells the room for more volumes. CSI `GetCapacity`.
+    /// Returns the available capacity. CSI `GetCapacity`.
     fn get_capacity(&self, _call: Call, _query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         unimplemented(Ability::Capacity)
     }

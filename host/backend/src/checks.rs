@@ -1,9 +1,9 @@
-//! Drivers lie: what they return is checked before anybody believes it. An error is the rule that is broken,
-//! in words.
+//! Checks of driver responses: a response that breaks the contract is never passed on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cofferdam_domain::{
+    VolumeHandle,
     names::RESERVED_ATTRIBUTE_PREFIX,
     storage::{
         Capacity, ConnectionInfo, CreatedVolume, Description, ExpandedVolume, GroupSnapshot, PageRequest,
@@ -12,12 +12,15 @@ use cofferdam_domain::{
 };
 pub use cofferdam_domain::{storage::total_bytes, text::printable};
 
-use crate::Redactor;
+use crate::{ContractViolation, Redactor};
+
+/// Result of a check.
+type CheckResult = Result<(), ContractViolation>;
 
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
 
-/// How long may be what a backend returns.
+/// Limits for ids and maps in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLimits {
     /// Longest id and longest key of a map, in bytes.
@@ -27,47 +30,46 @@ pub struct ResponseLimits {
 }
 
 impl ResponseLimits {
-    /// CSI's own limits, to which components are held.
+    /// The CSI specification's limits. They apply to components.
     pub const CSI_SPEC: Self = Self { max_id_bytes: MAX_STRING, max_map_bytes: 4 << 10 };
-    /// What the API can store, to which existing drivers are held: nothing else ever held them to CSI's
-    /// limits, and some exceed them. A map may be as large as Kubernetes lets all annotations of an object
-    /// be; an id, which is repeated in messages and logs, as long as the longest path.
+    /// Limits for existing CSI drivers. The sidecars check no lengths, and some drivers exceed CSI's limits.
+    /// The largest map is the largest total of annotations of a Kubernetes object. The longest id, which is
+    /// repeated in messages and logs, is the longest path of Linux.
     pub const KUBERNETES_API: Self = Self { max_id_bytes: 4 << 10, max_map_bytes: 256 << 10 };
 
-    /// Checks a volume. Whether it is as large as was asked for is the caller's to see: a volume that is too
-    /// small exists, and only who knows its id can delete it again.
-    pub fn check_created_volume(self, volume: &CreatedVolume) -> Result<(), String> {
+    /// Checks a created volume. The caller compares its capacity with the request: a volume that is too small
+    /// exists, and its handle is needed to delete it.
+    ///
+    /// # Errors
+    /// The first rule that the volume breaks.
+    pub fn check_created_volume(self, volume: &CreatedVolume) -> CheckResult {
         self.check_handle(volume.handle.as_str())?;
-        check_size(volume.capacity)?;
+        volume.capacity.map_or(Ok(()), |bytes| check_size("the volume's size", bytes))?;
         self.check_map("the context", &volume.context)?;
-        // What the host itself writes beside the context, and the node believes, is not the guest's to write.
+        // The node trusts these keys: only the host may set them.
         if let Some(key) = volume.context.keys().find(|key| key.starts_with(RESERVED_ATTRIBUTE_PREFIX)) {
-            return Err(format!(
-                "the context has the key {:?}; keys under {RESERVED_ATTRIBUTE_PREFIX} are the host's",
-                printable(key)
-            ));
+            return Err(ContractViolation::ReservedKey { key: printable(key) });
         }
-        if volume.topology.len() > MAX_TOPOLOGY_SEGMENTS {
-            return Err(format!(
-                "{} places in the topology; at most {MAX_TOPOLOGY_SEGMENTS} are allowed",
-                volume.topology.len()
-            ));
-        }
+        check_count("the topology", volume.topology.len(), "segments", 0, MAX_TOPOLOGY_SEGMENTS)?;
         volume.topology.iter().try_for_each(check_segments)?;
-        volume.connection_info.as_ref().map_or(Ok(()), |attachment| self.check_connection_info(attachment))
+        volume.connection_info.as_ref().map_or(Ok(()), |info| self.check_connection_info(info))
     }
 
-    /// Checks a volume's state.
-    pub fn check_volume_status(self, status: &VolumeStatus) -> Result<(), String> {
+    /// Checks a volume's status.
+    ///
+    /// # Errors
+    /// The first rule that the status breaks.
+    pub fn check_volume_status(self, status: &VolumeStatus) -> CheckResult {
         self.check_created_volume(&status.volume)?;
-        if status.published_node_ids.len() > MAX_PUBLISHED_NODES {
-            return Err(format!(
-                "a volume is published to {} nodes; at most {MAX_PUBLISHED_NODES} are allowed",
-                status.published_node_ids.len()
-            ));
-        }
+        check_count(
+            "the volume",
+            status.published_node_ids.len(),
+            "published nodes",
+            0,
+            MAX_PUBLISHED_NODES,
+        )?;
         for node in &status.published_node_ids {
-            check_text("a node's id", node.as_str(), 1, MAX_NODE_ID)?;
+            check_text("the node id", node.as_str(), 1, MAX_NODE_ID)?;
         }
         let Some(owner) = &status.owner else { return Ok(()) };
         check_text("the owner's cluster", owner.cluster_id.as_str(), 0, MAX_OWNER_FIELD)?;
@@ -75,20 +77,42 @@ impl ResponseLimits {
         check_text("the owner's volume", owner.pv_name.as_str(), 0, MAX_OWNER_FIELD)
     }
 
-    /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-    pub fn check_volume_page(self, page: &VolumePage, page_request: &PageRequest) -> Result<(), String> {
+    /// Checks a page of volumes: its entries, their number, and its next token.
+    ///
+    /// # Errors
+    /// The first rule that the page breaks.
+    pub fn check_volume_page(self, page: &VolumePage, page_request: &PageRequest) -> CheckResult {
         check_page(page.volumes.len(), page.next_token.as_deref(), page_request)?;
         page.volumes.iter().try_for_each(|volume| self.check_volume_status(volume))
     }
 
-    /// Checks a part of a listing: what it holds, how much was asked for, and that it gets on.
-    pub fn check_snapshot_page(self, page: &SnapshotPage, page_request: &PageRequest) -> Result<(), String> {
+    /// Checks a page of snapshots, of one source volume or of all: its entries, their number, and its next
+    /// token.
+    ///
+    /// # Errors
+    /// The first rule that the page breaks.
+    pub fn check_snapshot_page(
+        self,
+        page: &SnapshotPage,
+        page_request: &PageRequest,
+        source: Option<&VolumeHandle>,
+    ) -> CheckResult {
         check_page(page.snapshots.len(), page.next_token.as_deref(), page_request)?;
-        page.snapshots.iter().try_for_each(|snapshot| self.check_snapshot(snapshot))
+        page.snapshots.iter().try_for_each(|snapshot| self.check_snapshot(snapshot))?;
+        let Some(source) = source else { return Ok(()) };
+        match page.snapshots.iter().find(|snapshot| snapshot.source != *source) {
+            Some(foreign) => {
+                Err(ContractViolation::ForeignSnapshot { handle: printable(foreign.handle.as_str()) })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Checks a snapshot.
-    pub fn check_snapshot(self, snapshot: &Snapshot) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The first rule that the snapshot breaks.
+    pub fn check_snapshot(self, snapshot: &Snapshot) -> CheckResult {
         self.check_id("the snapshot handle", snapshot.handle.as_str())?;
         self.check_handle(snapshot.source.as_str())?;
         if let Some(group) = &snapshot.group {
@@ -99,250 +123,277 @@ impl ResponseLimits {
             check_text("the owner's snapshot", owner.snapshot_uid.as_str(), 0, MAX_OWNER_FIELD)?;
             check_text("the owner's content", &owner.content_name, 0, MAX_OWNER_FIELD)?;
         }
-        if i64::try_from(snapshot.created_at_ms).is_err() {
-            return Err(format!(
-                "the snapshot was cut at {} ms; expected at most {}",
-                snapshot.created_at_ms,
-                i64::MAX
-            ));
-        }
-        // A snapshot may hold nothing.
-        snapshot.size.filter(|size| *size > 0).map_or(Ok(()), |bytes| check_size(Some(bytes)))
+        check_signed("the snapshot's creation time", snapshot.created_at_ms, "ms", 0)?;
+        // An empty snapshot is valid.
+        check_signed("the snapshot's size", snapshot.size.unwrap_or_default(), "bytes", 0)
     }
 
     /// Checks a group snapshot.
-    pub fn check_group_snapshot(self, group: &GroupSnapshot) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// The first rule that the group or one of its members breaks.
+    pub fn check_group_snapshot(self, group: &GroupSnapshot) -> CheckResult {
         self.check_id("the group's handle", group.handle.as_str())?;
         group.snapshots.iter().try_for_each(|member| self.check_snapshot(member))?;
         let is_foreign = |member: &&Snapshot| member.group.as_ref() != Some(&group.handle);
         if let Some(member) = group.snapshots.iter().find(is_foreign) {
-            return Err(format!(
-                "the member {:?} does not say that it is the group's",
-                printable(member.handle.as_str())
-            ));
+            return Err(ContractViolation::ForeignMember { handle: printable(member.handle.as_str()) });
         }
         if group.ready && group.snapshots.iter().any(|member| !member.ready) {
-            return Err("the group is ready and one of its members is not".to_owned());
+            return Err(ContractViolation::MemberNotReady);
         }
         Ok(())
     }
 
-    /// Checks an attachment.
-    pub fn check_connection_info(self, connection_info: &ConnectionInfo) -> Result<(), String> {
-        connection_info.validate(self.max_id_bytes, self.max_map_bytes)
+    /// Checks a connection info.
+    ///
+    /// # Errors
+    /// The rule that the connection info breaks.
+    pub fn check_connection_info(self, connection_info: &ConnectionInfo) -> CheckResult {
+        connection_info
+            .validate(self.max_id_bytes, self.max_map_bytes)
+            .map_err(|error| ContractViolation::ConnectionInfo(error.to_string()))
     }
 
-    fn check_id(self, what: &str, id: &str) -> Result<(), String> {
-        check_text(what, id, 1, self.max_id_bytes)
+    fn check_id(self, field: &'static str, id: &str) -> CheckResult {
+        check_text(field, id, 1, self.max_id_bytes)
     }
 
-    fn check_handle(self, handle: &str) -> Result<(), String> {
+    fn check_handle(self, handle: &str) -> CheckResult {
         self.check_id("the volume handle", handle)?;
-        let inline = handle
+        let is_inline = handle
             .strip_prefix("csi-")
             .is_some_and(|digits| digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        if inline {
-            return Err(format!("the volume handle {handle} has the shape of an inline volume's"));
+        if is_inline {
+            return Err(ContractViolation::InlineHandle { handle: handle.to_owned() });
         }
         Ok(())
     }
 
-    fn check_map(self, what: &str, map: &Parameters) -> Result<(), String> {
-        let bytes = total_bytes(map);
-        if bytes > self.max_map_bytes {
-            return Err(format!("{what} has {bytes} bytes; at most {} are allowed", self.max_map_bytes));
+    fn check_map(self, map_name: &'static str, map: &Parameters) -> CheckResult {
+        let (bytes, max) = (total_bytes(map), self.max_map_bytes);
+        if bytes > max {
+            return Err(ContractViolation::MapTooLarge { map: map_name, bytes, max });
         }
-        match map.keys().find(|key| key.is_empty() || key.len() > self.max_id_bytes) {
-            Some(key) => {
-                Err(format!("{what} has a key of {} bytes; expected 1 to {}", key.len(), self.max_id_bytes))
-            }
+        let max = self.max_id_bytes;
+        match map.keys().find(|key| key.is_empty() || key.len() > max) {
+            Some(key) => Err(ContractViolation::KeyLength { map: map_name, bytes: key.len(), max }),
             None => Ok(()),
         }
     }
 }
 
-/// Longest name of a driver, in bytes; CSI's limit, because it becomes a label.
+/// CSI's limit for a driver name, in bytes. The name is used as a label value.
 const MAX_DRIVER_NAME: usize = 63;
-/// Most topology keys and features: far more than any driver has, few enough to print.
+/// Maximum topology keys, topology segments' keys and features. No real driver has as many.
 const MAX_DESCRIPTION_ITEMS: usize = 64;
-/// Most places that a volume can be reached from; a node has one.
+/// Maximum topology segments of a volume.
 const MAX_TOPOLOGY_SEGMENTS: usize = 1_024;
-/// Most nodes that a volume is published to: more than Kubernetes has in a cluster.
+/// Maximum nodes that a volume is published to: twice the nodes of the largest supported Kubernetes cluster.
 const MAX_PUBLISHED_NODES: usize = 10_000;
-/// CSI's limit for the id of a node, in bytes.
+/// CSI's limit for a node id, in bytes.
 const MAX_NODE_ID: usize = 256;
-/// Longest text of an owner, in bytes: what Kubernetes allows for a name.
+/// Longest field of an owner, in bytes: Kubernetes' limit for names.
 const MAX_OWNER_FIELD: usize = 253;
-/// Longest token of a listing, in bytes; it is kept between two calls.
+/// Longest page token, in bytes.
 const MAX_PAGE_TOKEN: usize = 4 << 10;
-/// A guest's pairs as a map.
-pub fn unique_map(what: &str, pairs: Vec<(String, String)>) -> Result<BTreeMap<String, String>, String> {
+
+/// Converts a component's key-value pairs to a map.
+///
+/// # Errors
+/// A key that occurs twice.
+pub fn unique_map(
+    map_name: &'static str,
+    pairs: Vec<(String, String)>,
+) -> Result<BTreeMap<String, String>, ContractViolation> {
     let mut map = BTreeMap::new();
     for (key, value) in pairs {
         if map.contains_key(&key) {
-            return Err(format!("{what} has the key {:?} twice", printable(&key)));
+            return Err(ContractViolation::DuplicateKey { map: map_name, key: printable(&key) });
         }
         map.insert(key, value);
     }
     Ok(map)
 }
 
-/// [`Bounds::created`] of a component.
-pub fn created_volume(volume: &CreatedVolume) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_created_volume(volume)
+/// Checks that a response describes the requested object.
+///
+/// # Errors
+/// Another object.
+pub fn same_handle<H: PartialEq + std::fmt::Display>(
+    object: &'static str,
+    expected: &H,
+    found: &H,
+) -> CheckResult {
+    if expected == found {
+        return Ok(());
+    }
+    Err(ContractViolation::WrongObject { object, expected: printable(&expected.to_string()) })
 }
 
-/// [`Bounds::status`] of a component.
-pub fn volume_status(status: &VolumeStatus) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_volume_status(status)
+/// Checks that a group snapshot has exactly one member for each source volume.
+///
+/// # Errors
+/// Missing, duplicate or foreign members.
+pub fn group_members(group: &GroupSnapshot, sources: &BTreeSet<VolumeHandle>) -> CheckResult {
+    let member_sources: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
+    if member_sources == sources.iter().collect() && group.snapshots.len() == sources.len() {
+        return Ok(());
+    }
+    Err(ContractViolation::GroupMembers)
 }
 
-/// [`Bounds::volume_page`] of a component.
-pub fn volume_page(page: &VolumePage, page_request: &PageRequest) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_volume_page(page, page_request)
-}
-
-/// [`Bounds::snapshot_page`] of a component.
-pub fn snapshot_page(page: &SnapshotPage, page_request: &PageRequest) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_snapshot_page(page, page_request)
-}
-
-/// [`Bounds::snapshot`] of a component.
-pub fn snapshot(snapshot: &Snapshot) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_snapshot(snapshot)
-}
-
-/// [`Bounds::group_snapshot`] of a component.
-pub fn group_snapshot(group: &GroupSnapshot) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_group_snapshot(group)
-}
-
-/// [`Bounds::attachment`] of a component.
-pub fn connection_info(connection_info: &ConnectionInfo) -> Result<(), String> {
-    ResponseLimits::CSI_SPEC.check_connection_info(connection_info)
-}
-
-fn check_text(what: &str, text: &str, min: usize, max: usize) -> Result<(), String> {
+fn check_text(field: &'static str, text: &str, min: usize, max: usize) -> CheckResult {
     if !(min..=max).contains(&text.len()) {
-        return Err(format!("{what} has {} bytes; expected {min} to {max}", text.len()));
+        return Err(ContractViolation::Length { field, bytes: text.len(), min, max });
     }
     if text.chars().any(char::is_control) {
-        return Err(format!("{what} {:?} has control characters", printable(text)));
+        return Err(ContractViolation::ControlCharacters { field, text: printable(text) });
     }
     Ok(())
 }
 
-fn check_size(capacity: Option<u64>) -> Result<(), String> {
-    let Some(bytes) = capacity else { return Ok(()) };
-    // Sizes travel as signed numbers in CSI and in Kubernetes.
-    if i64::try_from(bytes).is_err() || bytes == 0 {
-        return Err(format!("the volume has {bytes} bytes; expected 1 to {}", i64::MAX));
+fn check_count(
+    object: &'static str,
+    count: usize,
+    elements: &'static str,
+    min: usize,
+    max: usize,
+) -> CheckResult {
+    if (min..=max).contains(&count) {
+        return Ok(());
     }
-    Ok(())
+    Err(ContractViolation::Count { object, count, elements, min, max })
 }
 
-fn check_segments(segments: &Segments) -> Result<(), String> {
-    if segments.is_empty() || segments.len() > MAX_DESCRIPTION_ITEMS {
-        return Err(format!(
-            "a topology segment has {} keys; expected 1 to {MAX_DESCRIPTION_ITEMS}",
-            segments.len()
-        ));
+/// Checks that a number fits the signed integers of CSI and Kubernetes.
+fn check_signed(field: &'static str, value: u64, unit: &'static str, min: u64) -> CheckResult {
+    let max = i64::MAX.unsigned_abs();
+    if (min..=max).contains(&value) {
+        return Ok(());
     }
+    Err(ContractViolation::OutOfRange { field, value: value.into(), unit, min, max })
+}
+
+fn check_size(field: &'static str, bytes: u64) -> CheckResult {
+    check_signed(field, bytes, "bytes", 1)
+}
+
+fn check_segments(segments: &Segments) -> CheckResult {
+    check_count("a topology segment", segments.len(), "keys", 1, MAX_DESCRIPTION_ITEMS)?;
+    let syntax = |field, text, expected| ContractViolation::Syntax { field, text: printable(text), expected };
     for (key, value) in segments {
         if !is_qualified_name(key) {
-            return Err(format!("the topology key {:?} is not a label's key", printable(key)));
+            return Err(syntax("the topology key", key, "a label key"));
         }
         if !value.is_empty() && !is_label_value(value) {
-            return Err(format!("the topology value {:?} is not a label's value", printable(value)));
+            return Err(syntax("the topology value", value, "a label value"));
         }
     }
     Ok(())
 }
 
-fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest) -> Result<(), String> {
-    let limit = page_request
-        .max_entries
-        .filter(|limit| *limit > 0)
-        .map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-    if let Some(limit) = limit
-        && count > limit
-    {
-        return Err(format!("a page has {count} entries; at most {limit} were asked for"));
-    }
+fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest) -> CheckResult {
+    let limit = page_request.max_entries.filter(|limit| *limit > 0);
+    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    check_count("the page", count, "entries", 0, limit)?;
     let Some(next_token) = next_token else { return Ok(()) };
     if next_token.is_empty() || next_token.len() > MAX_PAGE_TOKEN {
-        return Err(format!("a page's end has {} bytes; expected 1 to {MAX_PAGE_TOKEN}", next_token.len()));
+        let field = "the page's next token";
+        return Err(ContractViolation::Length {
+            field,
+            bytes: next_token.len(),
+            min: 1,
+            max: MAX_PAGE_TOKEN,
+        });
     }
     if page_request.starting_token.as_deref() == Some(next_token) {
-        return Err("a page ends where it began: whoever follows it never comes to an end".to_owned());
+        return Err(ContractViolation::RepeatedToken);
     }
     Ok(())
 }
 
-/// Refuses pairs that hold a secret of the call: they are stored in the cluster, where everybody reads them.
-pub fn no_secret_in_map(what: &str, map: &Parameters, redactor: &Redactor) -> Result<(), String> {
+/// Rejects a map with a secret of the call: maps are stored in the cluster in plain text.
+///
+/// # Errors
+/// The first key with a secret in its name or value.
+pub fn no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Redactor) -> CheckResult {
     match map.iter().find(|(key, value)| redactor.contains_secret(key) || redactor.contains_secret(value)) {
-        Some((key, _)) => Err(format!(
-            "{what} holds a secret of the call under the key {:?}",
-            printable(&redactor.redact(key))
-        )),
+        Some((key, _)) => {
+            Err(ContractViolation::SecretInMap { map: map_name, key: printable(&redactor.redact(key)) })
+        }
         None => Ok(()),
     }
 }
 
-/// Refuses an id that holds a secret of the call: it is stored in the cluster, and stands in logs and
-/// metrics. Short secrets, such as a user's name, occur in ids by chance.
-pub fn no_secret_in_id(what: &str, id: &str, redactor: &Redactor) -> Result<(), String> {
-    if redactor.contains_long_secret(id) { Err(format!("{what} holds a secret of the call")) } else { Ok(()) }
+/// Rejects an id that contains a secret of the call: ids are stored in the cluster in plain text, and logged.
+/// Short secrets, such as a user's name, occur in ids by chance and are accepted.
+///
+/// # Errors
+/// The secret's field.
+pub fn no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor) -> CheckResult {
+    if redactor.contains_long_secret(id) { Err(ContractViolation::SecretInId { field }) } else { Ok(()) }
 }
 
 /// Checks an expanded volume's size.
-pub fn expanded_volume(volume: &ExpandedVolume) -> Result<(), String> {
-    check_size(Some(volume.capacity))
+///
+/// # Errors
+/// A size that CSI cannot express.
+pub fn expanded_volume(volume: &ExpandedVolume) -> CheckResult {
+    check_size("the volume's size", volume.capacity)
 }
 
-/// Checks a capacity: it travels as a signed number.
-pub fn capacity(capacity: &Capacity) -> Result<(), String> {
-    let fits = |what, bytes: u64| match i64::try_from(bytes) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(format!("{what} is {bytes} bytes; expected at most {}", i64::MAX)),
-    };
-    fits("the available capacity", capacity.available)?;
-    fits("the largest volume", capacity.maximum_volume_size.unwrap_or_default())?;
-    fits("the smallest volume", capacity.minimum_volume_size.unwrap_or_default())?;
-    match (capacity.minimum_volume_size, capacity.maximum_volume_size) {
-        (Some(smallest), Some(largest)) if smallest > largest => {
-            Err(format!("the smallest volume has {smallest} bytes and the largest {largest}"))
+/// Checks a capacity.
+///
+/// # Errors
+/// A size that CSI cannot express, or a minimum above the maximum.
+pub fn capacity(capacity: &Capacity) -> CheckResult {
+    let (minimum, maximum) = (capacity.minimum_volume_size, capacity.maximum_volume_size);
+    check_signed("the available capacity", capacity.available, "bytes", 0)?;
+    check_signed("the maximum volume size", maximum.unwrap_or_default(), "bytes", 0)?;
+    check_signed("the minimum volume size", minimum.unwrap_or_default(), "bytes", 0)?;
+    match (minimum, maximum) {
+        (Some(minimum), Some(maximum)) if minimum > maximum => {
+            Err(ContractViolation::CapacityBounds { minimum, maximum })
         }
         _ => Ok(()),
     }
 }
 
-/// Checks what a backend says of itself.
-pub fn description(description: &Description) -> Result<(), String> {
+/// Checks a driver's description.
+///
+/// # Errors
+/// The first rule that the description breaks.
+pub fn description(description: &Description) -> CheckResult {
     let name = description.name.as_str();
     if name.len() > MAX_DRIVER_NAME || !is_dns_subdomain(name) {
-        return Err(format!(
-            "the driver name is {:?}; expected a DNS subdomain (a-z, 0-9, - and .) of 1 to {MAX_DRIVER_NAME} characters",
-            printable(name)
-        ));
+        return Err(ContractViolation::Syntax {
+            field: "the driver name",
+            text: printable(name),
+            expected: "a DNS subdomain (a-z, 0-9, - and .) of 1 to 63 characters",
+        });
     }
     check_text("the version", &description.version, 1, MAX_STRING)?;
-    check_unique("topology key", &description.topology_keys, is_qualified_name)?;
-    check_unique("feature", &description.features, is_dns_label)
+    let keys = &description.topology_keys;
+    check_unique("topology keys", "the topology key", keys, is_qualified_name, "a label key")?;
+    check_unique("features", "the feature", &description.features, is_dns_label, "a DNS label")
 }
 
-fn check_unique(what: &str, list: &[String], valid: fn(&str) -> bool) -> Result<(), String> {
-    if list.len() > MAX_DESCRIPTION_ITEMS {
-        return Err(format!("{} of {what}s; at most {MAX_DESCRIPTION_ITEMS} are allowed", list.len()));
-    }
+fn check_unique(
+    elements: &'static str,
+    field: &'static str,
+    list: &[String],
+    is_valid: fn(&str) -> bool,
+    expected: &'static str,
+) -> CheckResult {
+    check_count("the description", list.len(), elements, 0, MAX_DESCRIPTION_ITEMS)?;
     let mut seen = BTreeSet::new();
     for item in list {
-        if !valid(item) {
-            return Err(format!("the {what} {:?} is not valid", printable(item)));
+        if !is_valid(item) {
+            return Err(ContractViolation::Syntax { field, text: printable(item), expected });
         }
         if !seen.insert(item) {
-            return Err(format!("the {what} {item:?} is given twice"));
+            return Err(ContractViolation::Duplicate { field, text: item.clone() });
         }
     }
     Ok(())

@@ -1,8 +1,12 @@
-//! Every lie has a test.
+//! One test for each rule.
 
-use cofferdam_domain::{DriverName, VolumeHandle, storage::Placement};
+use cofferdam_domain::{DriverName, storage::Placement};
 
 use super::*;
+
+fn created_volume(volume: &CreatedVolume) -> CheckResult {
+    ResponseLimits::CSI_SPEC.check_created_volume(volume)
+}
 
 fn volume() -> CreatedVolume {
     CreatedVolume {
@@ -17,7 +21,7 @@ fn volume() -> CreatedVolume {
 fn assert_rejected(change: impl FnOnce(&mut CreatedVolume), expected: &str) {
     let mut volume = volume();
     change(&mut volume);
-    let error = created_volume(&volume).unwrap_err();
+    let error = created_volume(&volume).unwrap_err().to_string();
     assert!(error.contains(expected) && !error.contains('\n'), "{error}");
 }
 
@@ -37,11 +41,14 @@ fn invalid_volume_fields_are_rejected() {
     );
     assert_rejected(|volume| volume.context = pairs("k", &"v".repeat(4096)), "4097 bytes");
     assert_rejected(|volume| volume.context = pairs("", "v"), "key of 0 bytes");
-    assert_rejected(|volume| volume.context = pairs("cofferdam.dev/connection-info", "{}"), "are the host's");
-    assert_rejected(|volume| volume.topology = vec![pairs("a b", "v")], "not a label's key");
-    assert_rejected(|volume| volume.topology = vec![pairs("example.com/zone", "a/b")], "not a label's value");
+    assert_rejected(|volume| volume.context = pairs("cofferdam.dev/connection-info", "{}"), "are reserved");
+    assert_rejected(|volume| volume.topology = vec![pairs("a b", "v")], "expected a label key");
+    assert_rejected(
+        |volume| volume.topology = vec![pairs("example.com/zone", "a/b")],
+        "expected a label value",
+    );
     assert_rejected(|volume| volume.topology = vec![Segments::new()], "has 0 keys");
-    assert_rejected(|volume| volume.topology = vec![pairs("k", "v"); 1025], "1025 places");
+    assert_rejected(|volume| volume.topology = vec![pairs("k", "v"); 1025], "1025 segments");
     let attachment =
         |kind: &str| ConnectionInfo { kind: kind.to_owned(), version: 1, fields: Parameters::new() };
     assert_rejected(|volume| volume.connection_info = Some(attachment("Dir")), "kind is \"Dir\"");
@@ -63,9 +70,15 @@ fn limits_for_csi_drivers_exceed_the_csi_spec() {
     {
         assert_eq!(bounds.check_created_volume(&found(id, map - 1)), Ok(()));
         assert!(
-            bounds.check_created_volume(&found(id + 1, 0)).unwrap_err().contains("the volume handle has")
+            bounds
+                .check_created_volume(&found(id + 1, 0))
+                .unwrap_err()
+                .to_string()
+                .contains("the volume handle has")
         );
-        assert!(bounds.check_created_volume(&found(1, map)).unwrap_err().contains("the context has"));
+        assert!(
+            bounds.check_created_volume(&found(1, map)).unwrap_err().to_string().contains("the context has")
+        );
     }
 }
 
@@ -90,17 +103,17 @@ fn invalid_driver_descriptions_are_rejected() {
         assert_eq!(description(&describe(name)), Ok(()), "{name}");
     }
     for name in ["", ".", "a.", "-a", "a-.b", "A.b", "a_b", "a b", "ä", "a\nb", &"a".repeat(64)] {
-        let error = description(&describe(name)).unwrap_err();
+        let error = description(&describe(name)).unwrap_err().to_string();
         assert!(error.contains("expected a DNS subdomain") && !error.contains('\n'), "{error}");
     }
     let odd = Description { version: "1\n2".to_owned(), ..describe("a") };
-    assert_eq!(description(&odd), Err("the version \"1 2\" has control characters".to_owned()));
+    assert_eq!(description(&odd).unwrap_err().to_string(), "the version \"1 2\" has control characters");
     let mut twice = describe("a");
     twice.features = vec!["x".to_owned(), "x".to_owned()];
-    assert_eq!(description(&twice), Err("the feature \"x\" is given twice".to_owned()));
+    assert_eq!(description(&twice).unwrap_err().to_string(), "the feature \"x\" is given twice");
     let mut many = describe("a");
     many.topology_keys = (0..65).map(|number| format!("k{number}")).collect();
-    assert!(description(&many).unwrap_err().starts_with("65 of topology keys"));
+    assert!(description(&many).unwrap_err().to_string().starts_with("the description has 65 topology keys"));
 }
 
 #[test]
@@ -109,6 +122,6 @@ fn duplicate_map_keys_are_rejected() {
     assert_eq!(unique_map("the context", pairs(["a", "b"])).unwrap().len(), 2);
     assert_eq!(
         unique_map("the context", pairs(["a", "a"])),
-        Err("the context has the key \"a\" twice".to_owned())
+        Err(ContractViolation::DuplicateKey { map: "the context", key: "a".to_owned() })
     );
 }

@@ -1,11 +1,12 @@
-//! One call at a time for a volume or snapshot, and only the right one after a call whose outcome nobody
-//! knows.
+//! The operation table: at most one operation at a time for each object, and operations in doubt.
 //!
-//! After `unknown` or `in-progress` only the same call with the same arguments may follow, until it is final,
-//! or the call that undoes it (contract, rule 4). What is open at one node concerns that node's calls alone:
-//! whoever knew of it may never come back, as an attachment that was removed by force, and other nodes' would
-//! wait for ever. A guard is shared: what a call has begun outside of the sandbox, an HTTP exchange or a copy
-//! in the pool, holds it until that has ended, also when the call itself is long over.
+//! An operation whose result is `unknown` or `in-progress` is in doubt. Until it is final, only a retry with
+//! the same arguments or the inverse operation may follow (rule 4 of the contract). An operation in doubt for
+//! one node blocks only operations for that node: after a forced detach its caller never retries it, and
+//! other nodes must not wait.
+//!
+//! A permit is shared. Work that outlives its call, such as an HTTP exchange or a copy in the pool, keeps the
+//! operation in flight until the work has ended.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
@@ -21,103 +22,105 @@ use cofferdam_domain::{
     storage::{ErrorKind, Finality, StorageError},
 };
 
-/// Most open outcomes that are remembered, and most names with their handles. Ten times what one backend has
-/// under way at once; the oldest is forgotten first, and then only the caller's own discipline is left.
+/// Maximum operations in doubt, and maximum aliases: ten times the concurrent calls of one backend. The
+/// oldest operation is dropped first; then only the callers keep rule 4.
 const MAX_IN_DOUBT: usize = 10_240;
 
-/// What a call is about.
+/// The object of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OperationKey {
-    /// A volume that is being created.
+    /// A volume by name, during its creation.
     VolumeName(Box<str>),
-    /// A volume that exists.
+    /// A volume by handle.
     Volume(VolumeHandle),
-    /// A snapshot that is being cut.
+    /// A snapshot by name, during its creation.
     SnapshotName(Box<str>),
-    /// A snapshot that exists.
+    /// A snapshot by handle.
     Snapshot(SnapshotHandle),
-    /// A group snapshot that is being cut.
+    /// A group snapshot by name, during its creation.
     GroupSnapshotName(Box<str>),
-    /// A group snapshot that exists.
+    /// A group snapshot by handle.
     GroupSnapshot(GroupSnapshotHandle),
 }
 
-/// A call, as far as it can be told from others.
+/// Identifies an operation: method, argument hash and node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Operation {
     method: &'static str,
     arguments_hash: u64,
-    /// The node that it is about, for those that are about one.
+    /// The node, for operations on one node.
     node: Option<NodeId>,
 }
 
-/// What a success leaves nothing open of, beside the call itself.
+/// The operations that a success resolves, beside the operation itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InverseOf {
     Nothing,
-    /// The calls of this method for its node, or for all nodes when it names none.
+    /// Operations of this method for the same node, or for every node without one.
     MethodOnNode(&'static str),
     AllOperations,
 }
 
-/// What a call wants with its subject.
+/// An operation before it is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperationRequest {
     key: OperationKey,
-    /// What it uses and does not change: others may use it too, and nobody may change it meanwhile.
+    /// Objects that the operation reads. Other operations may read them too; none may change them meanwhile.
     sources: Vec<OperationKey>,
     operation: Operation,
     inverse_of: InverseOf,
 }
 
 impl OperationRequest {
-    /// A call with its arguments.
+    /// An operation with its arguments.
     pub fn new(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
-        // Only compared with itself within this process, where the hasher's keys are fixed.
+        // Hashes are compared within this process only.
         let mut hasher = DefaultHasher::new();
         arguments.hash(&mut hasher);
         let operation = Operation { method, arguments_hash: hasher.finish(), node: None };
         Self { key, sources: Vec::new(), operation, inverse_of: InverseOf::Nothing }
     }
 
-    /// A deletion: always allowed, and after a success nothing is open.
+    /// A deletion. It is always allowed, and its success resolves every operation on the object.
     pub fn deletion(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
         Self { inverse_of: InverseOf::AllOperations, ..Self::new(key, method, arguments) }
     }
 
-    /// A call that undoes another one for the same node, or for every node without one: always allowed.
+    /// The inverse of a method for the same node, or for every node without one. It is always allowed.
     pub fn inverse(self, method: &'static str, node: Option<NodeId>) -> Self {
         Self { inverse_of: InverseOf::MethodOnNode(method), ..self.on_node(node) }
     }
 
-    /// The same for a node.
+    /// The same operation for a node.
     pub fn on_node(mut self, node: Option<NodeId>) -> Self {
         self.operation.node = node;
         self
     }
 
-    /// The same with what it reads from.
+    /// The same operation with the objects that it reads.
     pub fn with_sources(self, sources: impl IntoIterator<Item = OperationKey>) -> Self {
         Self { sources: sources.into_iter().collect(), ..self }
     }
 }
 
-/// Why a call has to wait.
+/// Reason an operation cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationConflict {
-    /// Another call is running, or something that it began.
+    /// Another operation on the object is running, or work that outlived its call.
     Busy,
-    /// The outcome of this other call is open.
+    /// This operation is in doubt.
     PendingOperation(&'static str),
 }
 
 impl OperationConflict {
-    /// What the caller hears: the call has not begun, and what it waits for may still have an effect.
+    /// The error that the caller receives. The call has not started, and the operation that it waits for may
+    /// still have an effect.
     pub fn into_error(self) -> StorageError {
         let message = match self {
             Self::Busy => "another call for this volume is running".to_owned(),
             Self::PendingOperation(method) => format!(
-                "the outcome of `{method}` for this volume is open: only the same call, or the one that undoes it, may follow"
+                "the result of an earlier `{method}` for this volume is unknown: only a retry with the same \
+                 arguments, or the inverse call, may follow"
             ),
         };
         StorageError {
@@ -130,66 +133,65 @@ impl OperationConflict {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Busy => "busy",
-            Self::PendingOperation(_) => "unsettled",
+            Self::PendingOperation(_) => "pending-operation",
         }
     }
 }
 
-/// The subjects of one backend.
+/// Operations of one driver that are running or in doubt.
 #[derive(Clone, Debug, Default)]
 pub struct InFlightTable(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
     running: HashSet<OperationKey>,
-    /// How many calls read from a subject.
+    /// Number of operations that read each object.
     readers: HashMap<OperationKey, usize>,
     in_doubt: HashMap<OperationKey, Vec<InDoubtOperation>>,
-    /// The open outcomes by age.
+    /// Operations in doubt by age.
     in_doubt_by_age: BTreeMap<u64, OperationKey>,
     next_age: u64,
-    /// What was created here: its name by its handle and its handle by its name, so that both meet.
+    /// Name and handle of objects that this process created, in both directions: both are the same object.
     aliases: HashMap<OperationKey, OperationKey>,
 }
 
-/// A call whose outcome nobody knows.
+/// An operation whose result is unknown.
 #[derive(Clone, Debug)]
 struct InDoubtOperation {
     operation: Operation,
     age: u64,
 }
 
-/// Keeps a subject to one call until the last clone is dropped.
+/// Permit of a running operation. The operation ends when the last clone of its `Arc` is dropped.
 #[derive(Debug)]
 pub struct OperationPermit {
     table: InFlightTable,
     request: OperationRequest,
-    /// The subject with its other name.
+    /// The object's key with its alias.
     keys: Vec<OperationKey>,
-    /// Whether the outcome of the same call was open before.
+    /// True if the same operation was already in doubt.
     is_repeat: bool,
-    /// Whether the guest may have been asked and nobody has told yet how that ended.
+    /// True from the moment the driver may see the request until its result is known.
     is_unresolved: AtomicBool,
 }
 
 impl InFlightTable {
-    /// Takes a subject for a call.
+    /// Registers an operation.
     ///
     /// # Errors
-    /// [`Refusal`], when the call has to wait.
+    /// [`OperationConflict`], if the operation cannot start.
     pub fn acquire(&self, request: OperationRequest) -> Result<Arc<OperationPermit>, OperationConflict> {
         let mut inner = self.lock();
         let keys: Vec<_> = [Some(request.key.clone()), inner.aliases.get(&request.key).cloned()]
             .into_iter()
             .flatten()
             .collect();
-        if keys.iter().any(|subject| inner.running.contains(subject) || inner.readers.contains_key(subject))
+        if keys.iter().any(|key| inner.running.contains(key) || inner.readers.contains_key(key))
             || request.sources.iter().any(|source| inner.running.contains(source))
         {
             return Err(OperationConflict::Busy);
         }
-        let in_doubt: Vec<_> =
-            keys.iter().filter_map(|subject| inner.in_doubt.get(subject)).flatten().collect();
+        let in_doubt: Vec<_> = keys.iter().filter_map(|key| inner.in_doubt.get(key)).flatten().collect();
         let is_repeat = in_doubt.iter().any(|in_doubt| in_doubt.operation == request.operation);
         let is_same_node = |in_doubt: &&&InDoubtOperation| {
             in_doubt.operation.node.is_none() || in_doubt.operation.node == request.operation.node
@@ -214,7 +216,7 @@ impl InFlightTable {
         }))
     }
 
-    /// How many outcomes are open.
+    /// Number of operations in doubt.
     pub fn in_doubt_count(&self) -> usize {
         self.lock().in_doubt_by_age.len()
     }
@@ -225,8 +227,8 @@ impl InFlightTable {
 }
 
 impl OperationPermit {
-    /// Keeps an outcome open that a failure does not settle: when the same call has been made before, a try
-    /// that did nothing says nothing about that one.
+    /// Returns the error of an operation, as unknown if it is inconclusive and an earlier attempt is in
+    /// doubt: a final error of this attempt says nothing about the earlier one.
     pub fn keep_in_doubt(&self, mut error: StorageError) -> StorageError {
         if self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
             error.finality = Finality::Unknown;
@@ -234,42 +236,45 @@ impl OperationPermit {
         error
     }
 
-    /// Says that the guest is about to be asked: from here on the outcome is open until it is settled.
+    /// Marks the operation as in doubt until [`finish`](Self::finish): the driver is about to see the
+    /// request.
     pub fn reached(&self) {
         self.is_unresolved.store(true, Ordering::Release);
     }
 
-    /// Remembers how the call ended, if it reached the guest.
+    /// Records the result, if the driver was reached.
     pub fn finish(&self, error: Option<&StorageError>) {
         if !self.is_unresolved.swap(false, Ordering::AcqRel) {
             return;
         }
         let mut inner = self.table.lock();
-        let OperationRequest { key: subject, operation: act, inverse_of: undoes, .. } = &self.request;
+        let OperationRequest { key, operation, inverse_of, .. } = &self.request;
         let is_not_found =
             error.is_some_and(|error| error.finality == Finality::Final && error.kind == ErrorKind::NotFound);
-        let is_resolved = |open: &Operation| match (error, undoes) {
+        let is_resolved = |in_doubt: &Operation| match (error, inverse_of) {
             (None, InverseOf::AllOperations) => true,
-            // What is not there is not published there.
+            // A volume that does not exist is not published either.
             (_, InverseOf::MethodOnNode(method)) if error.is_none() || is_not_found => {
-                open == act || (open.method == *method && (act.node.is_none() || open.node == act.node))
+                in_doubt == operation
+                    || (in_doubt.method == *method
+                        && (operation.node.is_none() || in_doubt.node == operation.node))
             }
-            (None, InverseOf::Nothing | InverseOf::MethodOnNode(_)) | (Some(_), _) => open == act,
+            (None, InverseOf::Nothing | InverseOf::MethodOnNode(_)) | (Some(_), _) => in_doubt == operation,
         };
-        for subject in &self.keys {
-            inner.remove_in_doubt(subject, is_resolved);
+        for key in &self.keys {
+            inner.remove_in_doubt(key, is_resolved);
         }
         match error.map(|error| error.finality) {
-            Some(Finality::Unknown | Finality::InProgress) => inner.add_in_doubt(subject, act),
+            Some(Finality::Unknown | Finality::InProgress) => inner.add_in_doubt(key, operation),
             Some(Finality::Final) | None => {}
         }
     }
 
-    /// Remembers the handle of what was created.
+    /// Records the handle of a created object as an alias of its name.
     pub fn add_alias(&self, handle: OperationKey) {
         let mut inner = self.table.lock();
         if inner.aliases.len() >= 2 * MAX_IN_DOUBT {
-            // Which one is of no matter: the alias only makes a rare race of two callers impossible.
+            // Any alias will do: it only prevents a rare race of two callers.
             if let Some(any_key) = inner.aliases.keys().next().cloned() {
                 inner.remove_alias(&any_key);
             }
@@ -280,14 +285,14 @@ impl OperationPermit {
         inner.aliases.insert(self.request.key.clone(), handle);
     }
 
-    /// Forgets the name of what was deleted.
+    /// Removes the alias of a deleted object.
     pub fn remove_alias(&self) {
         self.table.lock().remove_alias(&self.request.key);
     }
 }
 
 impl Inner {
-    /// Forgets that two subjects are one.
+    /// Removes an alias in both directions.
     fn remove_alias(&mut self, key: &OperationKey) {
         if let Some(alias) = self.aliases.remove(key) {
             self.aliases.remove(&alias);
@@ -330,11 +335,11 @@ impl Drop for OperationPermit {
     fn drop(&mut self) {
         let mut inner = self.table.lock();
         if *self.is_unresolved.get_mut() {
-            // The host failed between the guest and here: nobody knows what happened.
+            // The call was cancelled, or the host panicked: the result is unknown.
             inner.add_in_doubt(&self.request.key, &self.request.operation);
         }
-        for subject in &self.keys {
-            inner.running.remove(subject);
+        for key in &self.keys {
+            inner.running.remove(key);
         }
         for source in &self.request.sources {
             if let Some(readers) = inner.readers.get_mut(source) {
@@ -364,13 +369,13 @@ mod tests {
     }
 
     fn publish(node: &str, arguments: u32) -> OperationRequest {
-        let intent = OperationRequest::new(OperationKey::Volume("h".into()), "publish", &(node, arguments));
-        intent.on_node(Some(NodeId::new(node)))
+        let request = OperationRequest::new(OperationKey::Volume("h".into()), "publish", &(node, arguments));
+        request.on_node(Some(NodeId::new(node)))
     }
 
     fn unpublish(node: Option<&str>) -> OperationRequest {
-        let intent = OperationRequest::new(OperationKey::Volume("h".into()), "unpublish", &node);
-        intent.inverse("publish", node.map(NodeId::new))
+        let request = OperationRequest::new(OperationKey::Volume("h".into()), "unpublish", &node);
+        request.inverse("publish", node.map(NodeId::new))
     }
 
     fn in_doubt_error() -> StorageError {
@@ -381,213 +386,196 @@ mod tests {
         StorageError::final_outcome(ErrorKind::OutOfRange, "no")
     }
 
-    /// Lets a call reach its guest and end.
-    fn run_to_end(guards: &InFlightTable, intent: OperationRequest, error: Option<StorageError>) {
-        let guard = guards.acquire(intent).unwrap();
-        guard.reached();
-        guard.finish(error.as_ref());
+    /// Runs an operation to its end.
+    fn run_to_end(table: &InFlightTable, request: OperationRequest, error: Option<StorageError>) {
+        let permit = table.acquire(request).unwrap();
+        permit.reached();
+        permit.finish(error.as_ref());
     }
 
-    /// A call that was given its subject, and did nothing with it.
-    fn try_acquire(guards: &InFlightTable, intent: OperationRequest) -> Result<(), OperationConflict> {
-        guards.acquire(intent).map(drop)
+    /// Registers an operation and drops its permit.
+    fn try_acquire(table: &InFlightTable, request: OperationRequest) -> Result<(), OperationConflict> {
+        table.acquire(request).map(drop)
     }
 
     #[test]
     fn concurrent_operation_on_a_volume_is_rejected() {
-        let guards = InFlightTable::default();
-        let first = guards.acquire(create(1)).unwrap();
-        assert_eq!(try_acquire(&guards, create(1)), Err(OperationConflict::Busy));
-        assert_eq!(try_acquire(&guards, volume("expand")), Ok(()));
+        let table = InFlightTable::default();
+        let first = table.acquire(create(1)).unwrap();
+        assert_eq!(try_acquire(&table, create(1)), Err(OperationConflict::Busy));
+        assert_eq!(try_acquire(&table, volume("expand")), Ok(()));
         let exchange = Arc::clone(&first);
         drop(first);
-        assert_eq!(try_acquire(&guards, create(1)), Err(OperationConflict::Busy), "what it began still runs");
+        assert_eq!(
+            try_acquire(&table, create(1)),
+            Err(OperationConflict::Busy),
+            "work of the call still runs"
+        );
         drop(exchange);
-        assert_eq!(try_acquire(&guards, create(1)), Ok(()));
+        assert_eq!(try_acquire(&table, create(1)), Ok(()));
     }
 
     #[test]
     fn unpublish_in_doubt_on_a_node_does_not_block_other_nodes() {
-        // The node died; whoever unpublished from it may have been removed by force.
-        let guards = InFlightTable::default();
-        run_to_end(&guards, unpublish(Some("dead")), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&guards, publish("healthy", 0)), Ok(()));
-        assert_eq!(try_acquire(&guards, volume("expand")), Ok(()));
+        // The node died, and its VolumeAttachment was deleted by force.
+        let table = InFlightTable::default();
+        run_to_end(&table, unpublish(Some("dead")), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, publish("healthy", 0)), Ok(()));
+        assert_eq!(try_acquire(&table, volume("expand")), Ok(()));
         assert_eq!(
-            try_acquire(&guards, publish("dead", 0)),
+            try_acquire(&table, publish("dead", 0)),
             Err(OperationConflict::PendingOperation("unpublish"))
         );
-        // What is open for the volume holds up everybody.
-        run_to_end(&guards, volume("expand"), Some(in_doubt_error()));
+        // An operation in doubt without a node blocks every node.
+        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
         assert_eq!(
-            try_acquire(&guards, publish("healthy", 0)),
+            try_acquire(&table, publish("healthy", 0)),
             Err(OperationConflict::PendingOperation("expand"))
         );
         // The node has another name by now: of the former one nothing is left open.
-        let guards = InFlightTable::default();
-        run_to_end(&guards, publish("former", 0), Some(in_doubt_error()));
+        let table = InFlightTable::default();
+        run_to_end(&table, publish("former", 0), Some(in_doubt_error()));
         let missing = StorageError::final_outcome(ErrorKind::NotFound, "no such node");
-        run_to_end(&guards, unpublish(Some("former")), Some(missing));
-        assert_eq!(guards.in_doubt_count(), 0);
+        run_to_end(&table, unpublish(Some("former")), Some(missing));
+        assert_eq!(table.in_doubt_count(), 0);
         // Any other failure settles nothing but itself.
-        run_to_end(&guards, publish("n", 0), Some(in_doubt_error()));
-        run_to_end(&guards, unpublish(Some("n")), Some(final_error()));
-        assert_eq!(
-            try_acquire(&guards, publish("n", 1)),
-            Err(OperationConflict::PendingOperation("publish"))
-        );
+        run_to_end(&table, publish("n", 0), Some(in_doubt_error()));
+        run_to_end(&table, unpublish(Some("n")), Some(final_error()));
+        assert_eq!(try_acquire(&table, publish("n", 1)), Err(OperationConflict::PendingOperation("publish")));
     }
 
     #[test]
     fn clone_source_cannot_be_deleted_while_it_is_read() {
-        let guards = InFlightTable::default();
+        let table = InFlightTable::default();
         let source = || [OperationKey::Volume("h".into())];
         let copy = |name: &str| {
             OperationRequest::new(OperationKey::VolumeName(name.into()), "create-from-volume", &0)
                 .with_sources(source())
         };
-        let first = guards.acquire(copy("a")).unwrap();
-        let second = guards.acquire(copy("b")).unwrap();
+        let first = table.acquire(copy("a")).unwrap();
+        let second = table.acquire(copy("b")).unwrap();
         drop(first);
-        assert_eq!(try_acquire(&guards, delete()), Err(OperationConflict::Busy));
+        assert_eq!(try_acquire(&table, delete()), Err(OperationConflict::Busy));
         drop(second);
-        let deletion = guards.acquire(delete()).unwrap();
-        assert_eq!(try_acquire(&guards, copy("a")), Err(OperationConflict::Busy));
+        let deletion = table.acquire(delete()).unwrap();
+        assert_eq!(try_acquire(&table, copy("a")), Err(OperationConflict::Busy));
         drop(deletion);
-        assert_eq!(try_acquire(&guards, copy("a")), Ok(()));
-        assert_eq!(try_acquire(&guards, delete()), Ok(()));
+        assert_eq!(try_acquire(&table, copy("a")), Ok(()));
+        assert_eq!(try_acquire(&table, delete()), Ok(()));
     }
 
     #[test]
     fn volume_name_and_handle_share_one_permit() {
-        let guards = InFlightTable::default();
-        let creation = guards.acquire(create(1)).unwrap();
+        let table = InFlightTable::default();
+        let creation = table.acquire(create(1)).unwrap();
         creation.add_alias(OperationKey::Volume("h".into()));
         drop(creation);
-        let repeated = guards.acquire(create(1)).unwrap();
-        assert_eq!(try_acquire(&guards, delete()), Err(OperationConflict::Busy));
+        let repeated = table.acquire(create(1)).unwrap();
+        assert_eq!(try_acquire(&table, delete()), Err(OperationConflict::Busy));
         drop(repeated);
         // An outcome that is open under one name is open under the other.
-        run_to_end(&guards, create(1), Some(in_doubt_error()));
-        assert_eq!(
-            try_acquire(&guards, volume("expand")),
-            Err(OperationConflict::PendingOperation("create"))
-        );
-        run_to_end(&guards, delete(), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&guards, create(2)), Err(OperationConflict::PendingOperation("create")));
-        let deletion = guards.acquire(delete()).unwrap();
-        assert_eq!(try_acquire(&guards, create(1)), Err(OperationConflict::Busy));
+        run_to_end(&table, create(1), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, volume("expand")), Err(OperationConflict::PendingOperation("create")));
+        run_to_end(&table, delete(), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
+        let deletion = table.acquire(delete()).unwrap();
+        assert_eq!(try_acquire(&table, create(1)), Err(OperationConflict::Busy));
         deletion.reached();
         deletion.finish(None);
         deletion.remove_alias();
         drop(deletion);
-        let _create = guards.acquire(create(2)).unwrap();
-        assert_eq!(try_acquire(&guards, delete()), Ok(()), "forgotten");
-        assert_eq!(guards.in_doubt_count(), 0);
+        let _create = table.acquire(create(2)).unwrap();
+        assert_eq!(try_acquire(&table, delete()), Ok(()), "forgotten");
+        assert_eq!(table.in_doubt_count(), 0);
     }
 
     #[test]
     fn only_the_same_operation_follows_one_in_doubt() {
-        let guards = InFlightTable::default();
-        run_to_end(&guards, create(1), Some(in_doubt_error()));
-        assert_eq!(try_acquire(&guards, create(2)), Err(OperationConflict::PendingOperation("create")));
-        run_to_end(&guards, create(1), Some(final_error()));
-        assert_eq!(try_acquire(&guards, create(2)), Ok(()));
-        assert_eq!(guards.in_doubt_count(), 0);
+        let table = InFlightTable::default();
+        run_to_end(&table, create(1), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
+        run_to_end(&table, create(1), Some(final_error()));
+        assert_eq!(try_acquire(&table, create(2)), Ok(()));
+        assert_eq!(table.in_doubt_count(), 0);
         // A call that was refused before it reached the guest leaves everything as it was.
-        run_to_end(&guards, create(1), Some(in_doubt_error()));
-        guards.acquire(create(1)).unwrap().finish(Some(&final_error()));
-        assert_eq!(try_acquire(&guards, create(2)), Err(OperationConflict::PendingOperation("create")));
+        run_to_end(&table, create(1), Some(in_doubt_error()));
+        table.acquire(create(1)).unwrap().finish(Some(&final_error()));
+        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
     }
 
     #[test]
     fn failed_retry_does_not_resolve_an_earlier_attempt() {
-        let guards = InFlightTable::default();
+        let table = InFlightTable::default();
         let refused = |kind| StorageError::final_outcome(kind, "no connection");
-        let first = guards.acquire(create(1)).unwrap();
+        let first = table.acquire(create(1)).unwrap();
         assert_eq!(first.keep_in_doubt(refused(ErrorKind::Unavailable)).finality, Finality::Final);
         first.reached();
         first.finish(Some(&in_doubt_error()));
         drop(first);
-        let second = guards.acquire(create(1)).unwrap();
+        let second = table.acquire(create(1)).unwrap();
         assert_eq!(second.keep_in_doubt(refused(ErrorKind::Unavailable)).finality, Finality::Unknown);
         assert_eq!(second.keep_in_doubt(refused(ErrorKind::OutOfRange)).finality, Finality::Final);
     }
 
     #[test]
     fn successful_delete_resolves_all_operations_in_doubt() {
-        let guards = InFlightTable::default();
-        run_to_end(&guards, volume("expand"), Some(in_doubt_error()));
-        assert_eq!(
-            try_acquire(&guards, volume("modify")),
-            Err(OperationConflict::PendingOperation("expand"))
-        );
+        let table = InFlightTable::default();
+        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
+        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
         // One that fails for good has changed nothing: the outcome of the expansion is still open.
-        run_to_end(&guards, delete(), Some(final_error()));
-        assert_eq!(
-            try_acquire(&guards, volume("modify")),
-            Err(OperationConflict::PendingOperation("expand"))
-        );
-        run_to_end(&guards, delete(), Some(in_doubt_error()));
-        assert_eq!(guards.in_doubt_count(), 2);
-        assert_eq!(try_acquire(&guards, volume("expand")), Ok(()), "the same call as one of the open ones");
-        run_to_end(&guards, delete(), None);
-        assert_eq!(try_acquire(&guards, volume("modify")), Ok(()));
-        assert_eq!(guards.in_doubt_count(), 0);
+        run_to_end(&table, delete(), Some(final_error()));
+        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
+        run_to_end(&table, delete(), Some(in_doubt_error()));
+        assert_eq!(table.in_doubt_count(), 2);
+        assert_eq!(try_acquire(&table, volume("expand")), Ok(()), "the same call as one of the open ones");
+        run_to_end(&table, delete(), None);
+        assert_eq!(try_acquire(&table, volume("modify")), Ok(()));
+        assert_eq!(table.in_doubt_count(), 0);
     }
 
     #[test]
     fn unpublish_resolves_only_publish_on_the_same_node() {
-        let guards = InFlightTable::default();
-        run_to_end(&guards, volume("expand"), Some(in_doubt_error()));
-        run_to_end(&guards, unpublish(Some("a")), None);
-        assert_eq!(
-            try_acquire(&guards, volume("modify")),
-            Err(OperationConflict::PendingOperation("expand"))
-        );
-        run_to_end(&guards, volume("expand"), None);
-        run_to_end(&guards, publish("a", 1), Some(in_doubt_error()));
-        run_to_end(&guards, unpublish(Some("b")), None);
-        assert_eq!(
-            try_acquire(&guards, publish("a", 2)),
-            Err(OperationConflict::PendingOperation("publish"))
-        );
-        run_to_end(&guards, unpublish(Some("a")), Some(final_error()));
-        assert_eq!(
-            try_acquire(&guards, publish("a", 2)),
-            Err(OperationConflict::PendingOperation("publish"))
-        );
-        run_to_end(&guards, unpublish(Some("a")), None);
-        assert_eq!(try_acquire(&guards, publish("a", 2)), Ok(()));
-        run_to_end(&guards, publish("a", 1), Some(in_doubt_error()));
-        run_to_end(&guards, unpublish(None), None);
-        assert_eq!(guards.in_doubt_count(), 0);
+        let table = InFlightTable::default();
+        run_to_end(&table, volume("expand"), Some(in_doubt_error()));
+        run_to_end(&table, unpublish(Some("a")), None);
+        assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
+        run_to_end(&table, volume("expand"), None);
+        run_to_end(&table, publish("a", 1), Some(in_doubt_error()));
+        run_to_end(&table, unpublish(Some("b")), None);
+        assert_eq!(try_acquire(&table, publish("a", 2)), Err(OperationConflict::PendingOperation("publish")));
+        run_to_end(&table, unpublish(Some("a")), Some(final_error()));
+        assert_eq!(try_acquire(&table, publish("a", 2)), Err(OperationConflict::PendingOperation("publish")));
+        run_to_end(&table, unpublish(Some("a")), None);
+        assert_eq!(try_acquire(&table, publish("a", 2)), Ok(()));
+        run_to_end(&table, publish("a", 1), Some(in_doubt_error()));
+        run_to_end(&table, unpublish(None), None);
+        assert_eq!(table.in_doubt_count(), 0);
     }
 
     #[test]
     fn dropped_permit_leaves_the_operation_in_doubt() {
-        let guards = InFlightTable::default();
-        let guard = guards.acquire(create(1)).unwrap();
-        guard.reached();
-        drop(guard);
-        assert_eq!(try_acquire(&guards, create(2)), Err(OperationConflict::PendingOperation("create")));
+        let table = InFlightTable::default();
+        let permit = table.acquire(create(1)).unwrap();
+        permit.reached();
+        drop(permit);
+        assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
     }
 
     #[test]
     fn operations_in_doubt_are_bounded() {
-        let guards = InFlightTable::default();
+        let table = InFlightTable::default();
         let numbered = |number: usize, arguments: u32| {
             OperationRequest::new(OperationKey::VolumeName(number.to_string().into()), "create", &arguments)
         };
         for number in 0..=MAX_IN_DOUBT {
-            run_to_end(&guards, numbered(number, 1), Some(in_doubt_error()));
-            let guard = guards.acquire(numbered(number, 1)).unwrap();
-            guard.add_alias(OperationKey::Volume(format!("h{number}").into()));
+            run_to_end(&table, numbered(number, 1), Some(in_doubt_error()));
+            let permit = table.acquire(numbered(number, 1)).unwrap();
+            permit.add_alias(OperationKey::Volume(format!("h{number}").into()));
         }
-        assert_eq!(guards.in_doubt_count(), MAX_IN_DOUBT);
-        assert_eq!(try_acquire(&guards, numbered(0, 2)), Ok(()), "the oldest is forgotten");
-        assert!(try_acquire(&guards, numbered(1, 2)).is_err());
-        let inner = guards.lock();
+        assert_eq!(table.in_doubt_count(), MAX_IN_DOUBT);
+        assert_eq!(try_acquire(&table, numbered(0, 2)), Ok(()), "the oldest is dropped");
+        assert!(try_acquire(&table, numbered(1, 2)).is_err());
+        let inner = table.lock();
         assert!(inner.aliases.len() <= 2 * MAX_IN_DOUBT && inner.in_doubt.len() == MAX_IN_DOUBT);
         assert!(inner.running.is_empty() && inner.readers.is_empty());
     }

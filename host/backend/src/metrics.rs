@@ -66,12 +66,12 @@ impl BackendMetrics {
         registry.register("cofferdam_backend_calls", "Driver calls by outcome", metrics.outcomes.clone());
         registry.register(
             "cofferdam_backend_calls_in_flight",
-            "Driver calls that run or wait",
+            "Driver calls that are running or waiting",
             metrics.in_flight.clone(),
         );
         registry.register(
-            "cofferdam_backend_unsettled",
-            "Volumes and snapshots whose last call has an open outcome",
+            "cofferdam_backend_operations_in_doubt",
+            "Operations whose result is unknown: only a retry or the inverse operation may follow",
             metrics.in_doubt.clone(),
         );
         metrics
@@ -123,13 +123,13 @@ impl CallMetrics {
             .inc();
     }
 
-    /// Sets the number of volumes and snapshots whose last call has an open outcome.
+    /// Sets the number of operations in doubt.
     pub fn set_in_doubt(&self, operations: usize) {
         self.in_doubt.set(i64::try_from(operations).unwrap_or(i64::MAX));
     }
 }
 
-/// A call that runs or waits.
+/// A call that is running or waiting; counted until it is dropped.
 #[derive(Debug)]
 pub struct InFlightGuard(Gauge<i64, AtomicI64>);
 
@@ -167,7 +167,7 @@ mod tests {
             format!(r#"cofferdam_backend_calls_total{{{create},outcome="ok"}} 2"#),
             format!(r#"cofferdam_backend_calls_total{{{delete},outcome="trap"}} 1"#),
             r#"cofferdam_backend_calls_in_flight{driver_name="array.example"} 1"#.to_owned(),
-            r#"cofferdam_backend_unsettled{driver_name="array.example"} 3"#.to_owned(),
+            r#"cofferdam_backend_operations_in_doubt{driver_name="array.example"} 3"#.to_owned(),
         ] {
             assert!(text.lines().any(|found| found == line), "expected {line} in\n{text}");
         }

@@ -1,4 +1,4 @@
-//! Removes the secrets of a call from texts that leave the host.
+//! Removal of a call's secrets from texts that leave the host.
 
 use std::{
     borrow::Cow,
@@ -7,50 +7,51 @@ use std::{
 
 use cofferdam_domain::storage::{Secret, Secrets};
 
-/// What stands in place of a secret.
+/// Replacement for a secret.
 const PLACEHOLDER: &str = "[secret]";
 
-/// Blots a call's secrets out of what the guest says. All of them, not only those that were revealed: a
-/// storage may repeat to the guest what the host has sent for it. Clones learn together.
+/// Redacts the secrets of a call in texts of the driver. It redacts all secrets of the call, not only those
+/// that were revealed to a guest: the storage may echo to the guest what the host sent. Clones share derived
+/// secrets.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
     secrets: Secrets,
-    /// What the host has made of secrets in this call.
+    /// Secrets derived from the call's secrets during the call, e.g. encoded credentials.
     derived: Arc<Mutex<Vec<Secret>>>,
 }
 
-/// Most texts that are made of secrets in one call.
+/// Maximum derived secrets of one call.
 const MAX_DERIVED_SECRETS: usize = 64;
 
 impl Redactor {
-    /// For a call with these secrets.
+    /// A redactor for a call with these secrets.
     pub fn new(secrets: Secrets) -> Self {
         Self { secrets, derived: Arc::default() }
     }
 
-    /// Takes a text that was made of secrets for one itself. `false` when there are too many of them.
+    /// Adds a secret derived from the call's secrets. Returns false if there are too many.
     pub fn add_secret(&self, text: Secret) -> bool {
-        let mut made = self.lock_derived();
-        if made.contains(&text) {
+        let mut derived = self.lock_derived();
+        if derived.contains(&text) {
             return true;
         }
-        let room = made.len() < MAX_DERIVED_SECRETS;
-        if room {
-            made.push(text);
+        let has_space = derived.len() < MAX_DERIVED_SECRETS;
+        if has_space {
+            derived.push(text);
         }
-        room
+        has_space
     }
 
     fn lock_derived(&self) -> MutexGuard<'_, Vec<Secret>> {
         self.derived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A text without the secrets.
+    /// Replaces the secrets in a text.
     pub fn redact<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.with_secrets(|secrets| redact_all(text, secrets.iter().copied()))
     }
 
-    /// A text without the secrets, also where it quotes them with escapes.
+    /// Replaces the secrets in a text, also where they are escaped in quotes.
     pub fn redact_escaped(&self, text: &str) -> String {
         self.with_secrets(|secrets| {
             let quoted: Vec<_> = secrets.iter().map(|secret| secret.escape_debug().to_string()).collect();
@@ -58,7 +59,7 @@ impl Redactor {
         })
     }
 
-    /// Whether a text is a secret, or holds one that is not so short that it says nothing there.
+    /// True if a text is a secret, or contains one of at least [`MIN_SUBSTRING_BYTES`].
     pub fn contains_secret(&self, text: &str) -> bool {
         self.with_secrets(|secrets| {
             secrets.iter().any(|secret| {
@@ -68,7 +69,7 @@ impl Redactor {
         })
     }
 
-    /// Whether a text holds a secret that is too long to be in it by chance.
+    /// True if a text contains a secret that is too long to occur by chance.
     pub fn contains_long_secret(&self, text: &str) -> bool {
         self.with_secrets(|secrets| {
             secrets.iter().any(|secret| secret.len() >= MIN_ID_SECRET_BYTES && text.contains(secret))
@@ -80,25 +81,24 @@ impl Redactor {
         self.with_secrets(|secrets| secrets.iter().map(|secret| secret.len()).max().unwrap_or_default())
     }
 
-    /// Those of the call, and what was made of them.
+    /// Calls a function with the call's secrets and the derived ones.
     fn with_secrets<T>(&self, work: impl FnOnce(&[&str]) -> T) -> T {
-        let made = self.lock_derived();
-        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(made.iter());
+        let derived = self.lock_derived();
+        let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(derived.iter());
         work(&secrets.map(Secret::expose).collect::<Vec<_>>())
     }
 }
 
-/// A text without some others, however they overlap. One pass: what stands in their place is not looked at
-/// again.
+/// Replaces secrets in a text in one pass, also where they overlap. Placeholders are not searched again.
 fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> Cow<'a, str> {
     let mut found = Vec::new();
     for secret in secrets.filter(|secret| !secret.is_empty()) {
         let mut from = 0;
         while let Some(at) = text.get(from..).and_then(|rest| rest.find(secret)) {
-            let begin = from + at;
-            found.push((begin, begin + secret.len()));
-            // Another one may begin inside of this one.
-            from = begin + text.get(begin..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);
+            let start = from + at;
+            found.push((start, start + secret.len()));
+            // Another secret may start inside of this one.
+            from = start + text.get(start..).and_then(|rest| rest.chars().next()).map_or(1, char::len_utf8);
         }
     }
     if found.is_empty() {
@@ -107,10 +107,10 @@ fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> 
     found.sort_unstable();
     let mut clean = String::with_capacity(text.len());
     let mut end = 0;
-    for (begin, until) in found {
-        // One that touches the one before is part of the same blot.
-        if begin > end || end == 0 {
-            clean.push_str(text.get(end..begin).unwrap_or_default());
+    for (start, until) in found {
+        // Adjacent and overlapping secrets share a placeholder.
+        if start > end || end == 0 {
+            clean.push_str(text.get(end..start).unwrap_or_default());
             clean.push_str(PLACEHOLDER);
         }
         end = end.max(until);
@@ -119,11 +119,10 @@ fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> 
     Cow::Owned(clean)
 }
 
-/// Bytes from which on a part of a text tells a secret: the port `1` of a secret stands in every other
-/// address.
+/// Minimum length of a secret that is searched for within a text: a secret `1` occurs in every other address.
 const MIN_SUBSTRING_BYTES: usize = 4;
 
-/// Bytes from which on a secret does not occur in other texts by chance.
+/// Minimum length of a secret that does not occur in ids by chance.
 const MIN_ID_SECRET_BYTES: usize = 8;
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ fn intent(uid: &str) -> Intent {
             mutable_parameters: BTreeMap::new(),
             topology: None,
             owner: None,
+            source: None,
         },
     }
 }

@@ -107,6 +107,7 @@ fn create_request(name: &str) -> CreateVolume {
         mutable_parameters: Parameters::new(),
         topology: None,
         owner: None,
+        source: None,
     }
 }
 

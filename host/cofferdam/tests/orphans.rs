@@ -126,6 +126,7 @@ impl OrphansFixture {
                 pv_name: name.into(),
                 reclaim_policy: ReclaimPolicy::Delete,
             }),
+            source: None,
         };
         let call = Call::with_deadline(Duration::from_secs(60));
         self.backend.create_volume(call, request).await.unwrap().handle

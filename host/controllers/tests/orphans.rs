@@ -61,6 +61,7 @@ fn add_array_volume(simulation: &Simulation, name: &str, owner: Option<VolumeOwn
             mutable_parameters: Default::default(),
             topology: None,
             owner,
+            source: None,
         },
         size: GIB,
         changed_at_ms: u64::try_from(simulation.now().as_millisecond()).unwrap(),

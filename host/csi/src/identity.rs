@@ -109,7 +109,8 @@ impl IdentityQuery<'_> {
             volumes_per_node: None,
             features: Vec::new(),
         };
-        checks::description(&description).map_err(IdentityError::InvalidResponse)?;
+        checks::description(&description)
+            .map_err(|violation| IdentityError::InvalidResponse(violation.to_string()))?;
         let calls = self.metrics.call_metrics(Some(&description.name));
         let plugin_capabilities = self.plugin_capabilities(&calls).await?;
         let controller_capabilities = if plugin_capabilities.contains(&PluginCapability::ControllerService) {

@@ -1,4 +1,4 @@
-//! The house's requests as CSI's messages.
+//! Conversion of requests to CSI's messages.
 
 use cofferdam_domain::storage::{
     AccessType, CapacityRange, CsiAccessMode, ErrorKind, PageRequest, Secrets, Segments, StorageError,
@@ -7,16 +7,18 @@ use cofferdam_domain::storage::{
 
 use crate::v1::{
     self,
-    volume_capability::{AccessMode, AccessType as CsiAccess, BlockVolume, MountVolume, access_mode::Mode},
+    volume_capability::{
+        AccessMode, AccessType as CsiAccessType, BlockVolume, MountVolume, access_mode::Mode,
+    },
 };
 
-/// A map of CSI's, which is where secrets leave their wrapper: on the way to the driver that they are for.
+/// Secrets in plain text, for a message to the driver.
 pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, String> {
     secrets.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect()
 }
 
-/// How a volume is used. The modes that tell one writer on a node from many are only for drivers that know
-/// them.
+/// A volume capability. SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER are only sent to drivers that
+/// know them.
 pub(crate) fn volume_capability(
     capability: VolumeCapability,
     has_multi_writer: bool,
@@ -34,8 +36,8 @@ pub(crate) fn volume_capability(
         }
     };
     let access = match capability.access_type {
-        AccessType::Block => CsiAccess::Block(BlockVolume {}),
-        AccessType::Filesystem { fs_type, mount_flags, mount_group } => CsiAccess::Mount(MountVolume {
+        AccessType::Block => CsiAccessType::Block(BlockVolume {}),
+        AccessType::Filesystem { fs_type, mount_flags, mount_group } => CsiAccessType::Mount(MountVolume {
             fs_type: fs_type.unwrap_or_default(),
             mount_flags,
             volume_mount_group: mount_group.unwrap_or_default(),
@@ -44,7 +46,7 @@ pub(crate) fn volume_capability(
     v1::VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
 }
 
-/// A number of bytes, which CSI signs.
+/// A number of bytes as CSI's signed integer.
 fn to_csi_bytes(field: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
         let bytes = bytes.unwrap_or_default();
@@ -53,7 +55,7 @@ fn to_csi_bytes(field: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     })
 }
 
-/// How large a volume shall be.
+/// The capacity range of a request.
 ///
 /// # Errors
 /// A size that CSI cannot express.
@@ -64,12 +66,12 @@ pub(crate) fn capacity_range(range: CapacityRange) -> Result<v1::CapacityRange, 
     })
 }
 
-/// One place.
+/// A topology segment.
 pub(crate) fn topology(segments: Segments) -> v1::Topology {
     v1::Topology { segments }
 }
 
-/// Where a volume shall be reachable.
+/// The topology requirement of a volume.
 pub(crate) fn topology_requirement(requirement: TopologyRequirement) -> v1::TopologyRequirement {
     v1::TopologyRequirement {
         requisite: requirement.requisite.into_iter().map(topology).collect(),
@@ -77,7 +79,7 @@ pub(crate) fn topology_requirement(requirement: TopologyRequirement) -> v1::Topo
     }
 }
 
-/// A part of a listing: how many at most, and from where.
+/// Maximum entries and starting token of a page.
 pub(crate) fn page_request(page: &PageRequest) -> (i32, String) {
     let limit = page.max_entries.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
     (limit, page.starting_token.clone().unwrap_or_default())
@@ -90,7 +92,7 @@ mod tests {
     #[test]
     fn access_modes_unknown_to_the_driver_are_not_sent() {
         use CsiAccessMode as M;
-        #[rustfmt::skip] // one row a mode: what a driver without and with SINGLE_NODE_MULTI_WRITER hears
+        #[rustfmt::skip] // one row a mode: sent to a driver without and with SINGLE_NODE_MULTI_WRITER
         let table = [
             (M::SingleNodeWriter,       1, 1),
             (M::SingleNodeReaderOnly,   2, 2),

@@ -1,8 +1,11 @@
-//! CSI's answers as the house's, checked: an error is the rule that an answer breaks, in words.
+//! Conversion and checks of CSI's responses. An error is the rule that a response breaks.
 
-use cofferdam_backend::checks::{self, ResponseLimits};
+use cofferdam_backend::{
+    ContractViolation,
+    checks::{self, ResponseLimits},
+};
 use cofferdam_domain::{
-    names,
+    VolumeHandle, names,
     storage::{
         Capacity, CreatedVolume, ExpandedVolume, GroupSnapshot, PageRequest, Segments, Snapshot,
         SnapshotPage, Validation, VolumeCondition, VolumePage, VolumeStatus, connection_info,
@@ -11,28 +14,34 @@ use cofferdam_domain::{
 
 use crate::v1;
 
-/// How long ids and maps of a driver may be: the sidecars look at no length.
+/// Limits of drivers' responses; see [`ResponseLimits::KUBERNETES_API`].
 pub(crate) const RESPONSE_LIMITS: ResponseLimits = ResponseLimits::KUBERNETES_API;
 
-/// A number of bytes; 0 is how CSI says that nobody knows.
-fn optional_bytes(field: &str, bytes: i64) -> Result<Option<u64>, String> {
+/// A number of bytes. 0 means unknown in CSI.
+fn optional_bytes(field: &'static str, bytes: i64) -> Result<Option<u64>, ContractViolation> {
     match u64::try_from(bytes) {
         Ok(0) => Ok(None),
         Ok(bytes) => Ok(Some(bytes)),
-        Err(_) => Err(format!("{field} is {bytes} bytes; expected 0 or more")),
+        Err(_) => Err(out_of_range(field, bytes.into(), "bytes")),
     }
 }
 
-fn bytes_or_zero(field: &str, bytes: i64) -> Result<u64, String> {
+fn bytes_or_zero(field: &'static str, bytes: i64) -> Result<u64, ContractViolation> {
     optional_bytes(field, bytes).map(Option::unwrap_or_default)
 }
 
-fn unix_millis(object: &str, time: Option<prost_types::Timestamp>) -> Result<u64, String> {
-    let time = time.ok_or_else(|| format!("{object} has no creation time"))?;
+fn out_of_range(field: &'static str, value: i128, unit: &'static str) -> ContractViolation {
+    ContractViolation::OutOfRange { field, value, unit, min: 0, max: i64::MAX.unsigned_abs() }
+}
+
+fn unix_millis(object: &'static str, time: Option<prost_types::Timestamp>) -> Result<u64, ContractViolation> {
+    let time = time.ok_or_else(|| missing(object, "creation time"))?;
     let millis = i128::from(time.seconds) * 1_000 + i128::from(time.nanos / 1_000_000);
-    let out_of_range =
-        || format!("{object} was cut {} s after 1970; expected a time since then", time.seconds);
-    u64::try_from(millis).map_err(|_| out_of_range())
+    u64::try_from(millis).map_err(|_| out_of_range("the creation time", millis, "ms"))
+}
+
+fn missing(object: &'static str, field: &'static str) -> ContractViolation {
+    ContractViolation::Missing { object, field }
 }
 
 /// Absent instead of empty.
@@ -41,39 +50,40 @@ fn non_empty(text: String) -> Option<String> {
 }
 
 /// A volume.
-pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, String> {
-    let volume = volume.ok_or("it has no volume")?;
+pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, ContractViolation> {
+    let volume = volume.ok_or_else(|| missing("the response", "volume"))?;
     let topology = volume.accessible_topology.into_iter().map(|entry| entry.segments);
-    // Behind the socket may be a server of ours, which tells the attachment so.
+    // The driver may be a Cofferdam csi-server, which encodes the connection info in the context.
     let mut context = volume.volume_context;
-    // So it tells what the volume was made of; but who asked for it knows that, and takes nobody's word for
-    // it.
+    // A csi-server also sets the content source's kind. The caller knows the source from its own request.
     context.remove(names::CONTENT_SOURCE);
     let connection_info =
         context.remove(names::CONNECTION_INFO).map(|document| connection_info::decode(&document));
     let created = CreatedVolume {
-        capacity: optional_bytes("the volume's capacity", volume.capacity_bytes)?,
+        capacity: optional_bytes("the volume's size", volume.capacity_bytes)?,
         handle: volume.volume_id.into(),
         context,
-        // A place without keys says nothing, and the sidecars leave it out.
+        // The sidecars ignore a topology segment without keys.
         topology: topology.filter(|segments: &Segments| !segments.is_empty()).collect(),
-        connection_info: connection_info.transpose().map_err(|error| error.to_string())?,
+        connection_info: connection_info
+            .transpose()
+            .map_err(|error| ContractViolation::ConnectionInfo(error.to_string()))?,
     };
     RESPONSE_LIMITS.check_created_volume(&created).map(|()| created)
 }
 
-/// Whether a volume was filled from where it should be.
+/// True if the driver confirms the requested content source.
 pub(crate) fn has_content_source(volume: Option<&v1::Volume>, requested: &v1::VolumeContentSource) -> bool {
     volume.and_then(|volume| volume.content_source.as_ref()) == Some(requested)
 }
 
-/// Whether every capability that was asked for was confirmed.
+/// Confirmed if the driver confirms every requested capability.
 pub(crate) fn validation(
-    answer: v1::ValidateVolumeCapabilitiesResponse,
+    response: v1::ValidateVolumeCapabilitiesResponse,
     requested: &[v1::VolumeCapability],
 ) -> Validation {
-    let Some(confirmed) = answer.confirmed else {
-        let message = non_empty(checks::printable(&answer.message));
+    let Some(confirmed) = response.confirmed else {
+        let message = non_empty(checks::printable(&response.message));
         return Validation::Refused(message.unwrap_or_else(|| "the driver gives no reason".to_owned()));
     };
     match requested.iter().find(|capability| !confirmed.volume_capabilities.contains(capability)) {
@@ -82,21 +92,21 @@ pub(crate) fn validation(
     }
 }
 
-/// A grown volume, which is at least as large as it should be.
+/// An expanded volume of at least the required size.
 pub(crate) fn expanded_volume(
-    answer: v1::ControllerExpandVolumeResponse,
+    response: v1::ControllerExpandVolumeResponse,
     required: Option<u64>,
-) -> Result<ExpandedVolume, String> {
-    let capacity = bytes_or_zero("the volume's capacity", answer.capacity_bytes)?;
-    let expanded = ExpandedVolume { capacity, node_expansion_required: answer.node_expansion_required };
+) -> Result<ExpandedVolume, ContractViolation> {
+    let capacity = bytes_or_zero("the volume's size", response.capacity_bytes)?;
+    let expanded = ExpandedVolume { capacity, node_expansion_required: response.node_expansion_required };
     checks::expanded_volume(&expanded)?;
     match required.filter(|required| capacity < *required) {
-        Some(required) => Err(format!("the volume has {capacity} bytes; {required} were asked for")),
+        Some(required) => Err(ContractViolation::NotExpanded { bytes: capacity, required }),
         None => Ok(expanded),
     }
 }
 
-fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, String> {
+fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, ContractViolation> {
     Ok(Snapshot {
         size: optional_bytes("the snapshot's size", snapshot.size_bytes)?,
         created_at_ms: unix_millis("the snapshot", snapshot.creation_time)?,
@@ -109,29 +119,32 @@ fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, String> {
 }
 
 /// A snapshot.
-pub(crate) fn snapshot(answer: Option<v1::Snapshot>) -> Result<Snapshot, String> {
-    let snapshot = unchecked_snapshot(answer.ok_or("it has no snapshot")?)?;
+pub(crate) fn snapshot(response: Option<v1::Snapshot>) -> Result<Snapshot, ContractViolation> {
+    let snapshot = unchecked_snapshot(response.ok_or_else(|| missing("the response", "snapshot"))?)?;
     RESPONSE_LIMITS.check_snapshot(&snapshot).map(|()| snapshot)
 }
 
-/// A part of the snapshots.
+/// A page of snapshots, of one source volume or of all.
 pub(crate) fn snapshot_page(
-    answer: v1::ListSnapshotsResponse,
+    response: v1::ListSnapshotsResponse,
     request: &PageRequest,
-) -> Result<SnapshotPage, String> {
-    let entries = answer.entries.into_iter();
-    let snapshots =
-        entries.map(|entry| unchecked_snapshot(entry.snapshot.ok_or("an entry has no snapshot")?));
+    source: Option<&VolumeHandle>,
+) -> Result<SnapshotPage, ContractViolation> {
+    let entries = response.entries.into_iter();
+    let snapshots = entries
+        .map(|entry| unchecked_snapshot(entry.snapshot.ok_or_else(|| missing("the entry", "snapshot"))?));
     let page = SnapshotPage {
         snapshots: snapshots.collect::<Result<_, _>>()?,
-        next_token: non_empty(answer.next_token),
+        next_token: non_empty(response.next_token),
     };
-    RESPONSE_LIMITS.check_snapshot_page(&page, request).map(|()| page)
+    RESPONSE_LIMITS.check_snapshot_page(&page, request, source).map(|()| page)
 }
 
-/// A group with its members. A member that does not say whose it is belongs to the group that it came with.
-pub(crate) fn group_snapshot(answer: Option<v1::VolumeGroupSnapshot>) -> Result<GroupSnapshot, String> {
-    let group = answer.ok_or("it has no group snapshot")?;
+/// A group snapshot with its members. A member without a group id belongs to the group of the response.
+pub(crate) fn group_snapshot(
+    response: Option<v1::VolumeGroupSnapshot>,
+) -> Result<GroupSnapshot, ContractViolation> {
+    let group = response.ok_or_else(|| missing("the response", "group snapshot"))?;
     let handle = group.group_snapshot_id;
     let member = |mut member: v1::Snapshot| {
         if member.group_snapshot_id.is_empty() {
@@ -152,7 +165,7 @@ fn checked_volume_status(
     volume_response: Option<v1::Volume>,
     nodes: Vec<String>,
     condition: Option<v1::VolumeCondition>,
-) -> Result<VolumeStatus, String> {
+) -> Result<VolumeStatus, ContractViolation> {
     let condition = condition.map(|condition| VolumeCondition {
         abnormal: condition.abnormal,
         message: checks::printable(&condition.message),
@@ -167,37 +180,39 @@ fn checked_volume_status(
     RESPONSE_LIMITS.check_volume_status(&status).map(|()| status)
 }
 
-/// One volume's state.
-pub(crate) fn volume_status(answer: v1::ControllerGetVolumeResponse) -> Result<VolumeStatus, String> {
-    let state = answer.status.unwrap_or_default();
-    checked_volume_status(answer.volume, state.published_node_ids, state.volume_condition)
+/// A volume's status.
+pub(crate) fn volume_status(
+    response: v1::ControllerGetVolumeResponse,
+) -> Result<VolumeStatus, ContractViolation> {
+    let state = response.status.unwrap_or_default();
+    checked_volume_status(response.volume, state.published_node_ids, state.volume_condition)
 }
 
-/// A part of the volumes.
+/// A page of volumes.
 pub(crate) fn volume_page(
-    answer: v1::ListVolumesResponse,
+    response: v1::ListVolumesResponse,
     request: &PageRequest,
-) -> Result<VolumePage, String> {
+) -> Result<VolumePage, ContractViolation> {
     let entry = |entry: v1::list_volumes_response::Entry| {
         let state = entry.status.unwrap_or_default();
         checked_volume_status(entry.volume, state.published_node_ids, state.volume_condition)
     };
-    let volumes = answer.entries.into_iter().map(entry).collect::<Result<_, _>>()?;
-    let page = VolumePage { volumes, next_token: non_empty(answer.next_token) };
+    let volumes = response.entries.into_iter().map(entry).collect::<Result<_, _>>()?;
+    let page = VolumePage { volumes, next_token: non_empty(response.next_token) };
     RESPONSE_LIMITS.check_volume_page(&page, request).map(|()| page)
 }
 
-/// The room for more volumes.
-pub(crate) fn capacity(answer: &v1::GetCapacityResponse) -> Result<Capacity, String> {
+/// The available capacity.
+pub(crate) fn capacity(response: &v1::GetCapacityResponse) -> Result<Capacity, ContractViolation> {
     let capacity = Capacity {
-        available: bytes_or_zero("the available capacity", answer.available_capacity)?,
-        maximum_volume_size: answer
+        available: bytes_or_zero("the available capacity", response.available_capacity)?,
+        maximum_volume_size: response
             .maximum_volume_size
-            .map(|size| bytes_or_zero("the largest volume", size))
+            .map(|size| bytes_or_zero("the maximum volume size", size))
             .transpose()?,
-        minimum_volume_size: answer
+        minimum_volume_size: response
             .minimum_volume_size
-            .map(|size| bytes_or_zero("the smallest volume", size))
+            .map(|size| bytes_or_zero("the minimum volume size", size))
             .transpose()?,
     };
     checks::capacity(&capacity).map(|()| capacity)

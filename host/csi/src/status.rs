@@ -1,49 +1,51 @@
-//! How a call to a driver fails, and what that means to the caller.
+//! Failures of calls to a driver, and the errors that callers receive.
 
 use std::time::Duration;
 
-use cofferdam_backend::{Redactor, checks::printable, in_flight::OperationConflict};
+use cofferdam_backend::{
+    ContractViolation, Overloaded, Redactor, checks::printable, in_flight::OperationConflict,
+};
 use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 use tonic::Code;
 
-/// Why one exchange with a driver has no answer that can be used.
+/// Reason a gRPC exchange has no usable response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RpcError {
-    /// The driver says so.
+    /// The driver returned a status.
     Status(Code, String),
-    /// The connection broke before the answer was there.
+    /// The connection was lost before the response.
     ConnectionLost(String),
-    /// What came back is no answer of gRPC, or too large.
+    /// The response is not valid gRPC, or too large.
     MalformedResponse(String),
-    /// Time ran out.
+    /// The deadline passed.
     DeadlineExceeded(Duration),
 }
 
-/// Why a call has no answer that can be used.
+/// Reason a call has no usable response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CsiCallFailure {
     /// The exchange failed.
     Rpc(RpcError),
-    /// The driver's answer breaks a rule of CSI.
-    ContractViolation(String),
-    /// There is no connection; the driver was not asked.
+    /// The driver's response breaks a rule of CSI.
+    ContractViolation(ContractViolation),
+    /// There is no connection; the driver was not reached.
     NotConnected(String),
-    /// Time ran out before the driver was asked.
+    /// The deadline passed before the driver was reached.
     Overloaded,
-    /// Another call for the volume is running, or has an open outcome.
+    /// Another operation on the same object is in progress or in doubt.
     Conflict(OperationConflict),
 }
 
-/// What ResourceExhausted means for a method: the sidecars do not agree.
+/// Meaning of ResourceExhausted for a method; the sidecars differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResourceExhaustedMeaning {
-    /// Nothing was done, as external-provisioner and external-attacher read it.
+    /// The driver did nothing: the reading of external-provisioner and external-attacher.
     Final,
-    /// The driver may be at it, as external-resizer and csi-snapshotter read it.
+    /// The driver may still be working: the reading of external-resizer and csi-snapshotter.
     InDoubt,
 }
 
-/// The kind of a gRPC code.
+/// The error kind of a gRPC code.
 pub(crate) const fn error_kind(code: Code) -> ErrorKind {
     match code {
         Code::InvalidArgument => ErrorKind::InvalidArgument,
@@ -65,12 +67,12 @@ pub(crate) const fn error_kind(code: Code) -> ErrorKind {
     }
 }
 
-/// Whether a code that the driver itself sent ends the matter, as the sidecars read it.
+/// Finality of a code that the driver itself sent, as in the sidecars.
 pub(crate) const fn finality(code: Code, resource_exhausted: ResourceExhaustedMeaning) -> Finality {
     match (code, resource_exhausted) {
         (Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable, _)
         | (Code::ResourceExhausted, ResourceExhaustedMeaning::InDoubt) => Finality::Unknown,
-        // Another call for the same object is at work.
+        // Another call for the same object is in progress.
         (Code::Aborted, _) => Finality::InProgress,
         (
             Code::Ok
@@ -91,8 +93,26 @@ pub(crate) const fn finality(code: Code, resource_exhausted: ResourceExhaustedMe
     }
 }
 
+impl From<OperationConflict> for CsiCallFailure {
+    fn from(conflict: OperationConflict) -> Self {
+        Self::Conflict(conflict)
+    }
+}
+
+impl From<Overloaded> for CsiCallFailure {
+    fn from(_: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+impl From<ContractViolation> for CsiCallFailure {
+    fn from(violation: ContractViolation) -> Self {
+        Self::ContractViolation(violation)
+    }
+}
+
 impl CsiCallFailure {
-    /// What the caller hears. Only the driver's own word can be final.
+    /// The error that the caller receives. Only a status of the driver can be final.
     pub(crate) fn into_error(
         self,
         resource_exhausted: ResourceExhaustedMeaning,
@@ -112,19 +132,22 @@ impl CsiCallFailure {
             },
             Self::Rpc(RpcError::ConnectionLost(reason)) => unknown(
                 ErrorKind::Unavailable,
-                format!("the connection to the driver broke before its answer: {}", redacted(&reason)),
+                format!("the connection to the driver was lost before its response: {}", redacted(&reason)),
             ),
             Self::Rpc(RpcError::MalformedResponse(reason)) => unknown(
                 ErrorKind::Internal,
-                format!("the driver's answer cannot be read: {}", redacted(&reason)),
+                format!("the driver's response cannot be decoded: {}", redacted(&reason)),
             ),
             Self::Rpc(RpcError::DeadlineExceeded(deadline)) => unknown(
                 ErrorKind::DeadlineExceeded,
-                format!("the driver has not answered within {deadline:?}"),
+                format!("the driver has not responded within {deadline:?}"),
             ),
-            Self::ContractViolation(reason) => unknown(
+            Self::ContractViolation(violation) => unknown(
                 ErrorKind::Internal,
-                format!("the driver's answer breaks the rules of CSI: {}", redacted(&reason)),
+                format!(
+                    "the driver's response breaks the rules of CSI: {}",
+                    redacted(&violation.to_string())
+                ),
             ),
             Self::NotConnected(reason) => unknown(
                 ErrorKind::Unavailable,
@@ -132,22 +155,23 @@ impl CsiCallFailure {
             ),
             Self::Overloaded => unknown(
                 ErrorKind::Unavailable,
-                "too many calls of the driver are waiting: time ran out before its turn".to_owned(),
+                "too many calls of the driver are waiting: the deadline passed before this one started"
+                    .to_owned(),
             ),
-            Self::Conflict(refusal) => refusal.into_error(),
+            Self::Conflict(conflict) => conflict.into_error(),
         }
     }
 
-    /// Name in metrics.
+    /// The label `outcome` in metrics.
     pub(crate) const fn label(&self) -> &'static str {
         match self {
             Self::Rpc(RpcError::Status(..)) => "error",
-            Self::Rpc(RpcError::ConnectionLost(_)) => "broken",
-            Self::Rpc(RpcError::MalformedResponse(_)) | Self::ContractViolation(_) => "untrue",
+            Self::Rpc(RpcError::ConnectionLost(_)) => "connection-lost",
+            Self::Rpc(RpcError::MalformedResponse(_)) | Self::ContractViolation(_) => "contract-violation",
             Self::Rpc(RpcError::DeadlineExceeded(_)) => "deadline",
-            Self::NotConnected(_) => "unconnected",
+            Self::NotConnected(_) => "not-connected",
             Self::Overloaded => "overloaded",
-            Self::Conflict(refusal) => refusal.label(),
+            Self::Conflict(conflict) => conflict.label(),
         }
     }
 }

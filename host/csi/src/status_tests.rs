@@ -49,13 +49,13 @@ fn failures_without_a_driver_status_are_never_final() {
             CsiCallFailure::Rpc(RpcError::ConnectionLost(text())),
             ErrorKind::Unavailable,
             Finality::Unknown,
-            "broken",
+            "connection-lost",
         ),
         (
             CsiCallFailure::Rpc(RpcError::MalformedResponse(text())),
             ErrorKind::Internal,
             Finality::Unknown,
-            "untrue",
+            "contract-violation",
         ),
         (
             CsiCallFailure::Rpc(RpcError::DeadlineExceeded(second)),
@@ -63,8 +63,13 @@ fn failures_without_a_driver_status_are_never_final() {
             Finality::Unknown,
             "deadline",
         ),
-        (CsiCallFailure::ContractViolation(text()), ErrorKind::Internal, Finality::Unknown, "untrue"),
-        (CsiCallFailure::NotConnected(text()), ErrorKind::Unavailable, Finality::Unknown, "unconnected"),
+        (
+            CsiCallFailure::ContractViolation(ContractViolation::RepeatedToken),
+            ErrorKind::Internal,
+            Finality::Unknown,
+            "contract-violation",
+        ),
+        (CsiCallFailure::NotConnected(text()), ErrorKind::Unavailable, Finality::Unknown, "not-connected"),
         (CsiCallFailure::Overloaded, ErrorKind::Unavailable, Finality::Unknown, "overloaded"),
         (CsiCallFailure::Conflict(OperationConflict::Busy), ErrorKind::Aborted, Finality::InProgress, "busy"),
     ] {

@@ -15,8 +15,9 @@ use cofferdam_backend::{Backend as _, BackendFuture, Call};
 use cofferdam_domain::{
     ClusterId, GroupSnapshotHandle, ReclaimPolicy, SnapshotHandle, Uid, VolumeHandle, VolumeName,
     storage::{
-        CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, Finality,
-        GroupSnapshot, Snapshot, StorageError, TopologyRequirement, VolumeOwner, VolumeStatus,
+        CapacityRange, ContentSource, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume,
+        ErrorKind, Finality, GroupSnapshot, Snapshot, StorageError, TopologyRequirement, VolumeOwner,
+        VolumeStatus,
     },
 };
 use cofferdam_wasm::{ComponentSource, Engine, WasmBackend, fault_injection::FaultPlan};
@@ -180,6 +181,7 @@ impl SuiteContext {
                 requisite: vec![segments.clone()],
                 preferred: vec![segments],
             }),
+            source: None,
         }
     }
 
@@ -233,12 +235,12 @@ impl SuiteContext {
         request: &CreateVolume,
         origin: &VolumeOrigin,
     ) -> BackendFuture<'a, CreatedVolume> {
-        let request = request.clone();
-        match origin {
-            VolumeOrigin::Empty => backend.create_volume(call, request),
-            VolumeOrigin::Volume(source) => backend.clone_volume(call, request, source.clone()),
-            VolumeOrigin::Snapshot(source) => backend.restore_snapshot(call, request, source.clone()),
-        }
+        let source = match origin {
+            VolumeOrigin::Empty => None,
+            VolumeOrigin::Volume(handle) => Some(ContentSource::Volume(handle.clone())),
+            VolumeOrigin::Snapshot(handle) => Some(ContentSource::Snapshot(handle.clone())),
+        };
+        backend.create_volume(call, CreateVolume { source, ..request.clone() })
     }
 
     /// Records a volume of the run that no call returned.

@@ -16,9 +16,9 @@ use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
-        CreatedVolume, Description, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest, Parameters,
-        PublishVolume, Readiness, Snapshot, SnapshotPage, ValidateVolume, Validation, VolumePage,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, ContentSource, CreateGroupSnapshot, CreateSnapshot,
+        CreateVolume, CreatedVolume, Description, ExpandVolume, ExpandedVolume, GroupSnapshot, PageRequest,
+        Parameters, PublishVolume, Readiness, Snapshot, SnapshotPage, ValidateVolume, Validation, VolumePage,
         VolumeStatus,
     },
 };
@@ -150,7 +150,16 @@ impl Backend for RecordingBackend {
     }
 
     fn create_volume(&self, call: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        self.record("volumes.create", request.summary(), self.backend.create_volume(call, request))
+        let (function, source) = match &request.source {
+            None => ("volumes.create", None),
+            Some(ContentSource::Volume(handle)) => ("cloning.create-from-volume", Some(handle.summary())),
+            Some(ContentSource::Snapshot(handle)) => {
+                ("restoring.create-from-snapshot", Some(handle.summary()))
+            }
+        };
+        let source = source.map_or_else(String::new, |source| format!(", source {source}"));
+        let summary = format!("{}{source}", request.summary());
+        self.record(function, summary, self.backend.create_volume(call, request))
     }
 
     fn delete_volume(&self, call: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {
@@ -159,30 +168,6 @@ impl Backend for RecordingBackend {
 
     fn validate_volume(&self, call: Call, request: ValidateVolume) -> BackendFuture<'_, Validation> {
         self.record("volumes.validate", request.summary(), self.backend.validate_volume(call, request))
-    }
-
-    fn clone_volume(
-        &self,
-        call: Call,
-        request: CreateVolume,
-        source: VolumeHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        let summary = format!("{}, source {}", request.summary(), source.summary());
-        self.record("cloning.create-from-volume", summary, self.backend.clone_volume(call, request, source))
-    }
-
-    fn restore_snapshot(
-        &self,
-        call: Call,
-        request: CreateVolume,
-        source: SnapshotHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        let summary = format!("{}, source {}", request.summary(), source.summary());
-        self.record(
-            "restoring.create-from-snapshot",
-            summary,
-            self.backend.restore_snapshot(call, request, source),
-        )
     }
 
     fn publish_volume(&self, call: Call, request: PublishVolume) -> BackendFuture<'_, ConnectionInfo> {

@@ -1,5 +1,5 @@
-//! What a backend costs: calls per second with many callers, loading from the cache of compiled code, and
-//! memory of one more idle backend. Prints a table.
+//! Cost of a backend: calls per second with many callers, loading from the cache of compiled code, and memory
+//! of one more idle backend. Prints a table.
 
 mod common;
 
@@ -60,7 +60,7 @@ fn resident_kib() -> Result<i64, BenchError> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// What one more idle backend takes, in KiB: of a component that is loaded already, and of one that is not.
+/// Memory of one more idle backend in KiB: of a loaded component, and of a new one.
 async fn idle_backend_kib(cache: &CompiledCache) -> Result<(i64, i64), BenchError> {
     let engine = Engine::new(EngineOptions { cache: cache.clone(), ..EngineOptions::default() })?;
     let first = load(&engine, BackendConfig::default()).await?;

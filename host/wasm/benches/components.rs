@@ -1,5 +1,5 @@
-//! What a component costs whatever language it comes from: its size, the time to load it, the least memory
-//! that a call runs with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
+//! Cost of a component in any language: its size, the time to load it, the least memory that a call runs
+//! with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
 
 mod common;
 
@@ -12,7 +12,7 @@ use cofferdam_wasm::{
 use common::{BenchError, create, percentile};
 
 const CALLS: usize = 1_000;
-/// What memory is given out in.
+/// Page size of WebAssembly memories.
 const PAGE_BYTES: usize = 64 << 10;
 
 async fn load(

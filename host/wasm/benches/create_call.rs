@@ -1,6 +1,6 @@
-//! What the sandbox costs: one CreateVolume in a fresh instance, beside the same call over gRPC on a unix
-//! socket, which is what a sidecar and its driver cost. Prints a table; takes how many calls to measure, and
-//! how many volumes to have before.
+//! Cost of the sandbox: one CreateVolume in a fresh instance, compared with the same call over gRPC on a unix
+//! socket, as between a sidecar and its driver. Prints a table. Arguments: number of measured calls, and
+//! number of existing volumes.
 
 mod common;
 

@@ -1,6 +1,5 @@
-//! What a backend feels of its neighbours: calls of a quiet one alone, and beside others that loop, hoard and
-//! flood with all the concurrency that they may have. Prints a table; takes how many calls to measure for
-//! each row.
+//! Isolation of backends: calls of one backend alone, and beside others that loop, exhaust memory and flood
+//! the log at their maximum concurrency. Prints a table. Argument: number of measured calls for each row.
 
 mod common;
 
@@ -53,10 +52,10 @@ fn spawn_load(backend: &Arc<WasmBackend>, misbehavior: &'static str, stop: &Arc<
                     handle: VolumeHandle::new("v"),
                     context: Parameters::new(),
                     capabilities: Vec::new(),
-                    parameters: [("misdeed".to_owned(), misbehavior.to_owned())].into(),
+                    parameters: [("misbehavior".to_owned(), misbehavior.to_owned())].into(),
                     mutable_parameters: Parameters::new(),
                 };
-                // How it ends does not matter either.
+                // The result does not matter either.
                 drop(backend.validate_volume(Call::with_deadline(Duration::from_secs(60)), request).await);
             }
         });
@@ -74,11 +73,11 @@ fn print_row(name: &str, times: &[Duration], alone: Duration) {
 async fn run(calls: usize) -> Result<(), BenchError> {
     println!("{:<44} {:>10} {:>10} {:>10} {:>14}", "quiet backend", "p50", "p99", "worst", "p99 / alone");
     let mut alone = Duration::ZERO;
-    for (row, (name, misdeed)) in [
+    for (row, (name, misbehavior)) in [
         ("warming up", ""),
         ("alone", ""),
         ("beside 64 endless loops", "loop"),
-        ("beside 64 memory hogs", "hoard"),
+        ("beside 64 memory hogs", "exhaust-memory"),
         ("beside 64 log floods", "flood"),
     ]
     .into_iter()
@@ -89,14 +88,14 @@ async fn run(calls: usize) -> Result<(), BenchError> {
         let quiet = load(&engine, "memory", cofferdam_carried::MEMORY).await?;
         let noisy = load(&engine, "hostile", cofferdam_test_guests::HOSTILE).await?;
         let stop = Arc::new(AtomicBool::new(false));
-        if !misdeed.is_empty() {
-            spawn_load(&noisy, misdeed, &stop);
+        if !misbehavior.is_empty() {
+            spawn_load(&noisy, misbehavior, &stop);
             // The neighbours are at work when the first of them has been stopped, or a second has passed.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         let times = measure(&quiet, row, calls).await?;
         stop.store(true, Ordering::Relaxed);
-        if misdeed.is_empty() {
+        if misbehavior.is_empty() {
             alone = percentile(&times, 99);
         }
         if row > 0 {

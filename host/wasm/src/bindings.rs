@@ -3,8 +3,8 @@ wasmtime::component::bindgen!({
     world: "complete",
     imports: {
         default: trappable,
-        // What touches a disk, the network or another call's turn waits; the guest sees a plain call either
-        // way.
+        // Calls that access a disk or the network, or wait for a lock, are asynchronous in the host; the
+        // guest sees a synchronous call.
         "cofferdam:storage/state.get": async | trappable,
         "cofferdam:storage/state.commit": async | trappable,
         "cofferdam:storage/state.scan": async | trappable,

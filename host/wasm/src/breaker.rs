@@ -1,15 +1,14 @@
 //! Leaves a backend alone that only traps or hangs.
 //!
-//! Closed → open after some consecutive failures → half-open after a pause: one call goes through; a success
-//! closes, a failure opens again for twice as long. Errors that the guest itself returns are answers and
-//! count as successes.
+//! Circuit breaker of a backend. Closed: calls are admitted. Open, after consecutive failures: calls are
+//! rejected for a delay. Half-open: one trial call is admitted; its success closes the circuit, its failure
+//! opens it for twice the delay. Errors that the guest itself returns count as successes.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest pause, in first pauses: one minute when the first is a second, so that a repaired backend is
-/// not waited for longer than people are patient.
+/// Maximum delay, in first delays: one minute with the default of one second.
 const MAX_PAUSE_FACTOR: u32 = 60;
 
 /// State of one backend's breaker; the caller gives the time.
@@ -29,19 +28,19 @@ enum BreakerState {
     HalfOpen { pause: Duration, trial_deadline: Instant },
 }
 
-/// That a call was let through. How it ends counts as long as nothing has changed since: the end of a call
-/// that began before the breaker opened says nothing about the trial.
+/// Admission of a call. Its result counts only if the state has not changed since: a call that started before
+/// the circuit opened says nothing about the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BreakerPermit(u64);
 
-/// What the metric shows.
+/// State of the breaker as a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerStatus {
     /// Calls go through.
     Closed,
     /// One call is tried.
     HalfOpen,
-    /// Calls are refused.
+    /// Calls are rejected.
     Open,
 }
 
@@ -55,12 +54,12 @@ impl Breaker {
         }
     }
 
-    /// Asks for a call that takes at most `longest`; refused calls learn when to come back.
+    /// Admits a call of at most `max_duration`. The error is the time until the next trial.
     pub(crate) fn admit(&mut self, now: Instant, max_duration: Duration) -> Result<BreakerPermit, Duration> {
         match self.state {
             BreakerState::Closed { .. } => Ok(BreakerPermit(self.generation)),
             BreakerState::Open { until, .. } if now < until => Err(until - now),
-            // A trial whose end was never told, because its task was lost, does not close the door for ever.
+            // A trial whose result was lost, with its task, blocks other calls only until its deadline.
             BreakerState::HalfOpen { trial_deadline: trial_until, .. } if now < trial_until => {
                 Err(trial_until - now)
             }
@@ -71,7 +70,7 @@ impl Breaker {
         }
     }
 
-    /// Asks again for a call that has waited since it was let through.
+    /// Admits a call that has waited since its admission.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,
@@ -81,7 +80,7 @@ impl Breaker {
         if permit.0 == self.generation { Ok(permit) } else { self.admit(now, max_duration) }
     }
 
-    /// A call ended with an answer of the guest.
+    /// Records a call that ended with a result of the guest.
     pub(crate) fn record_success(&mut self, permit: BreakerPermit) {
         if permit.0 != self.generation {
             return;

@@ -1,4 +1,4 @@
-//! One call: a fresh instance in a task of its own, under every limit, with a typed end.
+//! One call: a new instance in a task of its own, under every limit, with a typed result.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use wasmtime_wasi::I32Exit;
 
 use crate::{
     bindings::cofferdam::storage::types as wit,
-    capabilities::{CallContext, SharedCapabilities},
+    capabilities::SharedCapabilities,
     convert,
     cpu_pool::CpuPool,
     cpu_time::CpuTime,
@@ -24,7 +24,7 @@ use crate::{
     loader::CompiledComponent,
     usage::CallUsage,
 };
-use cofferdam_backend::checks::printable;
+use cofferdam_backend::{CallContext, checks::printable};
 
 /// Everything that calls of one backend share.
 pub(crate) struct SharedState {
@@ -32,11 +32,11 @@ pub(crate) struct SharedState {
     pub(crate) compiled: Arc<CompiledComponent>,
     pub(crate) capabilities: SharedCapabilities,
     pub(crate) limits: Limits,
-    /// What the operator gives every call.
+    /// Secrets that the operator configured for every call.
     pub(crate) secrets: Secrets,
     /// Where its instances live, among those of all backends.
     pub(crate) instance_quota: InstanceQuota,
-    /// Where calls that compute for long take turns.
+    /// Scheduler of CPU-bound calls.
     pub(crate) cpu_pool: CpuPool,
 }
 
@@ -47,17 +47,17 @@ pub(crate) struct GuestInstance<'a> {
     pub(crate) exports: &'a Exports,
 }
 
-/// What a guest's function answers.
+/// The result of a guest function.
 pub(crate) type GuestResult<T> = wasmtime::Result<Result<T, wit::StorageError>>;
 
 /// One function of a guest with its arguments.
 pub(crate) type GuestFunction<T> =
     Box<dyn for<'a> FnOnce(GuestInstance<'a>) -> BoxFuture<'a, GuestResult<T>> + Send>;
 
-/// How a call ended.
+/// The result of a call.
 pub(crate) struct CallOutcome<T> {
     pub(crate) result: Result<T, CallFailure>,
-    /// What the guest used; absent when there was no guest.
+    /// Resources that the guest used; absent without a guest.
     pub(crate) usage: Option<CallUsage>,
 }
 
@@ -68,7 +68,7 @@ impl<T> CallOutcome<T> {
 }
 
 impl SharedState {
-    /// Waits for the slots of a call, which its caller holds until the call is over.
+    /// Waits for the instance slots of a call. The caller holds the permit until the call has ended.
     pub(crate) async fn acquire_instance(
         &self,
         deadline: Instant,
@@ -109,7 +109,7 @@ pub(crate) async fn run<T: Send + 'static>(
     cpu_pool.run(&cpu_time, Box::pin(call)).await
 }
 
-/// The call itself. The store dies with it, whatever happened: after a trap nothing in it can be trusted.
+/// Runs a call in its own store. The store is dropped with the call: after a trap its state is undefined.
 async fn run_isolated<T>(
     shared_state: &SharedState,
     context: CallContext,
@@ -125,7 +125,7 @@ async fn run_isolated<T>(
         function(GuestInstance { store: &mut store, instance, exports: &shared_state.compiled.exports }).await
     };
     let outcome = tokio::select! {
-        // First, because a call that has waited for its turn until now must not run any more.
+        // The deadline first: a call that has waited until now must not start.
         biased;
         () = sleep_until(deadline) => None,
         answer = guest_call => Some(answer),
@@ -149,7 +149,7 @@ async fn run_isolated<T>(
     CallOutcome { result: answer, usage: Some(usage) }
 }
 
-/// What a passed deadline says. A caller in a hurry, or a call that waited long for its turn, is not the
+/// The failure of a passed deadline. A short deadline of the caller, or a long wait for CPU time, is not the
 /// guest's fault.
 fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
     /// Longer than any guest computes without waiting for its storage, and well below the second that callers
@@ -185,7 +185,7 @@ fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallF
         }
         None => {}
     }
-    // The chain begins with the backtrace, which has many lines; its end is the reason.
+    // The chain starts with the backtrace; its end is the reason.
     let reason = error.chain().last().map(ToString::to_string).unwrap_or_default();
     tracing::debug!(error = %host.redactor().redact(&format!("{error:?}")), "trap");
     CallFailure::Trap(printable(
@@ -193,7 +193,7 @@ fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallF
     ))
 }
 
-/// The limits for whose excess the library has words but no types.
+/// Limits that wasmtime reports by message only.
 fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     if message.contains("fuel allocated for hostcalls has been exhausted") {
         return Some(CallFailure::ResultTooLarge(limits.result_bytes));
@@ -210,22 +210,29 @@ fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     Some(CallFailure::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }))
 }
 
-/// Logs what a guest printed: it is the only place where a trap says why.
+/// Logs the guest's output: only it explains a trap.
 fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &StoreData) {
     let printed = host.output.redacted_text(|text| host.redactor().redact(text).into_owned());
-    let (output, lost) = printed.unwrap_or_default();
+    let (output, dropped_bytes) = printed.unwrap_or_default();
     match failure {
         Some(CallFailure::Storage(_)) | None => {
             if !output.is_empty() {
-                tracing::debug!(method, output, lost, "a guest printed");
+                tracing::debug!(method, output, dropped_bytes, "a guest printed");
             }
         }
-        // Nobody needs to look at what was done on purpose.
+        // Injected faults need no attention.
         Some(CallFailure::Trap(reason)) if reason == INJECTED_FAULT => {
             tracing::debug!(method, "a call was ended")
         }
         Some(failure) => {
-            tracing::warn!(method, outcome = failure.label(), ?failure, output, lost, "a guest failed");
+            tracing::warn!(
+                method,
+                outcome = failure.label(),
+                ?failure,
+                output,
+                dropped_bytes,
+                "a guest failed"
+            );
         }
     }
 }

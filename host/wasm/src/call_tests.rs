@@ -10,19 +10,13 @@ use crate::{
     CompiledCache, Digest, Engine, EngineOptions, exports,
     loader::{self, BackendConfig, ComponentSource},
 };
-use cofferdam_backend::Redactor;
 
 fn engine() -> Engine {
     Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() }).unwrap()
 }
 
 fn context() -> CallContext {
-    CallContext {
-        deadline: Instant::now() + Duration::from_secs(60),
-        secrets: Secrets::default(),
-        redactor: Redactor::default(),
-        operation_permit: None,
-    }
+    CallContext::new(Instant::now() + Duration::from_secs(60), Secrets::default())
 }
 
 /// The memory backend, with a function of the host behind `settings.entries` that panics.
@@ -77,7 +71,7 @@ async fn host_panic_fails_only_its_call() {
             spawn(&engine.inner, Arc::clone(&shared_state), context(), "describe", exports::describe()).await;
         assert_eq!(outcome.result.map(drop), Err(CallFailure::Panic));
     }
-    // The engine and its threads are as they were: another backend loads and answers.
+    // The engine and its threads still work: another backend loads and responds.
     let source = ComponentSource::Bytes { name: "memory".to_owned(), bytes: cofferdam_carried::MEMORY };
     engine.load(source, BackendConfig::default()).await.unwrap();
 }

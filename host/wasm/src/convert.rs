@@ -18,7 +18,7 @@ use crate::bindings::{
     },
 };
 use cofferdam_backend::{
-    Redactor,
+    ContractViolation, Redactor,
     checks::{self, printable},
 };
 
@@ -82,8 +82,7 @@ fn owner(owner: VolumeOwner) -> wit::Owner {
         claim_uid: owner.claim_uid.as_str().to_owned(),
         pv_name: owner.pv_name.as_str().to_owned(),
         reclaim_policy: match owner.reclaim_policy {
-            // Kubernetes' Recycle ends with an empty volume that stays; what nobody knows must not be
-            // deleted.
+            // Kubernetes' Recycle keeps the volume; a volume with an unknown policy must not be deleted.
             ReclaimPolicy::Retain | ReclaimPolicy::Recycle | ReclaimPolicy::Other(_) => {
                 wit::ReclaimPolicy::Retain
             }
@@ -169,8 +168,8 @@ fn capacity_range(range: CapacityRange) -> wit::CapacityRange {
     wit::CapacityRange { required_bytes: range.required, limit_bytes: range.limit }
 }
 
-/// A volume as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn created_volume(volume: wit::Volume) -> Result<CreatedVolume, String> {
+/// Converts a volume. The error is the rule of the contract that it breaks.
+pub(crate) fn created_volume(volume: wit::Volume) -> Result<CreatedVolume, ContractViolation> {
     let topology =
         volume.topology.into_iter().map(|segments| checks::unique_map("a topology segment", segments));
     Ok(CreatedVolume {
@@ -182,8 +181,8 @@ pub(crate) fn created_volume(volume: wit::Volume) -> Result<CreatedVolume, Strin
     })
 }
 
-/// An attachment as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn connection_info(connection_info: wit::Attachment) -> Result<ConnectionInfo, String> {
+/// Converts an attachment. The error is the rule of the contract that it breaks.
+pub(crate) fn connection_info(connection_info: wit::Attachment) -> Result<ConnectionInfo, ContractViolation> {
     Ok(ConnectionInfo {
         kind: connection_info.kind,
         version: connection_info.version,
@@ -191,8 +190,11 @@ pub(crate) fn connection_info(connection_info: wit::Attachment) -> Result<Connec
     })
 }
 
-/// A volume's state as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn volume_status(status: wit::VolumeStatus, redactor: &Redactor) -> Result<VolumeStatus, String> {
+/// Converts a volume's status. The error is the rule of the contract that it breaks.
+pub(crate) fn volume_status(
+    status: wit::VolumeStatus,
+    redactor: &Redactor,
+) -> Result<VolumeStatus, ContractViolation> {
     Ok(VolumeStatus {
         volume: created_volume(status.volume)?,
         owner: status.owner.map(|owner| VolumeOwner {
@@ -213,8 +215,11 @@ pub(crate) fn volume_status(status: wit::VolumeStatus, redactor: &Redactor) -> R
     })
 }
 
-/// A part of a listing as the house reads it; the error says which rule of the contract it breaks.
-pub(crate) fn volume_page(page: listing::VolumePage, redactor: &Redactor) -> Result<VolumePage, String> {
+/// Converts a page of volumes. The error is the rule of the contract that it breaks.
+pub(crate) fn volume_page(
+    page: listing::VolumePage,
+    redactor: &Redactor,
+) -> Result<VolumePage, ContractViolation> {
     let volumes =
         page.volumes.into_iter().map(|found| volume_status(found, redactor)).collect::<Result<_, _>>()?;
     Ok(VolumePage { volumes, next_token: page.next })
@@ -271,8 +276,7 @@ pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> 
     }
 }
 
-/// A guest's text for people, without the call's secrets. Blotted out before it is cut, which could leave
-/// half a secret.
+/// A guest's message without the call's secrets. Redacts before it cuts, which could leave half a secret.
 fn redacted(text: &str, redactor: &Redactor) -> String {
     printable(&redactor.redact(text))
 }

@@ -1,14 +1,14 @@
-//! Threads of their own, and turns on them, for calls that compute for long.
+//! Separate threads for CPU-bound calls, with fair scheduling between backends.
 //!
-//! A guest gives its thread back at every tick of the engine's clock, but it is runnable at once again: a
-//! backend with many such calls would fill the threads' queue, and the short calls of other backends would
-//! wait behind all of them. So whoever computes for long does it on other threads, of which there are half as
-//! many as processors and which make way for the rest of the process: each stretch of such a call, of a tick
-//! at most, is a turn there. Turns go round the backends first, and then round the calls of one backend.
+//! A guest yields its thread at every tick of the epoch clock, but is immediately runnable again. A backend
+//! with many such calls would fill the threads' queue, and short calls of other backends would wait behind
+//! all of them. Therefore CPU-bound calls run on separate threads with a lower priority, half as many as
+//! processors, in poll slices of at most one tick. Slices are scheduled round-robin between backends, and
+//! then between the calls of a backend.
 //!
-//! A call that ends, or traps, within its first tick is over before it is known to be long, and a backend
-//! with many such calls would keep all threads as well. So it is learned how long a backend's calls compute;
-//! where that is long, they begin with a turn.
+//! A call that ends within its first tick is over before it is known to be CPU-bound; many such calls of one
+//! backend would also occupy all threads. Therefore the mean CPU time of a backend's calls is measured. If it
+//! is high, calls start on the separate threads.
 
 use std::{
     panic::resume_unwind,
@@ -27,25 +27,25 @@ use tracing::Instrument as _;
 
 use crate::{cpu_time::CpuTime, limits::EPOCH_TICK};
 
-/// From here on a backend's calls begin in the lane, on the mean: well above what calls take that only ask
-/// their storage, and well below what others would notice.
+/// Mean CPU time of a backend's calls from which its calls start in the CPU-bound pool. It is far more than
+/// calls use that only wait for their storage, and too short for other backends to notice.
 const CPU_BOUND_THRESHOLD: Duration = Duration::from_millis(1);
-/// How many calls the mean is taken over, roughly.
+/// Approximate number of calls in the mean.
 const MEAN_WINDOW: u64 = 8;
 
-/// The turns of one backend.
+/// Scheduling of one backend's CPU-bound calls.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuPool {
-    /// Whose turn it is among the calls of this backend; first come, first served, as the library's locks are
-    /// fair. A backend stands in the threads' queue once, so that many calls do not get it more turns.
+    /// Lock of the calls of this backend for CPU time. Tokio's locks are fair: first come, first served. A
+    /// backend waits for a thread at most once, so many concurrent calls do not get it more CPU time.
     slice_lock: Arc<Mutex<()>>,
-    /// How long a call computes before it is known to be long, on the mean, in microseconds.
+    /// Mean CPU time of a call in microseconds.
     mean_cpu_micros: Arc<AtomicU64>,
-    /// Where turns are taken.
+    /// The threads for CPU-bound calls.
     threads: Handle,
 }
 
-/// Remembers that a call was woken: while it has its turn, and until somebody listens, nobody else would.
+/// Stores a wake-up that arrives while nobody waits for it.
 #[derive(Debug, Default)]
 struct SliceWaker {
     is_woken: AtomicBool,
@@ -72,14 +72,14 @@ impl SliceWaker {
 type BoxedCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl CpuPool {
-    /// The lane of one more backend, with its turns on these threads.
+    /// Scheduling for one more backend on these threads.
     pub(crate) fn new(threads: Handle) -> Self {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
     }
 
-    /// Runs a call; once it is long, or where calls of this backend are, each stretch of it is a turn. A
-    /// stretch ends when the call waits for something, has computed for a tick, or is over. The call must not
-    /// count on being polled when its deadline has passed while it waits for its turn.
+    /// Runs a call. Once it is CPU-bound, or if the calls of this backend are, each poll slice waits for the
+    /// scheduler. A slice ends when the call waits, has computed for a tick, or ends. A call that waits
+    /// for the scheduler may not be polled at its deadline.
     pub(crate) async fn run<T: Send + 'static>(&self, cpu_time: &CpuTime, mut call: BoxedCall<T>) -> T {
         if !self.is_cpu_bound() {
             let first_slice = std::future::poll_fn(|context| {
@@ -120,8 +120,7 @@ impl CpuPool {
         slice_waker: Arc<SliceWaker>,
     ) -> (BoxedCall<T>, Poll<T>) {
         let _slice_guard = self.slice_lock.lock().await;
-        // What the call asks of the system, such as connections and timers, stays with the threads for
-        // everybody.
+        // Connections and timers of the call stay with the shared runtime.
         let runtime = Handle::current();
         let slice = async move {
             let _runtime_guard = runtime.enter();
@@ -134,7 +133,7 @@ impl CpuPool {
             Ok(slice) => slice,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => resume_unwind(panic),
-                // The threads were told to stop, and with them everything that a call could tell.
+                // The threads are shutting down: the result is lost.
                 Err(_) => std::future::pending().await,
             },
         }
@@ -224,7 +223,7 @@ mod tests {
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"a defect of the host"));
     }
 
-    /// Who had a stretch, in order.
+    /// Backends that received a poll slice, in order.
     #[derive(Clone, Default)]
     struct SliceLog(Arc<Plain<Vec<&'static str>>>);
 

@@ -1,4 +1,4 @@
-//! How long one call has computed.
+//! CPU time of one call.
 //!
 //! By the clock of the thread, stretch by stretch: neither waiting for the host counts, nor standing behind
 //! other threads of a busy machine.
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What one call has computed. Clones are the same.
+/// CPU time of one call. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CpuTime(Arc<Inner>);
 
@@ -21,7 +21,7 @@ pub(crate) struct CpuTime(Arc<Inner>);
 struct Inner {
     /// Of stretches that are over, in nanoseconds.
     total_nanos: AtomicU64,
-    /// What the thread's clock said when this stretch began.
+    /// The thread's CPU clock at the start of this slice.
     slice_start: AtomicU64,
 }
 
@@ -34,14 +34,14 @@ impl CpuTime {
         answer
     }
 
-    /// What the call has computed until now. To be asked from within a stretch.
+    /// CPU time of the call until now. Only within a slice.
     pub(crate) fn elapsed_in_slice(&self) -> Duration {
         Duration::from_nanos(
             self.0.total_nanos.load(Ordering::Relaxed).saturating_add(self.current_slice_nanos()),
         )
     }
 
-    /// What the call has computed. To be asked between stretches.
+    /// CPU time of the call. Only between slices.
     pub(crate) fn total(&self) -> Duration {
         Duration::from_nanos(self.0.total_nanos.load(Ordering::Relaxed))
     }

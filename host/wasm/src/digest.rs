@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 /// Hexadecimal digits of a digest.
 const HEX_DIGITS: usize = 64;
 
-/// SHA-256 of a component's bytes: which component it is, whatever its file is called.
+/// SHA-256 of a component's bytes: identifies the component independently of its file name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 

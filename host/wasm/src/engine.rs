@@ -29,33 +29,32 @@ use crate::{
     wasi,
 };
 
-/// Frames of a guest's backtrace: what a log line can show.
+/// Maximum frames of a guest's backtrace in a log line.
 const BACKTRACE_FRAMES: usize = 16;
-/// The niceness of threads for long calls. Whoever wakes up beside such a thread runs at once; between the
-/// niceness of all others and this one the system lets it wait for a slice of the processor, which is many
-/// short calls. Not the lowest: on a machine that others keep busy, a thread of niceness 19 gets less than a
-/// hundredth of a processor, and calls meet their deadline.
+/// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them. With this
+/// difference the kernel makes them wait for one time slice, which is many short calls. The lowest niceness,
+/// 19, would get less than 1 % of a busy processor, and calls would miss their deadlines.
 const CPU_BOUND_NICENESS: i32 = 10;
 /// Most bytes of compiled code on the disk: some twenty components of the largest languages.
 const MAX_CACHE_BYTES: u64 = 1 << 30;
 
-/// Where compiled code is kept, so that a restart does not compile anew.
+/// Cache of compiled code, so that a restart does not compile again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CompiledCache {
     /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
     #[default]
     User,
-    /// In this directory. What lies there is run, so that it is nowhere, with a warning, when somebody else
-    /// can write to the directory, or nobody can.
+    /// In this directory. The cached code is run, so the cache is disabled, with a warning, if other users
+    /// can write to the directory or if it is not writable.
     Directory(PathBuf),
     /// Nowhere.
     Off,
 }
 
-/// What an engine is made with.
+/// Options of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
-    /// Where compiled code is kept.
+    /// Cache of compiled code.
     pub cache: CompiledCache,
     /// Where calls are counted.
     pub metrics: WasmMetrics,
@@ -70,12 +69,12 @@ pub struct Engine {
 pub(crate) struct EngineInner {
     pub(crate) wasm: wasmtime::Engine,
     pub(crate) metrics: WasmMetrics,
-    /// One component is compiled at a time: compiling takes a whole CPU and, for some languages, hundreds of
-    /// megabytes.
+    /// One component is compiled at a time: a compilation uses a whole CPU and, for some languages, hundreds
+    /// of megabytes.
     pub(crate) compile_lock: tokio::sync::Mutex<()>,
-    /// What is compiled and linked already: a component that several backends use is in memory once.
+    /// Compiled and linked components: a component that several backends use is in memory once.
     pub(crate) component_cache: Mutex<HashMap<Digest, Weak<CompiledComponent>>>,
-    /// What components import, the same for all of them.
+    /// Imports of components, the same for all of them.
     pub(crate) linker: Linker<StoreData>,
     /// Where instances live.
     pub(crate) instance_pool: Arc<InstancePool>,
@@ -95,17 +94,17 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// When the processor or the system does not let code be compiled and run, or threads cannot be started.
+    /// The processor or the system does not support compiled code, or threads cannot be started.
     pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
         let wasm = new_engine(open_cache(&options.cache))
             .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         let linker = new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         start_epoch_ticker(&wasm)?;
         let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
-        // Apart from the threads that watch the cluster, renew leases and answer health checks, so that no
-        // guest can starve those.
+        // Guests run on separate threads from watches, leases and health checks, so that no guest can starve
+        // those.
         let guests = WorkerThreads::start("guest", processors, || ())?;
-        let long = WorkerThreads::start("guest-long", processors.div_ceil(2), lower_thread_priority)?;
+        let long = WorkerThreads::start("guest-cpu", processors.div_ceil(2), lower_thread_priority)?;
         Ok(Self {
             inner: Arc::new(EngineInner {
                 wasm,
@@ -162,7 +161,7 @@ impl Drop for WorkerThreads {
     }
 }
 
-/// The calling thread yields to the others. On Linux alone is a niceness a thread's own.
+/// Lowers the priority of the calling thread. Only Linux has a niceness per thread.
 fn lower_thread_priority() {
     if cfg!(target_os = "linux")
         && let Err(error) = rustix::process::setpriority_process(None, CPU_BOUND_NICENESS)
@@ -187,9 +186,8 @@ fn new_engine(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
     })
 }
 
-/// Everything that guests need and nothing more: what is off cannot be attacked. Proposals that need cargo
-/// features which this build leaves out (garbage collection, exceptions, component-model async, parallel
-/// compilation) are off with them.
+/// Enables the features that guests need and disables all others. Proposals that need disabled cargo features
+/// (garbage collection, exceptions, component-model async, parallel compilation) are disabled with them.
 fn engine_config() -> Config {
     let mut config = Config::new();
     config
@@ -209,8 +207,8 @@ fn new_linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<StoreData>> 
     Ok(linker)
 }
 
-/// The clock that stops guests. It has a thread of its own because a task could starve behind the guests that
-/// it shall stop; it ends with the engine.
+/// The clock that interrupts guests. It has a thread of its own, because a task could starve behind the
+/// guests that it has to interrupt. It ends with the engine.
 fn start_epoch_ticker(engine: &wasmtime::Engine) -> Result<(), LoadError> {
     let engine = engine.weak();
     let tick = move || {
@@ -220,7 +218,7 @@ fn start_epoch_ticker(engine: &wasmtime::Engine) -> Result<(), LoadError> {
             thread::sleep(EPOCH_TICK);
         }
     };
-    thread::Builder::new().name("guest-clock".to_owned()).spawn(tick).map(drop).map_err(LoadError::Threads)
+    thread::Builder::new().name("guest-epoch".to_owned()).spawn(tick).map(drop).map_err(LoadError::Threads)
 }
 
 fn open_cache(cache: &CompiledCache) -> Option<Cache> {
@@ -248,7 +246,7 @@ fn new_cache(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     config.with_files_total_size_soft_limit(MAX_CACHE_BYTES).with_cleanup_interval(Duration::from_secs(3600));
     if let Some(directory) = directory {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        // The library wants an absolute path.
+        // wasmtime requires an absolute path.
         config.with_directory(std::path::absolute(directory)?);
     }
     let cache = Cache::new(config)?;
@@ -256,7 +254,7 @@ fn new_cache(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     Ok(cache)
 }
 
-/// Whoever can write compiled code into the cache runs it in this process, outside of every sandbox.
+/// A user who can write compiled code into the cache can run it in this process, outside of every sandbox.
 fn check_cache_permissions(directory: &Path) -> wasmtime::Result<()> {
     let found = std::fs::metadata(directory)?;
     let (owner, uid) = (found.uid(), rustix::process::geteuid().as_raw());

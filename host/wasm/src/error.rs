@@ -1,5 +1,6 @@
 //! Why a component was not loaded.
 
+use cofferdam_backend::ContractViolation;
 use cofferdam_domain::storage::StorageError;
 
 use crate::{
@@ -23,7 +24,7 @@ pub enum LoadError {
     Read {
         /// The component.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file is too large.
@@ -33,61 +34,65 @@ pub enum LoadError {
         name: String,
         /// Its size.
         bytes: u64,
-        /// What is allowed.
+        /// The maximum.
         limit: u64,
     },
     /// The file is something else.
     #[error(
-        "{name}: is {found}; expected a WebAssembly component, such as `cargo build --target wasm32-wasip2` makes"
+        "{name}: is {found}; expected a WebAssembly component, \
+         such as `cargo build --target wasm32-wasip2` makes"
     )]
     NotAComponent {
         /// The file.
         name: String,
-        /// What it is.
+        /// The kind of the file.
         found: String,
     },
-    /// The file is another component than the operator wants.
+    /// The file has another digest than the pinned one.
     #[error("{name}: has the digest {found}; expected {expected} (`sha256`)")]
     DigestMismatch {
         /// The component.
         name: String,
         /// Its digest.
         found: Digest,
-        /// What the operator pinned.
+        /// The pinned digest.
         expected: Digest,
     },
-    /// The file begins as a component but is damaged, or needs features that are off.
+    /// The file has the header of a component but is damaged, or needs disabled features.
     #[error("{name}: is not a valid WebAssembly component: {reason}")]
     Invalid {
         /// The component.
         name: String,
-        /// What the validator said.
+        /// The validator's message.
         reason: String,
     },
     /// The component was written for another version of the contract.
-    #[error("{name}: speaks `{found}`; this program speaks cofferdam:storage@{ours}", ours = crate::inspect::CONTRACT_VERSION)]
+    #[error(
+        "{name}: speaks `{found}`; this program speaks cofferdam:storage@{supported}",
+        supported = crate::inspect::CONTRACT_VERSION
+    )]
     UnsupportedContract {
         /// The component.
         name: String,
-        /// What it imports or exports.
+        /// The imported or exported interface.
         found: InterfaceVersion,
     },
-    /// The component needs something that nobody offers.
+    /// The component imports an interface that the host does not offer.
     #[error("{name}: imports `{import}`, which this program does not offer; {advice}")]
     UnknownImport {
         /// The component.
         name: String,
         /// The import.
         import: String,
-        /// What to do about it.
+        /// Advice to the operator or vendor.
         advice: String,
     },
-    /// One call of the component needs more than this program has room for, whatever its limits.
+    /// One call of the component needs more than the instance pool has, independently of its limits.
     #[error("{name}: no call of it can be served: {reason}")]
     ExceedsInstancePool {
         /// The component.
         name: String,
-        /// What it needs, and how much there is.
+        /// The required and the available resources.
         reason: String,
     },
     /// The component needs something that the operator has not granted.
@@ -113,28 +118,28 @@ pub enum LoadError {
     TypeMismatch {
         /// The component.
         name: String,
-        /// What differs.
+        /// The difference.
         reason: String,
     },
-    /// The component failed when it was asked who it is.
+    /// The component failed during its first calls.
     #[error("{name}: {function} failed: {source}")]
     InitialCall {
         /// The component.
         name: String,
         /// The function.
         function: &'static str,
-        /// What it answered, or what stopped it.
+        /// The component's error, or the reason that it was stopped.
         source: StorageError,
     },
-    /// What the component says of itself cannot be true.
-    #[error("{name}: describes itself wrongly: {reason}")]
+    /// The component's description breaks a rule of the contract.
+    #[error("{name}: describes itself wrongly: {violation}")]
     InvalidDescription {
         /// The component.
         name: String,
-        /// What is wrong with it.
-        reason: String,
+        /// The broken rule.
+        violation: ContractViolation,
     },
-    /// A limit makes no sense.
+    /// A limit is invalid.
     #[error("{name}: the limit `{limit}` is {value}; expected {expected}")]
     InvalidLimit {
         /// The component.
@@ -143,7 +148,7 @@ pub enum LoadError {
         limit: &'static str,
         /// Its value.
         value: u64,
-        /// What is allowed.
+        /// The permitted values.
         expected: &'static str,
     },
     /// A limit is higher than this program can serve.
@@ -165,7 +170,7 @@ pub enum LoadError {
         name: String,
         /// The origin, as the operator wrote it.
         origin: String,
-        /// What is wrong with it, or with what it names.
+        /// The problem of the setting, or of the file that it names.
         reason: String,
     },
     /// The file of the backend's state cannot be used.
@@ -175,7 +180,7 @@ pub enum LoadError {
         name: String,
         /// The file.
         file: String,
-        /// What is wrong with it, and what was expected.
+        /// The problem and the expected value.
         reason: String,
     },
     /// The backend imports a pool and has none.
@@ -191,7 +196,7 @@ pub enum LoadError {
         name: String,
         /// The pool's directory.
         directory: String,
-        /// What is wrong with it, and what was expected.
+        /// The problem and the expected value.
         reason: String,
     },
     /// The host itself failed while it loaded the component.
@@ -199,7 +204,7 @@ pub enum LoadError {
     Internal {
         /// The component.
         name: String,
-        /// What happened.
+        /// The system's error, or the problem of the file.
         reason: String,
     },
 }

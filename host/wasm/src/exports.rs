@@ -1,4 +1,4 @@
-//! A component's exports: where they are, and how each function of the contract is called.
+//! A component's exports, and the call of each function of the contract.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Finds the mandatory exports and those of the abilities; one of another type is an error.
+    /// Finds the mandatory exports and those of the abilities. An export of another type is an error.
     pub(crate) fn find(
         pre: &InstancePre<StoreData>,
         abilities: &BTreeSet<Ability>,
@@ -69,13 +69,12 @@ impl Exports {
     }
 }
 
-/// Checks the types of all that was found: the library looks at them only when something is called, and a
-/// driver that cannot cut snapshots must be known before the first one is wanted. The inner error says which
-/// interface differs, and how.
+/// Checks the types of all exports. wasmtime checks them at the first call only, and a driver that cannot
+/// create snapshots must be rejected before. The inner error names the interface and the difference.
 pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
     Box::new(|fresh| {
         Box::pin(async move {
-            /// Loads each interface that was found.
+            /// Loads each interface.
             macro_rules! load {
                 ($($interface:ident),*) => {
                     $(if let Some(indices) = &fresh.exports.$interface
@@ -105,7 +104,7 @@ pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
     })
 }
 
-/// Makes a [`GuestFunction`] of each function of the contract.
+/// Defines a [`GuestFunction`] for each function of the contract.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $interface:ident.$call:ident($($pass:expr),*);)*) => {
         $(

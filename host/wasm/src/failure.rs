@@ -1,15 +1,15 @@
-//! How a call can fail, and what that means to the caller.
+//! Failures of calls, and the errors that callers receive.
 
 use std::time::Duration;
 
 use cofferdam_domain::storage::{ErrorKind, StorageError};
 
-use cofferdam_backend::in_flight::OperationConflict;
+use cofferdam_backend::{ContractViolation, Overloaded, Redactor, in_flight::OperationConflict};
 
-/// Why a call has no answer that can be used.
+/// Reason a call has no usable response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CallFailure {
-    /// The guest says so.
+    /// The guest returned an error.
     Storage(StorageError),
     /// The guest broke: a panic, a wrong pointer, an unreachable instruction, a broken rule of the contract.
     Trap(String),
@@ -17,57 +17,75 @@ pub(crate) enum CallFailure {
     Exit,
     /// The guest computed longer than it may.
     Cpu(Duration),
-    /// The guest wanted more memory than it may have.
+    /// The guest requested more memory than its limit.
     Memory(usize),
-    /// The guest wanted more of something else than it may have.
+    /// The guest exceeded another limit.
     LimitExceeded(GuestLimit),
     /// Time ran out.
     Deadline(Duration),
-    /// Time ran out so early that it says nothing about the guest.
+    /// The deadline passed too early to say anything about the guest.
     CallerDeadline(Duration),
     /// The guest passed a value that is larger than allowed.
     ResultTooLarge(usize),
-    /// The guest's answer breaks a rule of the contract.
-    ContractViolation(String),
+    /// The guest's response breaks a rule of the contract.
+    ContractViolation(ContractViolation),
     /// The host broke.
     Panic,
-    /// Too many calls are waiting, or time ran out before this one's turn.
+    /// Too many calls are waiting, or the deadline passed before this one started.
     Overloaded,
     /// Time ran out before there was a slot for the guest.
     PoolExhausted,
-    /// The backend is left alone because it failed too often.
+    /// The circuit is open because the backend failed too often.
     CircuitOpen(Duration),
     /// Another call for the volume is running, or has an open outcome.
     Conflict(OperationConflict),
 }
 
-/// What a guest may have a number of.
+/// A limited resource of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GuestLimit {
-    /// What it is, in the plural.
+    /// The resource's name, in the plural.
     pub(crate) noun: &'static str,
-    /// How many it may have.
+    /// Maximum number.
     pub(crate) max: usize,
     /// The limit's name.
     pub(crate) limit_name: &'static str,
 }
 
-/// What a call tells the breaker.
+/// Effect of a call's result on the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerSignal {
-    /// The guest answered.
+    /// The guest returned a result.
     Success,
     /// The guest trapped or hung.
     Failure,
-    /// The call was let through but did not reach the guest.
+    /// The call was admitted but did not reach the guest.
     NotReached,
 }
 
+impl From<OperationConflict> for CallFailure {
+    fn from(conflict: OperationConflict) -> Self {
+        Self::Conflict(conflict)
+    }
+}
+
+impl From<Overloaded> for CallFailure {
+    fn from(_: Overloaded) -> Self {
+        Self::Overloaded
+    }
+}
+
+impl From<ContractViolation> for CallFailure {
+    fn from(violation: ContractViolation) -> Self {
+        Self::ContractViolation(violation)
+    }
+}
+
 impl CallFailure {
-    /// What the caller hears. Nothing that stops a guest from outside is final: its storage may have got the
-    /// request. Nor is a call that never reached the guest: an earlier one for the same volume may still have
-    /// an effect, and a final answer would make the caller forget it.
-    pub(crate) fn into_error(self) -> StorageError {
+    /// The error that the caller receives. A call that the host stopped is never final: its storage may have
+    /// received the request. A call that never reached the guest is not final either: an earlier call for the
+    /// same volume may still have an effect, and a final error would make the caller forget it.
+    pub(crate) fn into_error(self, redactor: &Redactor) -> StorageError {
         let unknown = |kind, message: String| StorageError::unknown_outcome(kind, message);
         match self {
             Self::Storage(error) => error,
@@ -95,8 +113,9 @@ impl CallFailure {
                 ErrorKind::Internal,
                 format!("the backend passed a value of more than {limit} bytes (limit `result-bytes`)"),
             ),
-            Self::ContractViolation(reason) => {
-                unknown(ErrorKind::Internal, format!("the backend's answer breaks the contract: {reason}"))
+            Self::ContractViolation(violation) => {
+                let reason = redactor.redact_escaped(&violation.to_string());
+                unknown(ErrorKind::Internal, format!("the backend's response breaks the contract: {reason}"))
             }
             Self::Panic => {
                 unknown(ErrorKind::Internal, "the host failed while it ran the backend".to_owned())
@@ -116,7 +135,8 @@ impl CallFailure {
                 ..unknown(
                     ErrorKind::Unavailable,
                     format!(
-                        "the backend failed too often and is left alone for {pause:?} (limit `breaker-failures`)"
+                        "the backend failed too often and is left alone for {pause:?} \
+                         (limit `breaker-failures`)"
                     ),
                 )
             },
@@ -130,21 +150,21 @@ impl CallFailure {
             Self::Storage(_) => "error",
             Self::Trap(_) => "trap",
             Self::Exit => "exit",
-            Self::Cpu(_) => "cpu",
+            Self::Cpu(_) => "cpu-exceeded",
             Self::Memory(_) => "memory",
             Self::LimitExceeded(_) => "limit",
             Self::Deadline(_) | Self::CallerDeadline(_) => "deadline",
             Self::ResultTooLarge(_) => "result-too-large",
-            Self::ContractViolation(_) => "untrue",
+            Self::ContractViolation(_) => "contract-violation",
             Self::Panic => "panic",
             Self::Overloaded => "overloaded",
-            Self::PoolExhausted => "crowded",
-            Self::CircuitOpen(_) => "tripped",
+            Self::PoolExhausted => "pool-exhausted",
+            Self::CircuitOpen(_) => "circuit-open",
             Self::Conflict(refusal) => refusal.label(),
         }
     }
 
-    /// What it tells the breaker.
+    /// The effect on the breaker.
     pub(crate) const fn breaker_signal(&self) -> BreakerSignal {
         match self {
             Self::Storage(_) | Self::ContractViolation(_) => BreakerSignal::Success,
@@ -191,7 +211,12 @@ mod tests {
             (CallFailure::LimitExceeded(handles), Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Deadline(second), DeadlineExceeded, Unknown, BreakerSignal::Failure),
             (CallFailure::ResultTooLarge(1), Internal, Unknown, BreakerSignal::Failure),
-            (CallFailure::ContractViolation("m".to_owned()), Internal, Unknown, BreakerSignal::Success),
+            (
+                CallFailure::ContractViolation(ContractViolation::RepeatedToken),
+                Internal,
+                Unknown,
+                BreakerSignal::Success,
+            ),
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
             (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::NotReached),
             (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::NotReached),
@@ -206,9 +231,12 @@ mod tests {
         ];
         for (failure, kind, finality, sign) in table {
             assert_eq!(failure.breaker_signal(), sign, "{failure:?}");
-            let error = failure.into_error();
+            let error = failure.into_error(&Redactor::default());
             assert_eq!((error.kind, error.finality), (kind, finality), "{error}");
         }
-        assert_eq!(CallFailure::CircuitOpen(second).into_error().retry_after_ms, Some(1000));
+        assert_eq!(
+            CallFailure::CircuitOpen(second).into_error(&Redactor::default()).retry_after_ms,
+            Some(1000)
+        );
     }
 }

@@ -1,8 +1,7 @@
-//! What the conformance suite does to a backend that no cluster does on purpose: it ends calls in the middle,
-//! and it looks at the same storage through a second process.
+//! Fault injection for the conformance suite: it ends calls at a chosen point, and opens the same storage in
+//! a second process.
 //!
-//! Nothing here is reached by a role: a backend that [`Engine::load`](crate::Engine::load) makes has an empty
-//! [`FaultPlan`].
+//! Not used by roles: backends from [`Engine::load`](crate::Engine::load) have an empty [`FaultPlan`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,18 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan(Arc<Mutex<FaultState>>);
 
-/// What a call that died here says.
+/// Message of a call that was ended by fault injection.
 pub(crate) const INJECTED_FAULT: &str = "the conformance suite ended the call here";
 
 /// Where a call dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
-    /// Before the host has done what it was asked for, after this many calls that it has done.
+    /// Before a host call, after this many host calls.
     Before(u32),
-    /// After the host has done what it was asked for, after this many calls before it.
+    /// After a host call, after this many earlier host calls.
     After(u32),
-    /// Not at all: after this many HTTP requests one is carried out, and the guest hears that the connection
-    /// broke.
+    /// No end of the call: after this many HTTP requests, one is sent, and the guest receives a connection
+    /// error.
     LostResponse(u32),
 }
 
@@ -33,19 +32,19 @@ struct FaultState {
 }
 
 impl FaultPlan {
-    /// Lets the next call of a backend die there, once. Calls of the host are counted from now on, whoever
-    /// makes them.
+    /// Ends the next call of a backend at the given point, once. Host calls of all calls are counted from now
+    /// on.
     pub fn arm(&self, fault: FaultPoint) {
         *self.lock() = FaultState { armed: Some(fault), calls: 0, requests: 0 };
     }
 
-    /// Lets all calls live. Returns whether one has died since [`arm`](Self::arm).
+    /// Disables the fault. Returns true if a call was ended since [`arm`](Self::arm).
     pub fn disarm(&self) -> bool {
         self.lock().armed.take().is_none()
     }
 
-    /// Does what a guest asked for, unless its call shall die here. For what changes something outside of the
-    /// call, or tells what there is: between two of these nothing happens that anybody else could see.
+    /// Runs a host call, unless the guest's call has to end at this point. Used for every host call that
+    /// changes or reads state outside of the call: between two of these, nothing visible happens.
     pub(crate) async fn wrap<T>(
         &self,
         host: impl Future<Output = wasmtime::Result<T>>,
@@ -62,7 +61,7 @@ impl FaultPlan {
         Ok(answer)
     }
 
-    /// Whether the answer to the HTTP request that was just made shall be lost.
+    /// True if the response to the current HTTP request is to be lost.
     pub(crate) fn is_response_lost(&self) -> bool {
         let mut plan = self.lock();
         let loses = plan.armed == Some(FaultPoint::LostResponse(plan.requests));

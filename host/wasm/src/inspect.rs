@@ -1,4 +1,4 @@
-//! What a component asks for and offers, by name, judged before anything of it runs.
+//! Imports and exports of a component by name, checked before any of its code runs.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -15,7 +15,7 @@ pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
 /// Interfaces that every backend exports.
 pub(crate) const MANDATORY_EXPORTS: [&str; 2] = ["identity", "volumes"];
 
-/// One ability that a backend is given. A component that imports one that it was not granted is refused.
+/// An import that an operator can grant. A component that imports more than its grants is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
@@ -23,11 +23,11 @@ pub enum Grant {
     Log,
     /// Wall clock and random bytes.
     Ambient,
-    /// The backend's own settings.
+    /// The backend's settings.
     Settings,
     /// The call's secrets as handles.
     Secrets,
-    /// What stands in the call's secrets.
+    /// The texts of the call's secrets.
     Reveal,
     /// Logins that outlive a call.
     Session,
@@ -53,12 +53,11 @@ impl Grant {
         Self::Pool,
     ];
 
-    /// What a backend is given unless its configuration says otherwise: what stays within this process and
-    /// shows it nothing but its own.
+    /// Default grants: imports that stay within this process and reveal nothing but the backend's own data.
     pub const DEFAULT: [Self; 6] =
         [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
-    /// How an operator gives it.
+    /// Advice for the operator on granting it.
     pub(crate) fn advice(self) -> String {
         match self {
             Self::Http => {
@@ -67,7 +66,9 @@ impl Grant {
                     .to_owned()
             }
             Self::Pool => {
-                "name its directory in a section [backend.NAME.pool], or by --pool where the command has it".to_owned()
+                "name its directory in a section [backend.NAME.pool], or by --pool where the command has \
+                 it"
+                    .to_owned()
             }
             Self::Log
             | Self::Ambient
@@ -107,7 +108,7 @@ impl fmt::Display for Grant {
     }
 }
 
-/// An interface of the contract in a version that is not ours.
+/// An interface of the contract in another version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceVersion(String);
 
@@ -117,7 +118,7 @@ impl fmt::Display for InterfaceVersion {
     }
 }
 
-/// What a component is, without having run it.
+/// Imports and exports of a component, read without running it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentInterfaces {
     /// Every import, as the component spells it.
@@ -131,7 +132,7 @@ pub struct ComponentInterfaces {
 }
 
 impl ComponentInterfaces {
-    /// Reads a component by the names of what it imports and exports.
+    /// Reads a component's imports and exports by name.
     pub(crate) fn from_names(
         component: &str,
         imports: Vec<String>,
@@ -142,7 +143,7 @@ impl ComponentInterfaces {
         Ok(Self { imports, exports, grants, abilities })
     }
 
-    /// Refuses a component that imports more than its operator grants.
+    /// Rejects a component that imports more than its operator grants.
     pub(crate) fn check_grants(&self, component: &str, granted: &BTreeSet<Grant>) -> Result<(), LoadError> {
         let Some(missing) = self.grants.difference(granted).next() else { return Ok(()) };
         let is_import_of_grant =
@@ -165,9 +166,9 @@ impl ComponentInterfaces {
     }
 }
 
-/// WASI interfaces that the runtimes of guest languages import without needing them. They are linked with
-/// nothing behind them: no environment, no arguments, no directory, no input; clocks and randomness work;
-/// output goes to the log. Sockets and HTTP are not among them.
+/// WASI interfaces that the runtimes of guest languages import without needing them. They are linked to inert
+/// implementations: no environment, no arguments, no directories, no input; clocks and randomness work;
+/// output is logged. Sockets and HTTP are not among them.
 pub(crate) const INERT_IMPORTS: [&str; 20] = [
     "wasi:cli/environment",
     "wasi:cli/exit",
@@ -206,13 +207,13 @@ impl<'a> InterfaceName<'a> {
         }
     }
 
-    /// The interface, if it is one of the contract's, in whatever version.
+    /// The interface, if it is one of the contract's, in any version.
     fn contract_interface(self) -> Option<&'a str> {
         self.path.strip_prefix(CONTRACT_PACKAGE)?.strip_prefix('/')
     }
 
-    /// Whether semantic versioning lets this stand in for ours: the same minor version while the major one is
-    /// 0.
+    /// True if semantic versioning allows this version in place of the host's: the same minor version while
+    /// the major version is 0.
     fn is_compatible(self) -> bool {
         let compatibility_track = |version: &str| {
             let (core, pre) =
@@ -229,7 +230,7 @@ fn unsupported_contract(component: &str, name: &str) -> LoadError {
     LoadError::UnsupportedContract { name: component.to_owned(), found: InterfaceVersion(printable(name)) }
 }
 
-/// The grants that a component needs; an import that nobody offers is an error.
+/// The grants that a component needs. An import that the host does not offer is an error.
 fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant>, LoadError> {
     let mut grants = BTreeSet::new();
     for import in imports {
@@ -252,8 +253,8 @@ fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant
     Ok(grants)
 }
 
-/// The abilities that a component has. Exports that are not the contract's are tool chains' own and
-/// tolerated; the contract's in another version are not: the ability would be lost without a word.
+/// The abilities of a component. Exports outside of the contract are tool chains' and ignored. An export of
+/// the contract in another version is an error: the ability would be lost silently.
 fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
     let contract_export = |export: &String| {
         let name = InterfaceName::parse(export);
@@ -278,7 +279,7 @@ fn is_inert(name: InterfaceName<'_>) -> bool {
         && name.version.is_some_and(|version| version.starts_with("0.2.") && !version.contains('-'))
 }
 
-/// What a vendor can do about an import that nobody offers.
+/// Advice for the vendor about an import that the host does not offer.
 fn import_advice(path: &str) -> String {
     let hint = match path.split_once('/').map_or(path, |(package, _)| package) {
         "wasi:http" => {

@@ -1,28 +1,24 @@
-//! One store: what a call's instance lives in.
+//! The store of a call's instance.
 
 use wasmtime::{Store, UpdateDeadline, component::ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
-    call::SharedState,
-    capabilities::{CallContext, Capabilities},
-    cpu_time::CpuTime,
-    limits::StoreLimiter,
-    wasi::GuestOutput,
+    call::SharedState, capabilities::Capabilities, cpu_time::CpuTime, limits::StoreLimiter, wasi::GuestOutput,
 };
-use cofferdam_backend::Redactor;
+use cofferdam_backend::{CallContext, Redactor};
 
-/// Most random bytes that WASI gives at once.
+/// Maximum random bytes of one WASI call.
 const MAX_WASI_RANDOM: u64 = 4_096;
 
-/// What the host keeps beside a guest. Born and dropped with the call.
+/// Host state of an instance. It is dropped with the call.
 pub(crate) struct StoreData {
     wasi: WasiCtx,
     table: ResourceTable,
     capabilities: Capabilities,
     pub(crate) limiter: StoreLimiter,
     pub(crate) output: GuestOutput,
-    /// Whether the guest was stopped because it computed too long.
+    /// True if the guest was stopped because it exceeded its CPU limit.
     pub(crate) is_cpu_exhausted: bool,
 }
 
@@ -36,7 +32,7 @@ impl StoreData {
         self.capabilities.redactor()
     }
 
-    /// Ends the call's log; returns how many lines it has lost.
+    /// Ends the call's log; returns the number of dropped lines.
     pub(crate) fn finish(&self) -> u64 {
         self.capabilities.finish()
     }
@@ -48,7 +44,7 @@ impl WasiView for StoreData {
     }
 }
 
-/// Makes the only kind of store that there is: every limit is set here.
+/// Creates a store. All limits are set here.
 pub(crate) fn new_store(
     shared_state: &SharedState,
     context: CallContext,
@@ -72,7 +68,7 @@ pub(crate) fn new_store(
     store.limiter(|data| &mut data.limiter);
     store.set_hostcall_fuel(limits.result_bytes);
     store.set_max_component_handles(limits.handles);
-    // Every tick gives the thread back; who computes on after that may have to take turns for it.
+    // The guest yields at every tick. A CPU-bound call may then have to wait for the scheduler.
     let budget = limits.cpu_budget();
     store.epoch_deadline_callback(move |mut store| {
         if cpu_time.elapsed_in_slice() > budget {

@@ -1,12 +1,11 @@
-//! Where instances live: slots that are reserved once and used again.
+//! The pool of instance slots, reserved at start and reused.
 //!
-//! A call has a fresh instance, and mapping and unmapping its memories, tables and stack for each costs more
-//! than what most calls do in them (ADR 0016). Slots are reserved as addresses when the engine starts and
-//! take memory when they are used. What a guest has left in one is given back to the system or wiped before
-//! the next one enters.
+//! Every call has a new instance. Mapping and unmapping its memories, tables and stack would cost more than
+//! most calls (ADR 0016). Slots are address ranges that are reserved when the engine starts, and use memory
+//! once they are used. Before a slot is reused, its content is returned to the system or zeroed.
 //!
-//! There are as many for the whole process as below. A backend has a share of them, so that none takes all,
-//! whatever its component needs; who finds none waits within its deadline.
+//! The slots are shared by the whole process. A backend has a quota of them, so that none can use all;
+//! further calls wait until their deadline.
 
 use std::sync::Arc;
 
@@ -17,11 +16,10 @@ use crate::limits::Limits;
 
 const KIB: usize = 1 << 10;
 
-/// Linear memories of all calls at once: eight backends with as many calls as they may have, where a
-/// component has one.
+/// Maximum linear memories of all calls: eight backends at their maximum concurrency, with one memory each.
 const POOL_MEMORIES: u32 = 512;
-/// Tables that come with one memory, on the mean over a component. Rust's have two and one memory, CPython's
-/// 16.
+/// Mean number of tables for each memory of a component. Rust's components have two tables and one memory;
+/// CPython's have 16.
 const TABLES_PER_MEMORY: u32 = 16;
 /// Most memories of one call.
 const MAX_MEMORIES_PER_CALL: u32 = 64;
@@ -31,20 +29,19 @@ const MAX_TABLES_PER_CALL: u32 = 256;
 const MAX_INSTANCES_PER_CALL: u32 = 1_024;
 /// Most elements of a table.
 const MAX_TABLE_ELEMENTS: usize = 100_000;
-/// What the library keeps beside the memories of one instance, at most; it grows with the component's
-/// functions.
+/// Maximum metadata of one instance beside its memories; grows with the component's functions.
 const MAX_INSTANCE_METADATA: usize = 16 << 20;
-/// Slots of one backend: its calls at once by default, where its component has one memory.
+/// Slots of one backend: its default maximum of concurrent calls, with one memory each.
 const DRIVER_QUOTA: u32 = 64;
 /// Slots that are used again before others are used for the first time.
 const WARM_SLOTS: u32 = 16;
-/// What an empty slot keeps of its memory, wiped; the rest goes back to the system. All of it for a small
-/// driver in Rust, whose stack the linker is told to make small. At worst, after 512 calls at once, it is 176
-/// MiB with what follows.
+/// Memory that an empty slot keeps, zeroed; the rest is returned to the system. It covers the whole memory of
+/// a small driver in Rust with a small stack. In the worst case, after 512 concurrent calls, all slots
+/// together keep 176 MiB with the two constants below.
 const RESIDENT_MEMORY: usize = 256 * KIB;
-/// What an empty slot keeps of each of its tables, wiped.
+/// Bytes of each table that an empty slot keeps, zeroed.
 const RESIDENT_TABLE: usize = 4 * KIB;
-/// What an empty slot keeps of its stack, wiped.
+/// Bytes of the stack that an empty slot keeps, zeroed.
 const RESIDENT_STACK: usize = 32 * KIB;
 /// Slots that are given back to the system together, on each processor; none of them is used again before.
 const DECOMMIT_BATCH: usize = 32;
@@ -79,23 +76,24 @@ impl InstanceQuota {
         Self { quota: Semaphore::new(DRIVER_QUOTA as usize), pool }
     }
 
-    /// Waits for what a call of a component needs.
+    /// Waits for the slots of one call.
     pub(crate) async fn acquire(&self, instances: u32) -> InstancePermit<'_> {
-        // Nobody closes them; without a permit the library refuses what it has no room for.
+        // The semaphores are never closed. Without a permit wasmtime itself rejects instances above its
+        // limit.
         let quota_permit = self.quota.acquire_many(instances).await.ok();
         let pool_permit = self.pool.0.acquire_many(instances).await.ok();
         InstancePermit { _pool_permit: pool_permit, _quota_permit: quota_permit }
     }
 }
 
-/// How many slots a call of a component needs.
+/// Number of instance slots that a call of a component needs.
 pub(crate) fn required_instances(component: &Component) -> u32 {
-    // Absent for components that import modules, which nobody offers them.
+    // Absent for components that import modules, which the host does not offer.
     let Some(resources) = component.resources_required() else { return 1 };
     resources.num_memories.max(resources.num_tables.div_ceil(TABLES_PER_MEMORY)).clamp(1, DRIVER_QUOTA)
 }
 
-/// Has an engine keep instances in slots.
+/// Configures an engine to use pooled slots.
 pub(crate) fn configure_pooling(config: &mut Config) {
     let mut pooling = PoolingAllocationConfig::new();
     pooling
@@ -123,8 +121,7 @@ pub(crate) fn configure_pooling(config: &mut Config) {
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling));
 }
 
-/// The limits that no operator can raise over what a slot has, each with its value and the most that it may
-/// be.
+/// Limits that cannot exceed the size of a slot, each with its value and maximum.
 pub(crate) fn limit_maxima(limits: &Limits) -> [(&'static str, usize, usize); 4] {
     [
         ("instances", limits.instances, MAX_INSTANCES_PER_CALL as usize),

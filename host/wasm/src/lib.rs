@@ -1,9 +1,9 @@
 //! The WebAssembly engine behind the storage driver port: wasmtime, limits, and the capabilities of
 //! components.
 //!
-//! [`Engine::load`] reads a component, refuses imports that are not granted, and asks it to describe itself.
-//! The resulting [`WasmBackend`] answers every call with a fresh instance under the limits of [`Limits`].
-//! Whatever a guest does (trap, loop, exhaust memory, return an invalid answer), the result is a
+//! [`Engine::load`] reads a component, rejects imports that are not granted, and calls its `describe`. The
+//! resulting [`WasmBackend`] runs every call in a fresh instance under the limits of [`Limits`]. If a guest
+//! misbehaves (trap, loop, exhausted memory, invalid response), the result is a
 //! [`StorageError`](cofferdam_domain::storage::StorageError) of that one call.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What one backend, and one call of it, may use.
+//! Limits of one backend, and of one call.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ pub struct Limits {
     /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs
     /// more than 17 MiB.
     pub memory_bytes: usize,
-    /// Time that one call may compute, in milliseconds; waiting does not count. Looked at in ticks of 10 ms.
+    /// CPU time of one call, in milliseconds; waiting does not count. Checked every 10 ms.
     pub cpu_ms: u64,
-    /// Time that one call may take in all, in milliseconds. The caller's own deadline may be shorter.
+    /// Maximum duration of one call, in milliseconds. The caller's own deadline may be shorter.
     pub deadline_ms: u64,
     /// Bytes that one value from the guest may have, returned or passed to an import.
     pub result_bytes: usize,
@@ -26,26 +26,25 @@ pub struct Limits {
     pub log_bytes: usize,
     /// Bytes of a component's file.
     pub file_bytes: u64,
-    /// Calls of the backend that run at once; others wait within their deadline.
+    /// Maximum concurrent calls of the backend; further calls wait until their deadline.
     pub concurrent_calls: usize,
-    /// Calls of the backend that run or wait; another is refused at once.
+    /// Maximum running and waiting calls of the backend; further calls fail immediately.
     pub queued_calls: usize,
-    /// Bytes of all keys and values that the `state` import holds.
+    /// Maximum bytes of all keys and values of the `state` import.
     pub state_bytes: usize,
-    /// Keys that the `session` import holds, over all secrets.
+    /// Maximum keys of the `session` import, over all secrets.
     pub session_keys: usize,
-    /// Longest time that a value of the `session` import is kept, in milliseconds.
+    /// Maximum lifetime of a value of the `session` import, in milliseconds.
     pub session_ttl_ms: u64,
     /// Bytes of the body of one request of the `http` import.
     pub http_request_bytes: usize,
     /// Bytes of the body of one response of the `http` import; not more than `result_bytes`.
     pub http_response_bytes: usize,
-    /// Requests of the `http` import that are under way at once; another is refused at once.
+    /// Maximum concurrent requests of the `http` import; further requests fail immediately.
     pub http_exchanges: usize,
-    /// Time that one request of the `http` import may take in all, in milliseconds. It goes on when its call
-    /// is over.
+    /// Maximum duration of one request of the `http` import, in milliseconds. A request may outlive its call.
     pub http_timeout_ms: u64,
-    /// Core instances of one call: bounds what a composition of components costs.
+    /// Core instances of one call: limits the cost of composed components.
     pub instances: usize,
     /// Linear memories of one call.
     pub memories: usize,
@@ -53,11 +52,11 @@ pub struct Limits {
     pub tables: usize,
     /// Elements of one table.
     pub table_elements: usize,
-    /// Handles of resources that one call holds at once.
+    /// Maximum concurrent resource handles of one call.
     pub handles: usize,
-    /// Consecutive traps and time-outs after which the backend is left alone for a while.
+    /// Consecutive traps and time-outs after which the circuit breaker opens.
     pub breaker_failures: u32,
-    /// How long it is left alone at first, in milliseconds; doubled each time that it still fails, up to 60
+    /// First delay of an open circuit breaker, in milliseconds; doubled after each failed trial, up to 60
     /// times this.
     pub breaker_pause_ms: u64,
 }
@@ -95,8 +94,8 @@ impl Default for Limits {
     }
 }
 
-/// How often the engine's clock ticks. Guests give their thread back and are stopped at ticks, so it is also
-/// the grain of their budget of computing time.
+/// Period of the engine's epoch clock. Guests yield their thread and are stopped at its ticks, so it is also
+/// the resolution of their CPU limit.
 pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 
 impl Limits {
@@ -140,7 +139,7 @@ impl Limits {
     }
 }
 
-/// What a call asked for in vain.
+/// A limited resource that a call requested in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExceededLimit {
     /// More memory.
@@ -156,7 +155,7 @@ pub(crate) struct StoreLimiter {
     used_memory: usize,
     peak_memory: usize,
     exceeded_limit: Option<ExceededLimit>,
-    /// Growth that was allowed last; taken back when the allocation itself fails.
+    /// The last growth that was allowed; reverted if the allocation itself fails.
     last_growth: usize,
     max_table_elements: usize,
     max_instances: usize,
@@ -179,12 +178,12 @@ impl StoreLimiter {
         }
     }
 
-    /// The most memory that the call had at once, in bytes.
+    /// Peak linear memory of the call, in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
         self.peak_memory
     }
 
-    /// What the call asked for last and may not have.
+    /// The limit that the call's last rejected request exceeded.
     pub(crate) fn exceeded_limit(&self) -> Option<ExceededLimit> {
         self.exceeded_limit
     }

@@ -1,4 +1,4 @@
-//! From a file to a backend: read once, hash, recognise, compile, judge, link, ask.
+//! Loading of a component: read once, hash, recognise, compile, check, link, describe.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     backend::WasmBackend,
     call::{self, GuestFunction, SharedState},
     capabilities::{
-        CallContext, SharedCapabilities,
+        SharedCapabilities,
         http::{
             client::HttpClient,
             connect,
@@ -38,18 +38,18 @@ use crate::{
     limits::Limits,
 };
 use cofferdam_backend::{
-    Redactor,
+    CallContext, Redactor,
     checks::{self, printable},
 };
 
-/// Where a component comes from.
+/// Source of a component.
 #[derive(Clone, Debug)]
 pub enum ComponentSource {
     /// A file.
     File(PathBuf),
     /// Bytes that the program carries.
     Bytes {
-        /// What messages call it.
+        /// The component's name in messages.
         name: String,
         /// The component.
         bytes: &'static [u8],
@@ -57,7 +57,7 @@ pub enum ComponentSource {
 }
 
 impl ComponentSource {
-    /// What messages call it.
+    /// The component's name in messages.
     fn name(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
@@ -66,30 +66,30 @@ impl ComponentSource {
     }
 }
 
-/// What an operator tells and allows a backend.
+/// Configuration of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
-    /// Which component it has to be; absent for whichever the file holds.
+    /// The expected digest; not checked if absent.
     pub sha256: Option<Digest>,
-    /// What the backend reads through its `settings` import.
+    /// The entries of the backend's `settings` import.
     pub settings: BTreeMap<String, String>,
     /// Secrets that every call of the backend has.
     pub secrets: Secrets,
-    /// What it may import; see [`effective_grants`](Self::effective_grants).
+    /// The imports that are granted explicitly; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
     /// Where its HTTP requests may go.
     pub http: HttpConfig,
-    /// What it may use.
+    /// Limits of the backend and its calls.
     pub limits: Limits,
-    /// Where its `state` import keeps what outlives a call.
+    /// Storage of the `state` import.
     pub state: StateConfig,
     /// The directory behind its `pool` import, which this grants.
     pub pool: Option<PoolConfig>,
 }
 
 impl BackendConfig {
-    /// What the backend may import in the end: by name, and by a section of its own. Who names origins for
-    /// its requests has granted it `http` with them, and who names a directory `pool`.
+    /// All imports that the backend is granted: explicitly, or by a section of the configuration. HTTP
+    /// origins grant `http`, and a pool directory grants `pool`.
     pub fn effective_grants(&self) -> BTreeSet<Grant> {
         let http = (!self.http.origins.is_empty()).then_some(Grant::Http);
         let pool = self.pool.is_some().then_some(Grant::Pool);
@@ -113,11 +113,11 @@ impl Default for BackendConfig {
 }
 
 impl Engine {
-    /// Reads a component and tells what it imports and exports. Nothing of it runs.
+    /// Reads a component's imports and exports. None of its code runs.
     ///
     /// # Errors
     ///
-    /// When the component cannot be read, is none, or imports what nobody offers.
+    /// The component cannot be read, is invalid, or imports what the host does not offer.
     pub async fn inspect(
         &self,
         source: ComponentSource,
@@ -131,8 +131,8 @@ impl Engine {
         })
     }
 
-    /// Asks a component who it is, with every import in place and nothing behind those that reach outside of
-    /// the call: what a component says of itself must not depend on them.
+    /// Reads a component's description. All imports are linked, without configuration: a description must not
+    /// depend on them.
     ///
     /// # Errors
     ///
@@ -180,14 +180,14 @@ impl Engine {
             .map_err(|error| LoadError::Internal { name, reason: format!("compiling failed: {error}") })?
     }
 
-    /// Makes a backend of a component, and asks it who it is and whether it is ready.
+    /// Loads a component as a backend, and calls its `describe` and `probe`.
     ///
-    /// A backend that says that it is not ready is loaded all the same: it may become ready.
+    /// A backend that is not ready is loaded too: it may become ready.
     ///
     /// # Errors
     ///
-    /// When the component cannot be read, is none, asks for what it must not have, or fails its first calls.
-    /// The message is one line that names it.
+    /// The component cannot be read, is invalid, imports more than its grants, or fails its first calls. The
+    /// message is one line with the component's name.
     pub async fn load(
         &self,
         source: ComponentSource,
@@ -196,7 +196,7 @@ impl Engine {
         self.load_with_faults(source, config, FaultPlan::default()).await
     }
 
-    /// As [`load`](Self::load), for the conformance suite, which lets calls die by a plan.
+    /// As [`load`](Self::load), with fault injection, for the conformance suite.
     ///
     /// # Errors
     ///
@@ -248,7 +248,7 @@ impl Engine {
     }
 }
 
-/// What a component is, without any of it having run.
+/// Contents of a component, read without running it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentInfo {
     /// SHA-256 of the file.
@@ -322,11 +322,11 @@ pub(crate) struct CompiledComponent {
     pub(crate) interfaces: ComponentInterfaces,
     pub(crate) pre: InstancePre<StoreData>,
     pub(crate) exports: Exports,
-    /// How many slots a call of it takes.
+    /// Number of instance slots that a call needs.
     pub(crate) required_instances: u32,
 }
 
-/// Everything that needs a thread of its own. The bytes are read once: what is hashed is what is compiled.
+/// The blocking part of a load. The bytes are read once: the hashed bytes are the compiled ones.
 fn compile_blocking(
     inner: &EngineInner,
     name: &str,
@@ -398,7 +398,7 @@ fn read(name: &str, source: &ComponentSource, limit: u64) -> Result<Vec<u8>, Loa
     Ok(bytes)
 }
 
-/// What a file is that is no component, by its first bytes; `None` for what may be one.
+/// The kind of a file that is no component, by its first bytes; `None` for a possible component.
 fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     const MAGIC: &[u8] = b"\0asm";
     /// Version 1, layer 0.
@@ -421,7 +421,7 @@ fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Why code was not made of a component. What does not fit a slot is no fault of its form.
+/// Describes a failed compilation. A component that does not fit a slot is not invalid.
 fn compile_error(name: String, error: &wasmtime::Error) -> LoadError {
     const WASMTIME_POOL: &str = "pooling allocator";
     let reason = one_line(error);
@@ -440,7 +440,7 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// What a backend shares that nothing was configured for.
+/// Shared capabilities of a backend without configuration.
 pub(crate) async fn unconfigured_capabilities(
     name: &str,
     settings: BTreeMap<String, String>,
@@ -466,24 +466,21 @@ async fn initial_call<T: Send + 'static>(
     function: &'static str,
     work: GuestFunction<T>,
 ) -> Result<T, LoadError> {
-    let context = CallContext {
-        deadline: Instant::now() + shared_state.limits.deadline(),
-        secrets: shared_state.secrets.clone(),
-        redactor: Redactor::new(shared_state.secrets.clone()),
-        operation_permit: None,
-    };
-    let outcome = match shared_state.acquire_instance(context.deadline).await {
+    let deadline = Instant::now() + shared_state.limits.deadline();
+    let context = CallContext::new(deadline, shared_state.secrets.clone());
+    let redactor = context.redactor.clone();
+    let outcome = match shared_state.acquire_instance(deadline).await {
         Ok(_instance_permit) => call::spawn(inner, Arc::clone(shared_state), context, function, work).await,
         Err(failure) => call::CallOutcome::not_started(failure),
     };
     outcome.result.map_err(|failure| LoadError::InitialCall {
         name: name.to_owned(),
         function,
-        source: failure.into_error(),
+        source: failure.into_error(&redactor),
     })
 }
 
-/// Asks a component who it is.
+/// Reads a component's description.
 async fn describe(
     name: &str,
     inner: &EngineInner,
@@ -496,11 +493,11 @@ async fn describe(
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
     checks::description(&description)
-        .map_err(|reason| LoadError::InvalidDescription { name: name.to_owned(), reason })?;
+        .map_err(|violation| LoadError::InvalidDescription { name: name.to_owned(), violation })?;
     Ok(description)
 }
 
-/// Asks a component who it is and whether it is ready.
+/// Reads a component's description and readiness.
 async fn describe_and_probe(
     name: &str,
     inner: Arc<EngineInner>,
@@ -514,10 +511,12 @@ async fn describe_and_probe(
     let readiness = initial_call(name, &inner, &shared_state, "identity.probe", exports::probe()).await?;
     match convert::readiness(readiness, &Redactor::default()) {
         Readiness::Ready => {
-            tracing::info!(driver = %description.name, version = printable(&description.version), %digest, "backend loaded");
+            let (driver, version) = (&description.name, printable(&description.version));
+            tracing::info!(%driver, version, %digest, "backend loaded");
         }
         Readiness::NotReady(reason) => {
-            tracing::warn!(driver = %description.name, %digest, reason, "backend loaded; it says that it is not ready");
+            let driver = &description.name;
+            tracing::warn!(%driver, %digest, reason, "backend loaded; it reports that it is not ready");
         }
     }
     Ok(Arc::new(WasmBackend::new(inner, shared_state, description)))

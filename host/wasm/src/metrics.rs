@@ -17,7 +17,7 @@ use crate::{breaker::BreakerStatus, limits::Limits, usage::CallUsage};
 
 /// From an array next door to one that takes its time. In seconds.
 const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
-/// Powers of two around what guests of all languages were seen to use. In bytes.
+/// Histogram buckets in bytes: powers of two around the measured memory of guests in all languages.
 const MEMORY_BUCKETS: [f64; 9] = [
     262_144.0,
     1_048_576.0,
@@ -123,7 +123,7 @@ impl WasmMetrics {
             metrics.memory.clone(),
         );
         registry.register(
-            "cofferdam_backend_breaker_state",
+            "cofferdam_backend_circuit_breaker_state",
             "State of the breaker: 0 closed, 1 open (calls are refused), 2 half-open (one call is tried)",
             metrics.breaker.clone(),
         );
@@ -133,12 +133,12 @@ impl WasmMetrics {
             metrics.limits.clone(),
         );
         registry.register(
-            "cofferdam_backend_computed_seconds",
+            "cofferdam_backend_cpu_seconds",
             "Time that calls computed",
             metrics.cpu_seconds.clone(),
         );
         registry.register(
-            "cofferdam_backend_log_lines_lost",
+            "cofferdam_backend_log_lines_dropped",
             "Lines that calls wrote beyond the limit of their log",
             metrics.dropped_log_lines.clone(),
         );
@@ -149,7 +149,7 @@ impl WasmMetrics {
         );
         registry.register(
             "cofferdam_backend_session_events",
-            "Uses of the `session` import: hit, miss (a call got the turn), put, invalidated",
+            "Uses of the `session` import: hit, miss (the call acquired the lock), put, invalidated",
             metrics.session_events.clone(),
         );
         registry.register(
@@ -164,7 +164,7 @@ impl WasmMetrics {
         );
         registry.register(
             "cofferdam_backend_http_denied",
-            "Requests of the `http` import that the operator's configuration forbids: their origin, or the address behind it",
+            "Requests of the `http` import to an origin or address that is not allowed",
             metrics.denials.clone(),
         );
         metrics.register_storage(registry);
@@ -264,12 +264,12 @@ impl DriverMetrics {
         }
     }
 
-    /// What is counted of every call.
+    /// Metrics of every call.
     pub(crate) fn call_metrics(&self) -> &CallMetrics {
         &self.calls
     }
 
-    /// What a guest used.
+    /// Resource usage of guests.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a memory's size fits a double for all that a histogram shows"
@@ -280,7 +280,7 @@ impl DriverMetrics {
         self.dropped_log_lines.inc_by(usage.dropped_log_lines);
     }
 
-    /// What the driver may use.
+    /// Publishes the limits of the driver.
     pub(crate) fn set_limits(&self, limits: &Limits) {
         for (limit, value) in limits.entries() {
             let label = LimitLabels { driver_name: self.driver.clone(), limit };
@@ -294,8 +294,7 @@ impl DriverMetrics {
         self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// The pool has so many items, and has promised so many bytes to images. Drivers without a pool never say
-    /// so.
+    /// Sets the pool's items and reserved bytes. Drivers without a pool have no such metrics.
     pub(crate) fn set_pool_usage(&self, items: usize, bytes: u64) {
         let label = Driver { driver_name: self.driver.clone() };
         self.backend_metrics.pool_items.get_or_create(&label).set(i64::try_from(items).unwrap_or(i64::MAX));
@@ -317,7 +316,7 @@ impl DriverMetrics {
     }
 }
 
-/// What the `session` import of one driver counts.
+/// Metrics of the `session` import of one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct SessionMetrics {
     entries: Gauge<i64, AtomicI64>,
@@ -349,7 +348,7 @@ impl SessionMetrics {
     }
 }
 
-/// What the `http` import of one driver counts.
+/// Metrics of the `http` import of one driver.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpMetrics {
     exchanges: Family<ExchangeLabels, Counter>,
@@ -365,7 +364,7 @@ impl HttpMetrics {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// A request was refused at once.
+    /// Counts a request that was rejected immediately.
     pub(crate) fn count_exchange(&self, outcome: &'static str) {
         let driver_name = self.driver.clone();
         self.exchanges.get_or_create(&ExchangeLabels { driver_name, outcome }).inc();
@@ -398,12 +397,12 @@ mod tests {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [
-            r#"cofferdam_backend_computed_seconds_total{driver_name="array.example"} 0.03"#.to_owned(),
-            r#"cofferdam_backend_log_lines_lost_total{driver_name="array.example"} 5"#.to_owned(),
+            r#"cofferdam_backend_cpu_seconds_total{driver_name="array.example"} 0.03"#.to_owned(),
+            r#"cofferdam_backend_log_lines_dropped_total{driver_name="array.example"} 5"#.to_owned(),
             r#"cofferdam_backend_limit{driver_name="array.example",limit="cpu-ms"} 77"#.to_owned(),
             r#"cofferdam_backend_call_memory_bytes_bucket{le="1048576.0",driver_name="array.example"} 1"#
                 .to_owned(),
-            r#"cofferdam_backend_breaker_state{driver_name="array.example"} 1"#.to_owned(),
+            r#"cofferdam_backend_circuit_breaker_state{driver_name="array.example"} 1"#.to_owned(),
         ] {
             assert!(text.lines().any(|found| found == line), "expected {line} in\n{text}");
         }

@@ -1,11 +1,11 @@
-//! What a call took.
+//! Resource usage of a call.
 
 use std::time::Duration;
 
-/// What one call used.
+/// Resources that one call used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallUsage {
-    /// Most linear memory at once, in bytes.
+    /// Peak linear memory in bytes.
     pub memory_bytes: usize,
     /// Time that the guest computed, by the clock of its threads.
     pub cpu_time: Duration,

@@ -1,4 +1,4 @@
-//! WASI with nothing behind it: what the runtimes of guest languages import without needing it.
+//! WASI without effects, for the runtimes of guest languages that import it without needing it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,8 +51,8 @@ pub(crate) fn link(l: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// What a guest prints: the first bytes are kept, the rest is counted and swallowed. It never blocks and
-/// never fails, so that a guest that prints too much only loses what it printed.
+/// Output of a guest: the first bytes are stored, the rest is counted and dropped. Writes never block and
+/// never fail, so a guest that prints too much only loses output.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestOutput(Arc<Mutex<OutputBuffer>>);
 
@@ -64,11 +64,11 @@ struct OutputBuffer {
     dropped_bytes: usize,
 }
 
-/// How much a guest may write at once; the size that WASI streams commonly have.
+/// Maximum bytes of one write; the usual size of WASI streams.
 const MAX_WRITE: usize = 64 << 10;
 
 impl GuestOutput {
-    /// Shows so many bytes, and keeps more by the longest secret that may stand at their end.
+    /// An output that shows a number of bytes. It stores more by the longest secret, which may cross the end.
     pub(crate) fn new(shown: usize, longest_secret: usize) -> Self {
         let limit = shown.saturating_add(longest_secret);
         Self(Arc::new(Mutex::new(OutputBuffer {
@@ -79,12 +79,12 @@ impl GuestOutput {
         })))
     }
 
-    /// What was printed as text, cleaned by `blot`, without control characters and not longer than the limit,
-    /// and how many bytes are missing. `None` when nothing was printed.
+    /// The output as text, redacted, without control characters and within the limit, and the number of
+    /// dropped bytes. `None` without output.
     pub(crate) fn redacted_text(&self, redact: impl Fn(&str) -> String) -> Option<(String, usize)> {
         let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Before anything is cut or replaced: half of a secret, or one with a blank for its tab, would not be
-        // recognised.
+        // Redacts before anything is cut or replaced: otherwise half of a secret, or one with a blank for its
+        // tab, would not be recognised.
         let text = redact(String::from_utf8_lossy(&buffer.bytes).trim());
         let shown: String = text
             .char_indices()
@@ -112,7 +112,7 @@ impl IsTerminal for GuestOutput {
 
 impl StdoutStream for GuestOutput {
     fn async_stream(&self) -> Box<dyn tokio::io::AsyncWrite + Send + Sync> {
-        // Only WASI 0.3 asks for this form; it is not linked.
+        // Only WASI 0.3 uses this method; it is not linked.
         Box::new(tokio::io::sink())
     }
 

@@ -1,5 +1,5 @@
-//! What was built against a released version of the contract goes on working: for each version its interfaces
-//! are kept as they were, and components that were compiled against them. See `compatibility/README.md`.
+//! Compatibility with released versions of the contract: for each version, its interfaces and components that
+//! were compiled against them. See `compatibility/README.md`.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
@@ -15,8 +15,9 @@ use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::{
     NodeId,
     storage::{
-        Ability, CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
-        ExpandVolume, PageRequest, Parameters, PublishVolume, Readiness, Secret, ValidateVolume, Validation,
+        Ability, CapacityQuery, CapacityRange, ContentSource, CreateGroupSnapshot, CreateSnapshot,
+        CreateVolume, ExpandVolume, PageRequest, Parameters, PublishVolume, Readiness, Secret,
+        ValidateVolume, Validation,
     },
 };
 use cofferdam_wasm::{
@@ -114,8 +115,26 @@ async fn released_components_answer_every_export() {
             owner: None,
         };
         let snapshot = backend.create_snapshot(call(), cut).await.unwrap();
-        backend.clone_volume(call(), request("c", 4_096), volume.handle.clone()).await.unwrap();
-        backend.restore_snapshot(call(), request("r", 4_096), snapshot.handle.clone()).await.unwrap();
+        backend
+            .create_volume(
+                call(),
+                CreateVolume {
+                    source: Some(ContentSource::Volume(volume.handle.clone())),
+                    ..request("c", 4_096)
+                },
+            )
+            .await
+            .unwrap();
+        backend
+            .create_volume(
+                call(),
+                CreateVolume {
+                    source: Some(ContentSource::Snapshot(snapshot.handle.clone())),
+                    ..request("r", 4_096)
+                },
+            )
+            .await
+            .unwrap();
         let larger = ExpandVolume {
             handle: volume.handle.clone(),
             capacity: CapacityRange { required: Some(8_192), limit: None },

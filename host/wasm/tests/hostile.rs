@@ -42,16 +42,16 @@ fn assert_unknown(error: &StorageError, kind: ErrorKind, expected: &str) {
 #[tokio::test]
 async fn misbehaving_guest_fails_only_its_call() {
     let backend = load_hostile(&[], limits()).await;
-    for (misdeed, expected) in [
+    for (misbehavior, expected) in [
         ("panic", "trapped: wasm `unreachable` instruction executed"),
-        ("hoard", "wanted more than 67108864 bytes of memory"),
+        ("exhaust-memory", "wanted more than 67108864 bytes of memory"),
         ("recurse", "trapped: "),
         ("exit", "ended its program"),
         ("random", "5000 random bytes at once; at most 4096"),
         ("oversized", "a value of more than 4194304 bytes"),
         ("many", "a value of more than 4194304 bytes"),
     ] {
-        let error = create(&backend, misdeed, 1).await.unwrap_err();
+        let error = create(&backend, misbehavior, 1).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
         assert_works(&backend).await;
     }
@@ -98,12 +98,12 @@ async fn invalid_volumes_from_a_guest_are_rejected() {
     for (lie, expected) in [
         ("no-handle", "the volume handle has 0 bytes"),
         ("long-handle", "the volume handle has 129 bytes"),
-        ("inline-handle", "the shape of an inline volume's"),
+        ("inline-handle", "the form of an inline volume's handle"),
         ("control-handle", "has control characters"),
-        ("too-large", "the volume has 18446744073709551615 bytes"),
+        ("too-large", "the volume's size is 18446744073709551615 bytes"),
         ("large-context", "the context has 5001 bytes"),
         ("repeated-key", "the context has the key \"k\" twice"),
-        ("odd-topology", "the topology key \"not a key\" is not a label's key"),
+        ("odd-topology", "the topology key is \"not a key\"; expected a label key"),
         ("odd-attachment", "the connection info's kind is \"Di/rectory\""),
     ] {
         let error = create(&backend, lie, 100).await.unwrap_err();
@@ -130,12 +130,15 @@ async fn guest_with_an_invalid_description_is_not_loaded() {
     );
     for (settings, expected) in [
         (("on-describe", "panic"), "identity.describe failed: Internal: the backend trapped"),
-        (("on-describe", "hoard"), "identity.describe failed: Internal: the backend wanted more than"),
+        (
+            ("on-describe", "exhaust-memory"),
+            "identity.describe failed: Internal: the backend wanted more than",
+        ),
         (("on-probe", "exit"), "identity.probe failed: Internal: the backend ended its program"),
         (("name", ""), "the driver name is \"\"; expected a DNS subdomain"),
         (("name", "Has Spaces"), "the driver name is \"Has Spaces\"; expected a DNS subdomain"),
         (("topology-keys", "a,a"), "the topology key \"a\" is given twice"),
-        (("features", "Not A Word"), "the feature \"Not A Word\" is not valid"),
+        (("features", "Not A Word"), "the feature is \"Not A Word\"; expected a DNS label"),
     ] {
         let error = load(&engine, cofferdam_test_guests::HOSTILE, &[settings], limits())
             .await
@@ -182,7 +185,7 @@ async fn calls_over_the_queue_limit_are_rejected_immediately() {
 #[tokio::test]
 async fn guest_has_no_environment_or_file_access() {
     let backend = load_hostile(&[], limits()).await;
-    let found = create(&backend, "look-around", 1).await.unwrap().context;
+    let found = create(&backend, "environment", 1).await.unwrap().context;
     assert_eq!(found.len(), 6);
     assert!(found.values().all(|count| count == "0"), "{found:?}");
 }
@@ -221,7 +224,8 @@ async fn oversized_state_requests_are_rejected() {
     assert_works(&backend).await;
 }
 
-/// What no guest may repeat; as long as secrets are, with a character that is escaped where texts are quoted.
+/// The secret of the tests. It is as long as real secrets, and has a character that is escaped in quoted
+/// texts.
 const SECRET: &str = "hunter2\"hunter2";
 
 fn secret_call() -> Call {
@@ -232,12 +236,12 @@ fn secret_call() -> Call {
 async fn secrets_in_guest_answers_are_redacted_or_rejected() {
     let backend = load_hostile(&[("echo", SECRET), ("on-probe", "echo")], limits()).await;
     for (echo, expected) in [
-        ("echo-handle", "the volume handle holds a secret of the call"),
-        ("echo-context", "the context holds a secret of the call under the key \"password\""),
+        ("echo-handle", "the volume handle contains a secret of the call"),
+        ("echo-context", "the context has a secret of the call under the key \"password\""),
         ("echo-key", "the context has the key \"[secret]\" twice"),
-        ("echo-attachment", "the attachment holds a secret of the call under the key \"path\""),
+        ("echo-attachment", "the attachment has a secret of the call under the key \"path\""),
         ("echo-kind", "the connection info's kind is \"the array says: [secret].\""),
-        ("echo-topology", "the topology key \"the array says: [secret].\" is not a label's key"),
+        ("echo-topology", "the topology key is \"the array says: [secret].\"; expected a label key"),
         ("echo-error", "the array says: [secret]."),
     ] {
         let error = backend.create_volume(secret_call(), request(echo, 1)).await.unwrap_err();
@@ -263,7 +267,7 @@ async fn secrets_in_guest_answers_are_redacted_or_rejected() {
         owner: None,
     };
     let error = backend.create_snapshot(secret_call(), asked).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Internal, "the snapshot handle holds a secret of the call");
+    assert_unknown(&error, ErrorKind::Internal, "the snapshot handle contains a secret of the call");
 }
 
 fn page_after(after: &str) -> PageRequest {
@@ -275,17 +279,17 @@ async fn invalid_list_pages_are_rejected() {
     let backend = load_hostile(&[], limits()).await;
     let source = || Some(VolumeHandle::new("v"));
     for (lie, expected) in [
-        ("same", "a page ends where it began"),
-        ("no-next", "a page's end has 0 bytes; expected 1 to 4096"),
-        ("long-next", "a page's end has 10240 bytes; expected 1 to 4096"),
-        ("too-many", "a page has 4 entries; at most 3 were asked for"),
+        ("same", "the page's next token is the token of the request"),
+        ("no-next", "the page's next token has 0 bytes; expected 1 to 4096"),
+        ("long-next", "the page's next token has 10240 bytes; expected 1 to 4096"),
+        ("too-many", "the page has 4 entries; expected 0 to 3"),
     ] {
         let error = backend.list_snapshots(call(), source(), page_after(lie)).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
         let error = backend.list_volumes(call(), page_after(lie)).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
     }
-    let error = backend.list_snapshots(call(), source(), page_after("stranger")).await.unwrap_err();
+    let error = backend.list_snapshots(call(), source(), page_after("foreign-source")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "is a snapshot of another volume");
     let error = backend.list_volumes(call(), page_after("bad-entry")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Internal, "the volume handle has 0 bytes");
@@ -303,16 +307,16 @@ async fn invalid_list_pages_are_rejected() {
 async fn answers_about_another_object_are_rejected() {
     let backend = load_hostile(&[], limits()).await;
     let error = backend.get_volume(call(), VolumeHandle::new("other")).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Internal, "it describes another volume than other");
+    assert_unknown(&error, ErrorKind::Internal, "the response is about another volume than other");
     let error = backend.get_snapshot(call(), SnapshotHandle::new("other")).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Internal, "it describes another snapshot than other");
+    assert_unknown(&error, ErrorKind::Internal, "the response is about another snapshot than other");
     let group = GroupSnapshotHandle::new("other");
     let error = backend.get_group_snapshot(call(), group, [].into()).await.unwrap_err();
-    assert_unknown(&error, ErrorKind::Internal, "it describes another group snapshot than other");
+    assert_unknown(&error, ErrorKind::Internal, "the response is about another group snapshot than other");
     for (lie, expected) in [
-        ("long-node", "a node's id has 10240 bytes; expected 1 to 256"),
-        ("control-node", "a node's id \"a b\" has control characters"),
-        ("many-nodes", "a volume is published to 10001 nodes"),
+        ("long-node", "the node id has 10240 bytes; expected 1 to 256"),
+        ("control-node", "the node id \"a b\" has control characters"),
+        ("many-nodes", "the volume has 10001 published nodes"),
         ("long-owner", "the owner's cluster has 10240 bytes; expected 0 to 253"),
     ] {
         let error = backend.get_volume(call(), VolumeHandle::new(lie)).await.unwrap_err();
@@ -327,7 +331,7 @@ async fn invalid_snapshots_and_groups_are_rejected() {
     for (lie, expected) in [
         ("no-handle", "the snapshot handle has 0 bytes"),
         ("too-large", "18446744073709551615 bytes"),
-        ("late", "the snapshot was cut at 18446744073709551615 ms"),
+        ("late", "the snapshot's creation time is 18446744073709551615 ms"),
         ("long-group", "the group's handle has 129 bytes"),
     ] {
         let (name, source, parameters) = (lie.to_owned(), source.clone(), parameters.clone());
@@ -343,12 +347,12 @@ async fn invalid_snapshots_and_groups_are_rejected() {
         parameters: Parameters::new(),
         owner: None,
     };
-    let members = "the group's members are not one snapshot of each volume that was asked for";
+    let members = "the group does not have exactly one snapshot of each requested volume";
     for (lie, expected) in [
         ("fewer", members),
         ("twice", members),
-        ("stranger", members),
-        ("no-member", "the member \"a\" does not say that it is the group's"),
+        ("foreign-source", members),
+        ("no-member", "the member \"a\" does not name the group as its group"),
         ("not-ready", "the group is ready and one of its members is not"),
     ] {
         let error = backend.create_group_snapshot(call(), group(lie)).await.unwrap_err();
@@ -362,13 +366,13 @@ async fn noisy_backend_does_not_starve_others() {
     let engine = engine();
     let noisy = load(&engine, cofferdam_test_guests::HOSTILE, &[], limits()).await.unwrap();
     let quiet = load(&engine, cofferdam_carried::MEMORY, &[], Limits::default()).await.unwrap();
-    for misdeed in ["loop", "hoard", "flood"] {
+    for misbehavior in ["loop", "exhaust-memory", "flood"] {
         let ask = || {
             let asked = ValidateVolume {
                 handle: VolumeHandle::new("v"),
                 context: Parameters::new(),
                 capabilities: Vec::new(),
-                parameters: [("misdeed".to_owned(), misdeed.to_owned())].into(),
+                parameters: [("misbehavior".to_owned(), misbehavior.to_owned())].into(),
                 mutable_parameters: Parameters::new(),
             };
             let noisy = Arc::clone(&noisy);
@@ -376,7 +380,7 @@ async fn noisy_backend_does_not_starve_others() {
         };
         let noise: Vec<_> = (0..Limits::default().concurrent_calls).map(|_| ask()).collect();
         for number in 0..200 {
-            create(&quiet, &format!("{misdeed}-{number}"), 7).await.unwrap();
+            create(&quiet, &format!("{misbehavior}-{number}"), 7).await.unwrap();
         }
         noise.iter().for_each(tokio::task::JoinHandle::abort);
     }

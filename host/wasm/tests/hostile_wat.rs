@@ -144,9 +144,9 @@ async fn invalid_enum_values_trap() {
 async fn invalid_volume_sizes_are_rejected() {
     let size = CREATE_RESULT + 24;
     for (words_of_size, expected) in [
-        ([u32::MAX, u32::MAX], "the volume has 18446744073709551615 bytes"),
-        ([0, 0x8000_0000], "the volume has 9223372036854775808 bytes"),
-        ([0, 0], "the volume has 0 bytes; expected 1 to 9223372036854775807"),
+        ([u32::MAX, u32::MAX], "the volume's size is 18446744073709551615 bytes"),
+        ([0, 0x8000_0000], "the volume's size is 9223372036854775808 bytes"),
+        ([0, 0], "the volume's size is 0 bytes; expected 1 to 9223372036854775807"),
     ] {
         assert_create_fails(&with_core(words_segment(size, &words_of_size)), limits(), expected).await;
     }
@@ -304,7 +304,7 @@ async fn memory_limit_holds_for_every_kind_of_growth() {
     .await;
     let many_small = "(loop $l (if (i32.eq (memory.grow (i32.const 1)) (i32.const -1)) (then (unreachable))) (br $l)) (unreachable)";
     assert_create_fails(&with_create(many_small), limits(), memory).await;
-    // Who takes the refusal well goes on.
+    // A guest that handles the rejection continues.
     let modest = with_create(&format!("(drop (memory.grow (i32.const 60000))) (i32.const {CREATE_RESULT})"));
     assert_works(&load_guest(&engine(), &modest, limits()).await.unwrap()).await;
 }
@@ -615,7 +615,7 @@ async fn revealed_secret_is_rejected_as_a_volume_handle() {
     );
     let backend = load_guest(&engine(), &with_secrets(&create), limits()).await.unwrap();
     let error = backend.create_volume(secret_call(), request("x", 7)).await.unwrap_err();
-    assert_one_line(&error.message, "the volume handle holds a secret of the call");
+    assert_one_line(&error.message, "the volume handle contains a secret of the call");
     assert!(!error.message.contains("hunter2"));
 }
 
@@ -746,7 +746,10 @@ async fn invalid_descriptions_are_rejected_at_load() {
                 + &words_segment(FREE_MEMORY, &[32, 1, 32, 1]),
             "the topology key \"1\" is given twice",
         ),
-        (words_segment(DESCRIBE_RESULT + 44, &[FREE_MEMORY, 65]), "65 of features; at most 64 are allowed"),
+        (
+            words_segment(DESCRIBE_RESULT + 44, &[FREE_MEMORY, 65]),
+            "the description has 65 features; expected 0 to 64",
+        ),
         (words_segment(DESCRIBE_RESULT, &[1]), "identity.describe failed: "),
         (words_segment(PROBE_RESULT + 8, &[2]), "identity.probe failed: Internal: the backend trapped"),
     ] {

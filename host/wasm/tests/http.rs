@@ -251,14 +251,14 @@ async fn response_timeout_reports_maybe_sent() {
     assert_eq!(arrived, "POST /gate ");
     assert!(failed.starts_with("Failure::Timeout maybe-sent=true http://127.0.0.1:"), "{failed}");
     assert!(failed.ends_with("has not answered within 2s"), "{failed}");
-    // Somebody who takes connections and says nothing: TLS never begins.
+    // A server that accepts connections and sends nothing: the TLS handshake never starts.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://localhost:{}", silent.local_addr().unwrap().port());
     let backend =
         load_with_origins(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
     let failed = send(&backend, json!({ "method": "POST", "url": url, "timeout_ms": 100 })).await;
     assert!(failed.starts_with("Failure::Timeout maybe-sent=false no connection to https://"), "{failed}");
-    // Nobody at all.
+    // No server.
     let gone = silent.local_addr().unwrap();
     drop(silent);
     let backend = load_with_origins(vec![origin(&format!("http://{gone}"))]).await;
@@ -295,7 +295,10 @@ async fn sent_exchange_outlives_its_call_and_keeps_the_volume_locked() {
         }
     };
     let in_doubt = tokio::time::timeout(TEST_TIMEOUT, wait_until_unlocked).await.unwrap();
-    assert!(in_doubt.starts_with("the outcome of `create` for this volume is open"), "{in_doubt}");
+    assert!(
+        in_doubt.starts_with("the result of an earlier `create` for this volume is unknown"),
+        "{in_doubt}"
+    );
     assert_eq!(server.request_count(), 1);
     assert_eq!(run_script(&backend, "v", call(), create).await.unwrap(), ["200 passed"]);
     assert_eq!(run_script(&backend, "v", call(), other).await.unwrap(), ["200 GET /echo 0"]);
@@ -318,7 +321,7 @@ async fn unsent_exchange_ends_with_its_call() {
     assert_eq!(end.unwrap_err().kind, ErrorKind::DeadlineExceeded);
     assert_eq!(connection.first(), Some(&22), "a client's greeting, and then the end");
     let other = run_script(&backend, "v", call(), json!([])).await.unwrap_err();
-    assert!(other.message.starts_with("the outcome of `create`"), "nothing runs any more: {other}");
+    assert!(other.message.starts_with("the result of an earlier `create`"), "nothing runs any more: {other}");
 }
 
 #[tokio::test]
@@ -365,7 +368,7 @@ async fn secrets_echoed_by_a_server_are_redacted() {
         (json!({ "bearer": "password" }), "/authorization", "authorization", "Bearer correct horse"),
         (json!({ "header": ["X-API-Key", "password"] }), "/api-key", "x-api-key", "correct horse"),
     ] {
-        let script = json!([{ "repeat": authorized_get(server.http(path), authorization.clone()) }]);
+        let script = json!([{ "fail-with-body": authorized_get(server.http(path), authorization.clone()) }]);
         let error = run_script(&backend, expected, of(), script.clone()).await.unwrap_err();
         assert_eq!(server.headers().get(header).unwrap(), expected);
         let blotted = expected
@@ -374,9 +377,9 @@ async fn secrets_echoed_by_a_server_are_redacted() {
         assert_eq!(error.message, blotted);
         // As an answer it is refused: the caller would store it where it can be read.
         let name = authorization.to_string();
-        let script = json!([{ "leak": authorized_get(server.http(path), authorization) }]);
+        let script = json!([{ "return-body": authorized_get(server.http(path), authorization) }]);
         let error = run_script(&backend, &name, of(), script).await.unwrap_err();
-        assert!(error.message.starts_with("the backend's answer breaks the contract: "), "{error}");
+        assert!(error.message.starts_with("the backend's response breaks the contract: "), "{error}");
         assert!(!error.message.contains("horse") && !error.message.contains("Y29ycmVjdCBob3JzZ"), "{error}");
     }
 }
@@ -488,8 +491,7 @@ async fn caller_secrets_override_configured_secrets() {
     };
     let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
     let backend = engine().load(source, config).await.unwrap();
-    let script =
-        json!([{ "repeat": authorized_get(server.http("/authorization"), json!({ "bearer": "token" })) }]);
+    let script = json!([{ "fail-with-body": authorized_get(server.http("/authorization"), json!({ "bearer": "token" })) }]);
     let error = run_script(&backend, "a", call(), script.clone()).await.unwrap_err();
     assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the operator");
     assert_eq!(error.message, "Bearer [secret]");

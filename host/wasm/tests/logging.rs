@@ -1,4 +1,4 @@
-//! What guests say reaches the log: clean, bounded, and beside the trap that it explains. One test, because a
+//! Guests' lines in the log are redacted, bounded, and beside the trap that they explain. One test, because a
 //! process has one log.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
@@ -58,7 +58,7 @@ async fn guest_output_is_logged_redacted_and_bounded() {
     let log = captured.take();
     let lines = log.lines().filter(|line| line.contains("of a flood that nobody wants to read")).count();
     assert!((10..100).contains(&lines), "{lines} lines");
-    assert!(log.contains(&format!("lines={}", 200_000 - lines)), "{log}");
+    assert!(log.contains(&format!("dropped_lines={}", 200_000 - lines)), "{log}");
 
     create(&backend, "stderr", 1).await.unwrap();
     let log = captured.take();

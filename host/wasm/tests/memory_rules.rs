@@ -10,9 +10,9 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, AccessType, CapacityQuery, CapacityRange, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
-        CsiAccessMode, ErrorKind, ExpandVolume, Finality, PageRequest, Parameters, PublishVolume, Readiness,
-        StorageError, ValidateVolume, Validation, VolumeCapability,
+        Ability, AccessType, CapacityQuery, CapacityRange, ContentSource, CreateGroupSnapshot,
+        CreateSnapshot, CreateVolume, CsiAccessMode, ErrorKind, ExpandVolume, Finality, PageRequest,
+        Parameters, PublishVolume, Readiness, StorageError, ValidateVolume, Validation, VolumeCapability,
     },
 };
 use cofferdam_wasm::WasmBackend;
@@ -253,7 +253,13 @@ async fn snapshots_are_created_listed_and_restored() {
         ("snap-s", Some(2 * GIB), false, &None)
     );
     let restore = |name: &str, bytes| {
-        backend.restore_snapshot(call(), request(name, bytes), SnapshotHandle::new("snap-s"))
+        backend.create_volume(
+            call(),
+            CreateVolume {
+                source: Some(ContentSource::Snapshot(SnapshotHandle::new("snap-s"))),
+                ..request(name, bytes)
+            },
+        )
     };
     assert_eq!(final_error_kind(restore("r", 2 * GIB).await), ErrorKind::FailedPrecondition, "not ready yet");
     assert!(!cut("s", "mem-a").await.unwrap().ready);
@@ -271,10 +277,21 @@ async fn snapshots_are_created_listed_and_restored() {
         ErrorKind::AlreadyExists,
         "it has content"
     );
-    let clone = |bytes| backend.clone_volume(call(), request("c", bytes), VolumeHandle::new("mem-a"));
+    let clone = |bytes| {
+        backend.create_volume(
+            call(),
+            CreateVolume {
+                source: Some(ContentSource::Volume(VolumeHandle::new("mem-a"))),
+                ..request("c", bytes)
+            },
+        )
+    };
     assert_eq!(final_error_kind(clone(GIB).await), ErrorKind::OutOfRange);
     assert_eq!(clone(3 * GIB).await.unwrap().context, pairs("source-volume", "mem-a"));
-    let absent = backend.clone_volume(call(), request("d", GIB), VolumeHandle::new("mem-x"));
+    let absent = backend.create_volume(
+        call(),
+        CreateVolume { source: Some(ContentSource::Volume(VolumeHandle::new("mem-x"))), ..request("d", GIB) },
+    );
     assert_eq!(final_error_kind(absent.await), ErrorKind::NotFound);
     for name in ["1", "2", "3", "4"] {
         cut(name, "mem-b").await.unwrap();
@@ -453,8 +470,20 @@ async fn invalid_strings_never_trap_the_driver() {
         let snap = SnapshotHandle::new(text);
         let errors = [
             backend.create_snapshot(call(), snapshot_request(text, text)).await.err(),
-            backend.clone_volume(call(), request("v", GIB), volume.clone()).await.err(),
-            backend.restore_snapshot(call(), request("v", GIB), snap.clone()).await.err(),
+            backend
+                .create_volume(
+                    call(),
+                    CreateVolume { source: Some(ContentSource::Volume(volume.clone())), ..request("v", GIB) },
+                )
+                .await
+                .err(),
+            backend
+                .create_volume(
+                    call(),
+                    CreateVolume { source: Some(ContentSource::Snapshot(snap.clone())), ..request("v", GIB) },
+                )
+                .await
+                .err(),
             backend
                 .publish_volume(call(), publish_request(text, text, CsiAccessMode::SingleNodeWriter))
                 .await

@@ -9,8 +9,9 @@ use cofferdam_backend::Backend as _;
 use cofferdam_domain::{
     NodeId, VolumeHandle,
     storage::{
-        AccessType, CapacityQuery, CapacityRange, ConnectionInfo, CreateSnapshot, CreateVolume,
-        CsiAccessMode, ErrorKind, ExpandVolume, PageRequest, Placement, PublishVolume, VolumeCapability,
+        AccessType, CapacityQuery, CapacityRange, ConnectionInfo, ContentSource, CreateSnapshot,
+        CreateVolume, CsiAccessMode, ErrorKind, ExpandVolume, PageRequest, Placement, PublishVolume,
+        VolumeCapability,
     },
 };
 use cofferdam_wasm::{BackendConfig, ComponentSource, LoadError, PoolConfig, StateConfig, WasmBackend};
@@ -34,7 +35,7 @@ impl PoolFixture {
         self.0.path().join("pool")
     }
 
-    /// What lies in the pool, without what the host keeps for itself.
+    /// The items in the pool, without the host's own.
     fn items(&self) -> Vec<String> {
         let entries = fs::read_dir(self.pool()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -217,7 +218,7 @@ async fn pool_driver_keeps_data_across_snapshot_clone_and_restart() {
     let bytes = connection_path(&disk, image.connection_info.as_ref(), "image");
     fs::write(files.join("note"), "of the first day").unwrap();
     assert_eq!(fs::metadata(&bytes).unwrap().len(), 10 * MIB);
-    // What is not exported is refused without asking it.
+    // Methods that are not exported fail without a call of the guest.
     let publish = PublishVolume {
         handle: image.handle.clone(),
         node_identities: BTreeMap::new(),
@@ -240,11 +241,25 @@ async fn pool_driver_keeps_data_across_snapshot_clone_and_restart() {
     drop(backend);
     let backend = load_pool_driver(&disk).await;
     let restored = backend
-        .restore_snapshot(call(), request("restored", 10 * MIB), snapshot.handle.clone())
+        .create_volume(
+            call(),
+            CreateVolume {
+                source: Some(ContentSource::Snapshot(snapshot.handle.clone())),
+                ..request("restored", 10 * MIB)
+            },
+        )
         .await
         .unwrap();
-    let cloned =
-        backend.clone_volume(call(), request("cloned", 10 * MIB), directory.handle.clone()).await.unwrap();
+    let cloned = backend
+        .create_volume(
+            call(),
+            CreateVolume {
+                source: Some(ContentSource::Volume(directory.handle.clone())),
+                ..request("cloned", 10 * MIB)
+            },
+        )
+        .await
+        .unwrap();
     let note = |attachment: Option<&ConnectionInfo>| {
         fs::read_to_string(connection_path(&disk, attachment, "directory").join("note")).unwrap()
     };
@@ -316,7 +331,13 @@ async fn image_snapshot_is_point_in_time_or_rejected() {
     fs::File::options().write(true).open(&bytes).unwrap().set_len(MIB).unwrap();
     let snapshot = cut("lax", &[("consistency", "none")]).await.unwrap();
     let restored = backend
-        .restore_snapshot(call(), block_volume_request("restored", MIB), snapshot.handle)
+        .create_volume(
+            call(),
+            CreateVolume {
+                source: Some(ContentSource::Snapshot(snapshot.handle)),
+                ..block_volume_request("restored", MIB)
+            },
+        )
         .await
         .unwrap();
     let restored = fs::read(connection_path(&disk, restored.connection_info.as_ref(), "image")).unwrap();

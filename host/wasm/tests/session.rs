@@ -50,7 +50,7 @@ async fn ended_call_releases_the_session_lock() {
     for end in ["trap", "an error", "success"] {
         let last = match end {
             "trap" => json!("trap"),
-            "an error" => json!({ "repeat": get(&server.http("/missing")) }),
+            "an error" => json!({ "fail-with-body": get(&server.http("/missing")) }),
             _ => json!({ "release": "another key" }),
         };
         let script = json!([{ "acquire": "k" }, { "send": get(&server.http("/gate")) }, last]);

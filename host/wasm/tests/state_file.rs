@@ -1,4 +1,4 @@
-//! What a driver commits to a state file is there after a `kill -9`, and the file has one owner.
+//! State that a driver committed survives a `kill -9`, and a state file has one owner.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
@@ -17,9 +17,9 @@ use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, LoadError, StateCon
 use common::{call, create, engine};
 
 /// Tells the test that it is the process that will be killed, and which file to write.
-const CHILD_FILE: &str = "COFFERDAM_TEST_VICTIM";
+const CHILD_FILE: &str = "COFFERDAM_TEST_CHILD_FILE";
 const ITERATIONS: usize = 5;
-/// How many answers a victim gives before it is killed.
+/// Number of volumes that a child process creates before it is killed.
 const VOLUMES_PER_ITERATION: usize = 25;
 
 async fn open(engine: &Engine, file: &Path) -> Result<Arc<WasmBackend>, LoadError> {
@@ -57,7 +57,7 @@ async fn committed_state_survives_a_kill_and_has_one_owner() {
     let mut answered = BTreeSet::new();
     for iteration in 0..ITERATIONS {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "what_was_answered_survives_a_kill_and_the_file_has_one_owner", "--nocapture"])
+            .args(["--exact", "committed_state_survives_a_kill_and_has_one_owner", "--nocapture"])
             .env(CHILD_FILE, &file)
             .stdout(Stdio::piped())
             .spawn()
@@ -85,7 +85,7 @@ async fn committed_state_survives_a_kill_and_has_one_owner() {
         assert!(found.is_superset(&answered), "round {iteration}: lost {:?}", answered.difference(&found));
         let again = open(&engine, &file).await.unwrap_err().to_string();
         assert!(again.contains("is in use by another backend of this process"), "{again}");
-        // What it has done and not told counts from here on.
+        // Volumes that the child created and did not report count from now on.
         answered = found;
     }
     assert!(answered.len() >= ITERATIONS * VOLUMES_PER_ITERATION);

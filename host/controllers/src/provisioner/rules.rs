@@ -364,6 +364,7 @@ fn build_request(
                 pv_name: name.clone(),
                 reclaim_policy: class.reclaim_policy.clone(),
             }),
+            source: None,
         },
     })
 }

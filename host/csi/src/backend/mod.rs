@@ -4,11 +4,10 @@ mod methods;
 mod response_warnings;
 mod snapshots;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use cofferdam_backend::{
-    BackendMetrics, Call, CallMetrics, Redactor,
-    in_flight::{InFlightTable, OperationPermit, OperationRequest},
+    BackendMetrics, Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit, Exchange, Redactor,
 };
 use cofferdam_domain::{
     DriverName,
@@ -17,10 +16,7 @@ use cofferdam_domain::{
         ability::{ControllerCapability, PluginCapability},
     },
 };
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
 use crate::{
     address::Address,
@@ -33,31 +29,33 @@ use crate::{
 };
 use response_warnings::WarningsLogged;
 
-/// Calls of one driver at once, those of attachments not counted; others wait within their deadline. Few
-/// enough for drivers that were written for the sidecars' ten to hundred.
+/// Maximum concurrent calls of one driver, without publish calls; further calls wait until their deadline.
+/// The sidecars' limits are 10 to 100.
 const MAX_VOLUME_CALLS: usize = 128;
-/// Publications at once, and what takes them back: volumes that hang while they are made hold up no pod.
+/// Maximum concurrent publish and unpublish calls. They have a limit of their own: hanging creations must not
+/// block pods.
 const MAX_PUBLISH_CALLS: usize = 128;
 
-/// What an existing driver is connected with.
+/// Connection options of an existing driver.
 #[derive(Clone, Debug)]
 pub struct CsiConfig {
-    /// Where it listens.
+    /// The driver's socket.
     pub address: Address,
-    /// The driver that has to be there; absent takes whichever answers.
+    /// The expected driver; any driver if absent.
     pub expected_driver: Option<DriverName>,
-    /// What the operator gives every call that takes secrets.
+    /// Secrets that the operator configured for every call with secrets.
     pub secrets: Secrets,
-    /// How long one call may take in all. The caller's own deadline may be shorter.
+    /// Maximum duration of a call. The caller's deadline may be shorter.
     pub call_timeout: Duration,
-    /// How long to try to connect at first.
+    /// Maximum duration of the first connection attempts.
     pub connect_timeout: Duration,
-    /// How long to wait at first for a driver that is not ready; absent for ever, as the sidecars do.
+    /// Maximum wait for a driver that is not ready, at the first connection; unlimited if absent, as in the
+    /// sidecars.
     pub ready_timeout: Option<Duration>,
 }
 
 impl CsiConfig {
-    /// The sidecars' values, for a driver at an address.
+    /// The sidecars' defaults for a driver at an address.
     pub fn new(address: Address) -> Self {
         Self {
             address,
@@ -75,10 +73,9 @@ pub struct CsiBackend {
     config: CsiConfig,
     identity: CsiIdentity,
     connection: Connection,
-    in_flight: InFlightTable,
-    volume_permits: Semaphore,
-    publish_permits: Semaphore,
-    metrics: CallMetrics,
+    runner: CallRunner,
+    volume_calls: ConcurrencyLimit,
+    publish_calls: ConcurrencyLimit,
     warnings_logged: Arc<WarningsLogged>,
 }
 
@@ -91,56 +88,46 @@ impl fmt::Debug for CsiBackend {
     }
 }
 
-/// Makes an answer of what a driver sent, or says which rule that breaks.
-type CsiResponseConverter<R, U> = Box<dyn FnOnce(R) -> Result<U, String> + Send>;
-
-/// Which calls wait for each other.
+/// Semaphore of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CsiCallQueue {
     Volumes,
     Publishing,
 }
 
-/// One call as the methods describe it.
-struct CsiCallSpec<Q, R, U> {
-    /// CSI's path of the call.
-    path: &'static str,
-    /// What it is about; absent for calls that change nothing.
-    operation: Option<OperationRequest>,
-    request: Q,
+/// One request with its gRPC method.
+struct CsiRequest<Q, R> {
+    message: Q,
     method: GrpcMethod<Q, R>,
-    convert: CsiResponseConverter<R, U>,
     resource_exhausted: ResourceExhaustedMeaning,
     queue: CsiCallQueue,
-    /// What the guard remembers of a success.
-    on_success: fn(&OperationPermit, &U),
 }
 
-impl<Q, R, U> CsiCallSpec<Q, R, U> {
-    fn new(
-        path: &'static str,
-        operation: Option<OperationRequest>,
-        request: Q,
-        method: GrpcMethod<Q, R>,
-        convert: impl FnOnce(R) -> Result<U, String> + Send + 'static,
-    ) -> Self {
-        let convert = Box::new(convert);
+impl<Q, R> CsiRequest<Q, R> {
+    fn new(message: Q, method: GrpcMethod<Q, R>) -> Self {
         Self {
-            path,
-            operation,
-            request,
+            message,
             method,
-            convert,
             resource_exhausted: ResourceExhaustedMeaning::Final,
             queue: CsiCallQueue::Volumes,
-            on_success: |_, _| {},
         }
+    }
+
+    /// The same for a method after whose ResourceExhausted the driver may still be working.
+    fn with_resource_exhausted_in_doubt(self) -> Self {
+        Self { resource_exhausted: ResourceExhaustedMeaning::InDoubt, ..self }
+    }
+
+    /// The same in the queue of publish calls.
+    fn in_publish_queue(self) -> Self {
+        Self { queue: CsiCallQueue::Publishing, ..self }
     }
 }
 
 impl CsiBackend {
-    /// Connects to a driver, waits until it is ready, and asks who it is and what it can do. From then on a
-    /// lost connection is made anew in the background. Needs a tokio runtime, also later.
+    /// Connects to a driver, waits until it is ready, and reads its identity and capabilities. A lost
+    /// connection is re-established in the background. Requires a tokio runtime for the backend's whole
+    /// lifetime.
     ///
     /// # Errors
     /// [`ConnectError`]
@@ -159,13 +146,16 @@ impl CsiBackend {
         };
         let (connection, identity) = Connection::open(options, connections).await?;
         Ok(Arc::new(Self {
-            metrics: calls.call_metrics(Some(&identity.description.name)),
+            runner: CallRunner::new(
+                config.secrets.clone(),
+                config.call_timeout,
+                calls.call_metrics(Some(&identity.description.name)),
+            ),
             config,
             identity,
             connection,
-            in_flight: InFlightTable::default(),
-            volume_permits: Semaphore::new(MAX_VOLUME_CALLS),
-            publish_permits: Semaphore::new(MAX_PUBLISH_CALLS),
+            volume_calls: ConcurrencyLimit::new(MAX_VOLUME_CALLS),
+            publish_calls: ConcurrencyLimit::new(MAX_PUBLISH_CALLS),
             warnings_logged: Arc::default(),
         }))
     }
@@ -175,116 +165,96 @@ impl CsiBackend {
         &self.identity.description.name
     }
 
-    /// Where it listens.
+    /// The driver's socket.
     pub fn address(&self) -> &Address {
         &self.config.address
     }
 
-    /// What the driver says that its controller service can do.
+    /// Capabilities that the driver's controller service announces.
     pub fn controller_capabilities(&self) -> impl Iterator<Item = ControllerCapability> + '_ {
         self.identity.controller_capabilities.iter().copied()
     }
 
-    /// What the driver says that it has.
+    /// Capabilities that the driver's identity service announces.
     pub fn plugin_capabilities(&self) -> impl Iterator<Item = PluginCapability> + '_ {
         self.identity.plugin_capabilities.iter().copied()
     }
 
-    /// Waits until the driver is connected and ready, or until it is not.
+    /// Waits until the driver is connected and ready, or until it is not connected.
     pub async fn wait_connected(&self, connected: bool) {
         self.connection.wait_until(connected).await;
     }
 
-    /// Makes one call under its guard and its deadline.
-    async fn call<Q, R, U>(&self, call: Call, spec: CsiCallSpec<Q, R, U>) -> Result<U, StorageError>
-    where
-        Q: fmt::Debug,
-        R: fmt::Debug,
-    {
-        let started = Instant::now();
-        let _in_flight = self.metrics.start();
-        let CsiCallSpec { path, operation, request, method, convert, resource_exhausted, queue, on_success } =
-            spec;
-        let redactor = Redactor::new(self.config.secrets.merged_with(&call.secrets));
-        let permit = match operation.map(|operation| self.in_flight.acquire(operation)).transpose() {
-            Ok(permit) => permit,
-            Err(conflict) => {
-                let failure = Err(CsiCallFailure::Conflict(conflict));
-                return self.finish_call(started, path, resource_exhausted, &redactor, failure);
-            }
-        };
-        let deadline = started + call.deadline.min(self.config.call_timeout);
-        let semaphore = match queue {
-            CsiCallQueue::Volumes => &self.volume_permits,
-            CsiCallQueue::Publishing => &self.publish_permits,
-        };
-        let result = match timeout_at(deadline, semaphore.acquire()).await {
-            Ok(Ok(_queue_permit)) => {
-                self.send(path, deadline, permit.as_deref(), request, method, &redactor).await
-            }
-            Ok(Err(_)) | Err(_) => Err(CsiCallFailure::Overloaded),
-        };
-        let result = result.and_then(|result| convert(result).map_err(CsiCallFailure::ContractViolation));
-        let result = self.finish_call(started, path, resource_exhausted, &redactor, result);
-        let result =
-            result.map_err(|error| permit.iter().fold(error, |error, permit| permit.keep_in_doubt(error)));
-        if let Some(permit) = permit {
-            permit.finish(result.as_ref().err());
-            if let Ok(value) = &result {
-                on_success(&permit, value);
-            }
-        }
-        self.metrics.set_in_doubt(self.in_flight.in_doubt_count());
-        result
-    }
-
-    async fn send<Q, R>(
+    /// Runs one call.
+    async fn call<Q, R, U>(
         &self,
-        path: &'static str,
-        deadline: Instant,
-        operation_permit: Option<&OperationPermit>,
-        request: Q,
-        method: GrpcMethod<Q, R>,
-        redactor: &Redactor,
-    ) -> Result<R, CsiCallFailure>
+        call: Call,
+        spec: CallSpec<R, U>,
+        request: CsiRequest<Q, R>,
+    ) -> Result<U, StorageError>
     where
-        Q: fmt::Debug,
-        R: fmt::Debug,
+        Q: fmt::Debug + Send,
+        R: fmt::Debug + Send,
     {
-        let connection = self
-            .connection
-            .grpc_connection(deadline)
-            .await
-            .map_err(|error| CsiCallFailure::NotConnected(error.to_string()))?;
+        let limit = match request.queue {
+            CsiCallQueue::Volumes => &self.volume_calls,
+            CsiCallQueue::Publishing => &self.publish_calls,
+        };
+        let exchange = GrpcExchange {
+            backend: self,
+            path: spec.method(),
+            resource_exhausted: request.resource_exhausted,
+            messages: PhantomData,
+        };
+        self.runner.run(Instant::now(), call, spec, limit, exchange, request).await
+    }
+}
+
+/// A gRPC exchange with the driver.
+struct GrpcExchange<'a, Q, R> {
+    backend: &'a CsiBackend,
+    path: &'static str,
+    resource_exhausted: ResourceExhaustedMeaning,
+    messages: PhantomData<fn(Q) -> R>,
+}
+
+impl<Q, R> Exchange for GrpcExchange<'_, Q, R>
+where
+    Q: fmt::Debug + Send,
+    R: fmt::Debug + Send,
+{
+    type Request = CsiRequest<Q, R>;
+    type Response = R;
+    type Failure = CsiCallFailure;
+
+    async fn perform(
+        &mut self,
+        context: CallContext,
+        request: CsiRequest<Q, R>,
+    ) -> Result<R, CsiCallFailure> {
+        let (backend, path, deadline) = (self.backend, self.path, context.deadline);
+        let connection =
+            backend.connection.grpc_connection(deadline).await.map_err(|error| CsiCallFailure::NotConnected(error.to_string()))?;
         if Instant::now() >= deadline {
             return Err(CsiCallFailure::Overloaded);
         }
-        if let Some(operation_permit) = operation_permit {
-            operation_permit.reached();
-        }
-        let driver = self.driver();
-        tracing::trace!(%driver, method = path, ?request, "CSI call");
-        let result = connection.call(request, deadline, method).await.map_err(CsiCallFailure::Rpc);
+        context.reached();
+        let CsiRequest { message, method, .. } = request;
+        let driver = backend.driver();
+        tracing::trace!(%driver, method = path, request = ?message, "CSI call");
+        let result = connection.call(message, deadline, method).await.map_err(CsiCallFailure::Rpc);
         if tracing::enabled!(tracing::Level::TRACE) {
-            let redacted = redactor.redact_escaped(&format!("{result:?}"));
-            tracing::trace!(%driver, method = path, answer = redacted, "CSI answer");
+            let response = context.redactor.redact_escaped(&format!("{result:?}"));
+            tracing::trace!(%driver, method = path, response, "CSI response");
         }
         result
     }
 
-    /// Counts a call's end, and says what the caller hears.
-    fn finish_call<U>(
-        &self,
-        started: Instant,
-        path: &'static str,
-        resource_exhausted: ResourceExhaustedMeaning,
-        redactor: &Redactor,
-        result: Result<U, CsiCallFailure>,
-    ) -> Result<U, StorageError> {
-        let outcome = result.as_ref().map_or_else(CsiCallFailure::label, |_| "ok");
-        let result = result.map_err(|failure| failure.into_error(resource_exhausted, redactor));
-        let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.observe(path, code, outcome, started.elapsed());
-        result
+    fn outcome_label(failure: &CsiCallFailure) -> &'static str {
+        failure.label()
+    }
+
+    fn storage_error(&self, failure: CsiCallFailure, redactor: &Redactor) -> StorageError {
+        failure.into_error(self.resource_exhausted, redactor)
     }
 }

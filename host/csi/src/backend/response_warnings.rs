@@ -1,5 +1,4 @@
-//! What a driver returns that it should not, and that is taken all the same: with the sidecars such drivers
-//! work.
+//! Warnings about responses that break CSI's rules and are accepted: such drivers work with the sidecars.
 
 use std::sync::{
     Arc,
@@ -12,34 +11,33 @@ use cofferdam_backend::{
 };
 use cofferdam_domain::{DriverName, storage::Parameters};
 
-/// What was said of a driver already. Each of its answers is as long as the one before.
+/// Length warnings that were logged for a driver. Each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct WarningsLogged {
     long_id: AtomicBool,
     long_map: AtomicBool,
 }
 
-/// Looks at what a driver returns of one call, and says in the log what is wrong with it.
+/// Checks the responses of one driver, and logs warnings.
 #[derive(Clone, Debug)]
 pub(super) struct ResponseWarnings {
     driver: DriverName,
-    redactor: Redactor,
     logged: Arc<WarningsLogged>,
 }
 
 impl ResponseWarnings {
-    pub(super) fn new(driver: DriverName, redactor: Redactor, logged: Arc<WarningsLogged>) -> Self {
-        Self { driver, redactor, logged }
+    pub(super) fn new(driver: DriverName, logged: Arc<WarningsLogged>) -> Self {
+        Self { driver, logged }
     }
 
-    /// Looks at an id.
-    pub(super) fn check_id(&self, field: &str, id: &str) {
-        self.log(self.id_warnings(field, id));
+    /// Checks an id.
+    pub(super) fn check_id(&self, field: &str, id: &str, redactor: &Redactor) {
+        self.log(self.id_warnings(field, id, redactor));
     }
 
-    /// Looks at a map.
-    pub(super) fn check_map(&self, field: &str, map: &Parameters) {
-        self.log(self.map_warnings(field, map));
+    /// Checks a map.
+    pub(super) fn check_map(&self, field: &str, map: &Parameters, redactor: &Redactor) {
+        self.log(self.map_warnings(field, map, redactor));
     }
 
     fn log(&self, warnings: Vec<String>) {
@@ -48,10 +46,10 @@ impl ResponseWarnings {
         }
     }
 
-    fn id_warnings(&self, field: &str, id: &str) -> Vec<String> {
+    fn id_warnings(&self, field: &str, id: &str, redactor: &Redactor) -> Vec<String> {
         let max_bytes = ResponseLimits::CSI_SPEC.max_id_bytes;
-        let secret_warning = self.redactor.contains_long_secret(id).then(|| {
-            let id = self.redacted(id);
+        let secret_warning = redactor.contains_long_secret(id).then(|| {
+            let id = redacted(redactor, id);
             format!("a secret of the call in the {field} {id:?}, which everybody can read")
         });
         secret_warning
@@ -60,23 +58,19 @@ impl ResponseWarnings {
             .collect()
     }
 
-    fn map_warnings(&self, field: &str, map: &Parameters) -> Vec<String> {
+    fn map_warnings(&self, field: &str, map: &Parameters, redactor: &Redactor) -> Vec<String> {
         let (bytes, max_bytes) = (checks::total_bytes(map), ResponseLimits::CSI_SPEC.max_map_bytes);
         let has_secret = |(key, value): &(&String, &String)| {
-            self.redactor.contains_long_secret(key) || self.redactor.contains_long_secret(value)
+            redactor.contains_long_secret(key) || redactor.contains_long_secret(value)
         };
         let has_secret = map.iter().filter(has_secret).map(|(key, _)| {
-            let key = self.redacted(key);
+            let key = redacted(redactor, key);
             format!("a secret of the call in the {field} under the key {key:?}, where everybody can read it")
         });
         has_secret.chain(self.length_warning(field, bytes, max_bytes, &self.logged.long_map)).collect()
     }
 
-    fn redacted(&self, text: &str) -> String {
-        printable(&self.redactor.redact_escaped(text))
-    }
-
-    /// That something is longer than CSI allows, once.
+    /// A warning about a length above CSI's limit; `None` after the first.
     fn length_warning(
         &self,
         field: &str,
@@ -89,15 +83,22 @@ impl ResponseWarnings {
     }
 }
 
+fn redacted(redactor: &Redactor, text: &str) -> String {
+    printable(&redactor.redact_escaped(text))
+}
+
 #[cfg(test)]
 mod tests {
-    use cofferdam_domain::storage::{Secret, Secrets};
+    use cofferdam_domain::storage::Secret;
 
     use super::*;
 
     fn warnings() -> ResponseWarnings {
-        let secrets: Secrets = [("password".to_owned(), Secret::new("hunter2hunter2"))].into_iter().collect();
-        ResponseWarnings::new("a.example".into(), Redactor::new(secrets), Arc::default())
+        ResponseWarnings::new("a.example".into(), Arc::default())
+    }
+
+    fn redactor() -> Redactor {
+        Redactor::new([("password".to_owned(), Secret::new("hunter2hunter2"))].into_iter().collect())
     }
 
     fn map(key: &str, value: &str) -> Parameters {
@@ -107,18 +108,25 @@ mod tests {
     #[test]
     fn ids_and_maps_above_csi_limits_are_logged_once() {
         let response_warnings = warnings();
-        assert_eq!(response_warnings.id_warnings("volume handle", &"x".repeat(128)), Vec::<String>::new());
-        let messages = response_warnings.id_warnings("volume handle", &"x".repeat(165));
-        assert_eq!(messages, ["a volume handle of 165 bytes; CSI allows 128"]);
-        assert_eq!(response_warnings.id_warnings("volume handle", &"x".repeat(166)), Vec::<String>::new());
         assert_eq!(
-            response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_095))),
+            response_warnings.id_warnings("volume handle", &"x".repeat(128), &redactor()),
             Vec::<String>::new()
         );
-        let messages = response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_096)));
+        let messages = response_warnings.id_warnings("volume handle", &"x".repeat(165), &redactor());
+        assert_eq!(messages, ["a volume handle of 165 bytes; CSI allows 128"]);
+        assert_eq!(
+            response_warnings.id_warnings("volume handle", &"x".repeat(166), &redactor()),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_095)), &redactor()),
+            Vec::<String>::new()
+        );
+        let messages =
+            response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_096)), &redactor());
         assert_eq!(messages, ["a volume context of 4097 bytes; CSI allows 4096"]);
         assert_eq!(
-            response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_096))),
+            response_warnings.map_warnings("volume context", &map("k", &"x".repeat(4_096)), &redactor()),
             Vec::<String>::new()
         );
     }
@@ -127,17 +135,20 @@ mod tests {
     fn secrets_in_responses_are_detected_and_redacted() {
         let response_warnings = warnings();
         assert_eq!(
-            response_warnings.id_warnings("volume handle", "u:hunter2hunter2@array"),
+            response_warnings.id_warnings("volume handle", "u:hunter2hunter2@array", &redactor()),
             ["a secret of the call in the volume handle \"u:[secret]@array\", which everybody can read"]
         );
         for (key, value, expected_key) in [("k", "hunter2hunter2", "k"), ("hunter2hunter2", "v", "[secret]")]
         {
-            let messages = response_warnings.map_warnings("volume context", &map(key, value));
+            let messages = response_warnings.map_warnings("volume context", &map(key, value), &redactor());
             assert_eq!(messages.len(), 1);
             assert!(
                 messages.iter().all(|notice| notice.contains(&format!("under the key \"{expected_key}\"")))
             );
         }
-        assert_eq!(response_warnings.map_warnings("volume context", &map("k", "v")), Vec::<String>::new());
+        assert_eq!(
+            response_warnings.map_warnings("volume context", &map("k", "v"), &redactor()),
+            Vec::<String>::new()
+        );
     }
 }

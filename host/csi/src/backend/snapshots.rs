@@ -1,34 +1,30 @@
-//! Snapshots and groups of them.
+//! Snapshots and group snapshots.
 
 use std::collections::BTreeSet;
 
-use cofferdam_backend::{
-    Backend as _, BackendFuture, Call,
-    in_flight::{OperationKey, OperationPermit, OperationRequest},
-};
+use cofferdam_backend::{Backend as _, BackendFuture, Call, CallSpec, Redactor, checks};
 use cofferdam_domain::{
     GroupSnapshotHandle, SnapshotHandle, VolumeHandle,
     storage::{
         Ability, CreateGroupSnapshot, CreateSnapshot, ErrorKind, GroupSnapshot, PageRequest, Snapshot,
-        SnapshotPage, StorageError, ability::ControllerCapability as Can,
+        SnapshotPage, StorageError, ability::ControllerCapability,
     },
 };
 use futures::future::BoxFuture;
 
 use super::{
-    CsiBackend, CsiCallSpec, ResourceExhaustedMeaning,
-    methods::{as_unknown, check_same_handle, failed_call, handle_text},
+    CsiBackend, CsiRequest,
+    methods::{as_unknown, failed_call, handle_text},
 };
 use crate::{grpc::GrpcConnection, request, response, v1};
 
 const GROUP_SNAPSHOT_CAPABILITY: &str = "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT";
-const LIST_SNAPSHOTS_METHOD: &str = "/csi.v1.Controller/ListSnapshots";
 
 fn list_snapshots(
-    wire: GrpcConnection,
+    grpc: GrpcConnection,
     request: tonic::Request<v1::ListSnapshotsRequest>,
 ) -> BoxFuture<'static, Result<tonic::Response<v1::ListSnapshotsResponse>, tonic::Status>> {
-    Box::pin(async { wire.controller().list_snapshots(request).await })
+    Box::pin(async { grpc.controller().list_snapshots(request).await })
 }
 
 fn handle_texts(handles: BTreeSet<SnapshotHandle>) -> Vec<String> {
@@ -41,58 +37,40 @@ impl CsiBackend {
         call: Call,
         request: CreateSnapshot,
     ) -> BackendFuture<'_, Snapshot> {
-        if let Some(error) = self.missing_create_capability(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.missing_create_capability(ControllerCapability::CreateDeleteSnapshot) {
             return failed_call(error);
         }
-        let key = OperationKey::SnapshotName(request.name.as_str().into());
         let source = request.source.clone();
-        let operation = OperationRequest::new(key, "create-snapshot", &request)
-            .with_sources([OperationKey::Volume(source.clone())]);
+        let warnings = self.response_warnings();
+        let convert = move |found: v1::CreateSnapshotResponse, redactor: &Redactor| {
+            let snapshot = response::snapshot(found.snapshot)?;
+            warnings.check_id("snapshot handle", snapshot.handle.as_str(), redactor);
+            checks::same_handle("source", &source, &snapshot.source).map(|()| snapshot)
+        };
+        let spec = CallSpec::create_snapshot(&request, convert);
         let message = v1::CreateSnapshotRequest {
             source_volume_id: handle_text(&request.source),
             name: request.name,
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
-        let warnings = self.response_warnings(&call);
-        let convert = move |found: v1::CreateSnapshotResponse| {
-            let snapshot = response::snapshot(found.snapshot)?;
-            warnings.check_id("snapshot handle", snapshot.handle.as_str());
-            check_same_handle("source", &source, &snapshot.source).map(|()| snapshot)
-        };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.Controller/CreateSnapshot",
-            Some(operation),
-            message,
-            |wire, request| Box::pin(async { wire.controller().create_snapshot(request).await }),
-            convert,
-        );
-        let on_success: fn(&OperationPermit, &Snapshot) =
-            |guard, snapshot| guard.add_alias(OperationKey::Snapshot(snapshot.handle.clone()));
-        self.boxed_call(
-            call,
-            CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, on_success, ..spec },
-        )
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.controller().create_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request.with_resource_exhausted_in_doubt())
     }
 
     pub(super) fn call_delete_snapshot(&self, call: Call, handle: SnapshotHandle) -> BackendFuture<'_, ()> {
-        if let Some(error) = self.missing_capability(Can::CreateDeleteSnapshot) {
+        if let Some(error) = self.missing_capability(ControllerCapability::CreateDeleteSnapshot) {
             return failed_call(error);
         }
         let message =
             v1::DeleteSnapshotRequest { snapshot_id: handle_text(&handle), secrets: self.secrets(&call) };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.Controller/DeleteSnapshot",
-            Some(OperationRequest::deletion(OperationKey::Snapshot(handle), "delete-snapshot", &())),
-            message,
-            |wire, request| Box::pin(async { wire.controller().delete_snapshot(request).await }),
-            |v1::DeleteSnapshotResponse {}| Ok(()),
-        );
-        let on_success: fn(&OperationPermit, &()) = |guard, ()| guard.remove_alias();
-        self.boxed_call(
-            call,
-            CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, on_success, ..spec },
-        )
+        let spec = CallSpec::delete_snapshot(&handle);
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.controller().delete_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request.with_resource_exhausted_in_doubt())
     }
 
     pub(super) fn call_get_snapshot(
@@ -100,30 +78,27 @@ impl CsiBackend {
         call: Call,
         handle: SnapshotHandle,
     ) -> BackendFuture<'_, Snapshot> {
-        if self.missing_capability(Can::GetSnapshot).is_some() {
-            // Older than GetSnapshot: the listing of one does.
-            return match self.missing_capability(Can::ListSnapshots) {
+        if self.missing_capability(ControllerCapability::GetSnapshot).is_some() {
+            // The driver predates GetSnapshot: list the one snapshot.
+            return match self.missing_capability(ControllerCapability::ListSnapshots) {
                 None => Box::pin(self.get_snapshot_by_listing(call, handle)),
                 Some(_) => failed_call(self.unimplemented("GET_SNAPSHOT, nor LIST_SNAPSHOTS")),
             };
         }
         let message =
             v1::GetSnapshotRequest { snapshot_id: handle_text(&handle), secrets: self.secrets(&call) };
-        let convert = move |found: v1::GetSnapshotResponse| {
+        let convert = move |found: v1::GetSnapshotResponse, _: &Redactor| {
             let snapshot = response::snapshot(found.snapshot)?;
-            check_same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
+            checks::same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
         };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.Controller/GetSnapshot",
-            None,
-            message,
-            |wire, request| Box::pin(async { wire.controller().get_snapshot(request).await }),
-            convert,
-        );
-        self.boxed_call(call, spec)
+        let spec = CallSpec::get_snapshot(convert);
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.controller().get_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request)
     }
 
-    /// One snapshot of a driver that can list them and cannot describe one.
+    /// Reads one snapshot of a driver with LIST_SNAPSHOTS and without GET_SNAPSHOT.
     async fn get_snapshot_by_listing(
         &self,
         call: Call,
@@ -135,14 +110,13 @@ impl CsiBackend {
             ..v1::ListSnapshotsRequest::default()
         };
         let requested = handle.clone();
-        let convert = move |found: v1::ListSnapshotsResponse| {
-            let page = response::snapshot_page(found, &PageRequest::default())?;
+        let convert = move |found: v1::ListSnapshotsResponse, _: &Redactor| {
+            let page = response::snapshot_page(found, &PageRequest::default(), None)?;
             let Some(snapshot) = page.snapshots.into_iter().next() else { return Ok(None) };
-            check_same_handle("snapshot", &requested, &snapshot.handle).map(|()| Some(snapshot))
+            checks::same_handle("snapshot", &requested, &snapshot.handle).map(|()| Some(snapshot))
         };
-        let found = self
-            .call(call, CsiCallSpec::new(LIST_SNAPSHOTS_METHOD, None, message, list_snapshots, convert))
-            .await?;
+        let spec = CallSpec::list_snapshots(convert);
+        let found = self.call(call, spec, CsiRequest::new(message, list_snapshots)).await?;
         found.ok_or_else(|| {
             StorageError::final_outcome(ErrorKind::NotFound, format!("the driver lists no snapshot {handle}"))
         })
@@ -154,7 +128,7 @@ impl CsiBackend {
         source: Option<VolumeHandle>,
         page: PageRequest,
     ) -> BackendFuture<'_, SnapshotPage> {
-        if let Some(error) = self.missing_capability(Can::ListSnapshots) {
+        if let Some(error) = self.missing_capability(ControllerCapability::ListSnapshots) {
             return failed_call(error);
         }
         let (max_entries, starting_token) = request::page_request(&page);
@@ -165,16 +139,9 @@ impl CsiBackend {
             secrets: self.secrets(&call),
             snapshot_id: String::new(),
         };
-        let convert = move |found| {
-            let page = response::snapshot_page(found, &page)?;
-            let foreign_snapshot =
-                |source: &VolumeHandle| page.snapshots.iter().find(|snapshot| snapshot.source != *source);
-            match source.as_ref().and_then(foreign_snapshot) {
-                Some(foreign) => Err(format!("it lists {:?}, which is another volume's", foreign.handle)),
-                None => Ok(page),
-            }
-        };
-        self.boxed_call(call, CsiCallSpec::new(LIST_SNAPSHOTS_METHOD, None, message, list_snapshots, convert))
+        let spec =
+            CallSpec::list_snapshots(move |found, _| response::snapshot_page(found, &page, source.as_ref()));
+        self.boxed_call(call, spec, CsiRequest::new(message, list_snapshots))
     }
 
     pub(super) fn call_create_group_snapshot(
@@ -186,48 +153,27 @@ impl CsiBackend {
             return failed_call(as_unknown(self.unimplemented(GROUP_SNAPSHOT_CAPABILITY)));
         }
         let sources = request.sources.clone();
-        let operation = OperationRequest::new(
-            OperationKey::GroupSnapshotName(request.name.as_str().into()),
-            "create-group-snapshot",
-            &request,
-        )
-        .with_sources(sources.iter().cloned().map(OperationKey::Volume));
+        let warnings = self.response_warnings();
+        let convert = move |found: v1::CreateVolumeGroupSnapshotResponse, redactor: &Redactor| {
+            let group = response::group_snapshot(found.group_snapshot)?;
+            warnings.check_id("group snapshot handle", group.handle.as_str(), redactor);
+            group
+                .snapshots
+                .iter()
+                .for_each(|member| warnings.check_id("snapshot handle", member.handle.as_str(), redactor));
+            checks::group_members(&group, &sources).map(|()| group)
+        };
+        let spec = CallSpec::create_group_snapshot(&request, convert);
         let message = v1::CreateVolumeGroupSnapshotRequest {
             name: request.name,
             source_volume_ids: request.sources.iter().map(handle_text).collect(),
             secrets: self.secrets(&call),
             parameters: request.parameters,
         };
-        let warnings = self.response_warnings(&call);
-        let convert = move |found: v1::CreateVolumeGroupSnapshotResponse| {
-            let group = response::group_snapshot(found.group_snapshot)?;
-            warnings.check_id("group snapshot handle", group.handle.as_str());
-            group
-                .snapshots
-                .iter()
-                .for_each(|member| warnings.check_id("snapshot handle", member.handle.as_str()));
-            let member_sources: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
-            if member_sources == sources.iter().collect() && group.snapshots.len() == sources.len() {
-                Ok(group)
-            } else {
-                Err("the group's members are not one snapshot of each volume that was asked for".to_owned())
-            }
-        };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.GroupController/CreateVolumeGroupSnapshot",
-            Some(operation),
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().create_volume_group_snapshot(request).await })
-            },
-            convert,
-        );
-        let on_success: fn(&OperationPermit, &GroupSnapshot) =
-            |guard, group| guard.add_alias(OperationKey::GroupSnapshot(group.handle.clone()));
-        self.boxed_call(
-            call,
-            CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, on_success, ..spec },
-        )
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.group_controller().create_volume_group_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request.with_resource_exhausted_in_doubt())
     }
 
     pub(super) fn call_delete_group_snapshot(
@@ -239,30 +185,16 @@ impl CsiBackend {
         if !self.abilities().contains(&Ability::GroupSnapshots) {
             return failed_call(self.unimplemented(GROUP_SNAPSHOT_CAPABILITY));
         }
-        let operation = OperationRequest::deletion(
-            OperationKey::GroupSnapshot(handle.clone()),
-            "delete-group-snapshot",
-            &snapshots,
-        );
+        let spec = CallSpec::delete_group_snapshot(&handle, &snapshots);
         let message = v1::DeleteVolumeGroupSnapshotRequest {
             group_snapshot_id: handle_text(&handle),
             snapshot_ids: handle_texts(snapshots),
             secrets: self.secrets(&call),
         };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.GroupController/DeleteVolumeGroupSnapshot",
-            Some(operation),
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().delete_volume_group_snapshot(request).await })
-            },
-            |v1::DeleteVolumeGroupSnapshotResponse {}| Ok(()),
-        );
-        let on_success: fn(&OperationPermit, &()) = |guard, ()| guard.remove_alias();
-        self.boxed_call(
-            call,
-            CsiCallSpec { resource_exhausted: ResourceExhaustedMeaning::InDoubt, on_success, ..spec },
-        )
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.group_controller().delete_volume_group_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request.with_resource_exhausted_in_doubt())
     }
 
     pub(super) fn call_get_group_snapshot(
@@ -279,19 +211,14 @@ impl CsiBackend {
             snapshot_ids: handle_texts(snapshots),
             secrets: self.secrets(&call),
         };
-        let convert = move |found: v1::GetVolumeGroupSnapshotResponse| {
+        let convert = move |found: v1::GetVolumeGroupSnapshotResponse, _: &Redactor| {
             let group = response::group_snapshot(found.group_snapshot)?;
-            check_same_handle("group snapshot", &handle, &group.handle).map(|()| group)
+            checks::same_handle("group snapshot", &handle, &group.handle).map(|()| group)
         };
-        let spec = CsiCallSpec::new(
-            "/csi.v1.GroupController/GetVolumeGroupSnapshot",
-            None,
-            message,
-            |wire, request| {
-                Box::pin(async { wire.group_controller().get_volume_group_snapshot(request).await })
-            },
-            convert,
-        );
-        self.boxed_call(call, spec)
+        let spec = CallSpec::get_group_snapshot(convert);
+        let request = CsiRequest::new(message, |grpc, request| {
+            Box::pin(async { grpc.group_controller().get_volume_group_snapshot(request).await })
+        });
+        self.boxed_call(call, spec, request)
     }
 }

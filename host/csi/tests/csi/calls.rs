@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use cofferdam_backend::{Backend, Call};
 use cofferdam_csi::{CsiConfig, v1};
 use cofferdam_domain::storage::{
-    Ability, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot,
-    CsiAccessMode, ErrorKind, ExpandVolume, Finality, PageRequest, PublishVolume, Secret,
-    TopologyRequirement, ValidateVolume, Validation, VolumeCapability,
+    Ability, Capacity, CapacityQuery, CapacityRange, ConnectionInfo, ContentSource, CreateGroupSnapshot,
+    CreateSnapshot, CreateVolume, CsiAccessMode, ErrorKind, ExpandVolume, Finality, PageRequest,
+    PublishVolume, Secret, TopologyRequirement, ValidateVolume, Validation, VolumeCapability,
 };
 use prost_types::Timestamp;
 use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
@@ -97,11 +97,23 @@ async fn unsupported_calls_are_not_sent_to_the_driver() {
     assert_final(error, ErrorKind::InvalidArgument);
     let unimplemented = ErrorKind::Unimplemented;
     assert_in_doubt(
-        backend.clone_volume(call(), create_request("a"), "v".into()).await.unwrap_err(),
+        backend
+            .create_volume(
+                call(),
+                CreateVolume { source: Some(ContentSource::Volume("v".into())), ..create_request("a") },
+            )
+            .await
+            .unwrap_err(),
         unimplemented,
     );
     assert_in_doubt(
-        backend.restore_snapshot(call(), create_request("a"), "s".into()).await.unwrap_err(),
+        backend
+            .create_volume(
+                call(),
+                CreateVolume { source: Some(ContentSource::Snapshot("s".into())), ..create_request("a") },
+            )
+            .await
+            .unwrap_err(),
         unimplemented,
     );
     let snapshot_request =
@@ -199,9 +211,21 @@ async fn unconfirmed_content_source_deletes_the_new_volume() {
         created_reply(v1::Volume { content_source, ..volume("new") })
     };
     driver.queue_reply(CREATE, created_from(&volume_source));
-    backend.clone_volume(call(), create_request("a"), "v".into()).await.unwrap();
+    backend
+        .create_volume(
+            call(),
+            CreateVolume { source: Some(ContentSource::Volume("v".into())), ..create_request("a") },
+        )
+        .await
+        .unwrap();
     driver.queue_reply(CREATE, created_from(&snapshot_source));
-    backend.restore_snapshot(call(), create_request("b"), "s".into()).await.unwrap();
+    backend
+        .create_volume(
+            call(),
+            CreateVolume { source: Some(ContentSource::Snapshot("s".into())), ..create_request("b") },
+        )
+        .await
+        .unwrap();
     let received: Vec<v1::CreateVolumeRequest> =
         driver.received(CREATE).iter().map(crate::fake_driver::ReceivedCall::message).collect();
     let sources: Vec<_> = received
@@ -216,7 +240,13 @@ async fn unconfirmed_content_source_deletes_the_new_volume() {
         driver.queue_reply(CREATE, answer);
         driver.queue_reply(DELETE, ScriptedReply::Status(14, "busy"));
         driver.queue_reply(DELETE, message_reply(&v1::DeleteVolumeResponse {}));
-        let error = backend.clone_volume(call(), create_request("c"), "v".into()).await.unwrap_err();
+        let error = backend
+            .create_volume(
+                call(),
+                CreateVolume { source: Some(ContentSource::Volume("v".into())), ..create_request("c") },
+            )
+            .await
+            .unwrap_err();
         assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Unknown), "{error}");
         assert!(error.message.contains("it was deleted again"), "{error}");
         assert_eq!(driver.received(DELETE).len(), deleted + 2);
@@ -234,13 +264,18 @@ async fn failed_cleanup_of_a_clone_does_not_block_its_name() {
             ..volume("new")
         })
     };
-    let clone = || backend.clone_volume(call(), create_request("a"), "v".into());
+    let clone = || {
+        backend.create_volume(
+            call(),
+            CreateVolume { source: Some(ContentSource::Volume("v".into())), ..create_request("a") },
+        )
+    };
     driver.set_reply(DELETE, ScriptedReply::Status(14, "busy"));
     // A volume whose deletion is pending is not returned either, even if its content is correct now.
     for (answer, expected) in [
-        (created_reply(volume("new")), "the content of its source"),
-        (created_reply(volume("new")), "the content of its source"),
-        (created_from_source(), "it was to be deleted"),
+        (created_reply(volume("new")), "does not confirm its content source"),
+        (created_reply(volume("new")), "does not confirm its content source"),
+        (created_from_source(), "an earlier deletion of it has not finished"),
     ] {
         driver.queue_reply(CREATE, answer);
         let error = clone().await.unwrap_err();
@@ -265,7 +300,13 @@ async fn secret_in_a_volume_handle_is_redacted_in_the_error() {
     let backend = driver.connect().await;
     driver.queue_reply(CREATE, created_reply(volume("login-hunter2hunter2")));
     driver.queue_reply(DELETE, message_reply(&v1::DeleteVolumeResponse {}));
-    let error = backend.clone_volume(call(), create_request("a"), "v".into()).await.unwrap_err();
+    let error = backend
+        .create_volume(
+            call(),
+            CreateVolume { source: Some(ContentSource::Volume("v".into())), ..create_request("a") },
+        )
+        .await
+        .unwrap_err();
     assert!(error.message.contains("volume login-[secret] "), "{error}");
 }
 

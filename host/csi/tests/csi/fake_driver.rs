@@ -360,6 +360,7 @@ pub(crate) fn create_request(name: &str) -> CreateVolume {
         mutable_parameters: Default::default(),
         topology: None,
         owner: None,
+        source: None,
     }
 }
 

@@ -62,20 +62,20 @@ async fn failures_without_a_driver_status_are_not_final() {
         || cofferdam_csi::v1::CreateVolumeResponse { volume: Some(volume("v")) }.encode_to_vec();
     let oversized = vec![0; (4 << 20) + 1];
     let table = [
-        ("a broken connection", ScriptedReply::CloseConnection, ErrorKind::Unavailable, "broken"),
-        ("no end", ScriptedReply::MessageWithoutStatus(valid_response()), ErrorKind::Internal, "untrue"),
-        ("a web server", ScriptedReply::Http(404), ErrorKind::Internal, "untrue"),
-        ("a web server's error", ScriptedReply::Http(503), ErrorKind::Internal, "untrue"),
-        ("no message", ScriptedReply::RawBytes(Vec::new()), ErrorKind::Internal, "untrue"),
+        ("a broken connection", ScriptedReply::CloseConnection, ErrorKind::Unavailable, "connection-lost"),
+        ("no end", ScriptedReply::MessageWithoutStatus(valid_response()), ErrorKind::Internal, "contract-violation"),
+        ("a web server", ScriptedReply::Http(404), ErrorKind::Internal, "contract-violation"),
+        ("a web server's error", ScriptedReply::Http(503), ErrorKind::Internal, "contract-violation"),
+        ("no message", ScriptedReply::RawBytes(Vec::new()), ErrorKind::Internal, "contract-violation"),
         (
             "half a message",
             ScriptedReply::RawBytes(grpc_frame(&valid_response())[..9].to_vec()),
             ErrorKind::Internal,
-            "untrue",
+            "contract-violation",
         ),
-        ("not protobuf", ScriptedReply::Message(vec![0xff; 20]), ErrorKind::Internal, "untrue"),
-        ("a huge message", ScriptedReply::Message(oversized), ErrorKind::Internal, "untrue"),
-        ("a strange code", ScriptedReply::Status(99, "?"), ErrorKind::Internal, "untrue"),
+        ("not protobuf", ScriptedReply::Message(vec![0xff; 20]), ErrorKind::Internal, "contract-violation"),
+        ("a huge message", ScriptedReply::Message(oversized), ErrorKind::Internal, "contract-violation"),
+        ("a strange code", ScriptedReply::Status(99, "?"), ErrorKind::Internal, "contract-violation"),
     ];
     for (n, (case, reply, kind, outcome)) in table.into_iter().enumerate() {
         backend.wait_connected(true).await;

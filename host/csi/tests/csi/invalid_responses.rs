@@ -32,13 +32,13 @@ async fn invalid_volumes_are_rejected() {
         created_reply(volume)
     };
     let table = [
-        (message_reply(&v1::CreateVolumeResponse { volume: None }), "it has no volume"),
+        (message_reply(&v1::CreateVolumeResponse { volume: None }), "the response has no volume"),
         (created_reply(volume("")), "the volume handle has 0 bytes"),
         (created_reply(volume(&long)), "the volume handle has 5000 bytes"),
         (created_reply(volume("a\nb")), "control characters"),
-        (created_reply(volume(&inline)), "the shape of an inline volume's"),
-        (changed(|volume| volume.capacity_bytes = -1), "the volume's capacity is -1 bytes"),
-        (changed(|volume| volume.capacity_bytes = i64::MIN), "expected 0 or more"),
+        (created_reply(volume(&inline)), "the form of an inline volume's handle"),
+        (changed(|volume| volume.capacity_bytes = -1), "the volume's size is -1 bytes"),
+        (changed(|volume| volume.capacity_bytes = i64::MIN), "expected 0 to"),
         (
             changed(|volume| {
                 volume.volume_context.insert("k".to_owned(), "x".repeat(300_000));
@@ -49,7 +49,7 @@ async fn invalid_volumes_are_rejected() {
             changed(|volume| {
                 volume.volume_context.insert("cofferdam.dev/other".to_owned(), "{}".to_owned());
             }),
-            "keys under cofferdam.dev/ are the host's",
+            "keys under cofferdam.dev/ are reserved",
         ),
         (
             changed(|volume| {
@@ -62,7 +62,7 @@ async fn invalid_volumes_are_rejected() {
                 let segments = [("not a key!".to_owned(), "z".to_owned())].into();
                 volume.accessible_topology = vec![v1::Topology { segments }];
             }),
-            "is not a label's key",
+            "expected a label key",
         ),
     ];
     for (n, (reply, expected)) in table.into_iter().enumerate() {
@@ -131,7 +131,7 @@ async fn expand_rejects_missing_negative_and_too_small_capacity() {
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
     for (n, (bytes, expected)) in
-        [(0, "0 bytes"), (-5, "-5 bytes"), (99, "99 bytes; 100 were asked for")].into_iter().enumerate()
+        [(0, "0 bytes"), (-5, "-5 bytes"), (99, "99 bytes; expected at least 100")].into_iter().enumerate()
     {
         let response =
             v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: true };
@@ -164,22 +164,19 @@ async fn invalid_snapshots_are_rejected() {
         Some(snapshot)
     };
     let table = [
-        (None, "it has no snapshot"),
+        (None, "the response has no snapshot"),
         (changed(|snapshot| snapshot.snapshot_id.clear()), "the snapshot handle has 0 bytes"),
         (changed(|snapshot| snapshot.size_bytes = -1), "the snapshot's size is -1 bytes"),
         (changed(|snapshot| snapshot.creation_time = None), "has no creation time"),
         (
             changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: -1, nanos: 0 })),
-            "expected a time since then",
+            "the creation time is -1000 ms; expected 0 to",
         ),
         (
             changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: i64::MAX, nanos: 0 })),
-            "was cut",
+            "the creation time is",
         ),
-        (
-            changed(|snapshot| snapshot.source_volume_id = "w".to_owned()),
-            "it describes another source than v",
-        ),
+        (changed(|snapshot| snapshot.source_volume_id = "w".to_owned()), "the response is about another source than v"),
     ];
     for (n, (snapshot, expected)) in table.into_iter().enumerate() {
         driver.queue_reply(
@@ -198,7 +195,7 @@ async fn invalid_snapshots_are_rejected() {
     driver.queue_reply("/csi.v1.Controller/GetSnapshot", message_reply(&response));
     assert_contract_violation(
         backend.get_snapshot(call(), "s".into()).await,
-        "it describes another snapshot than s",
+        "the response is about another snapshot than s",
     );
 }
 
@@ -223,7 +220,7 @@ async fn invalid_group_snapshots_are_rejected() {
         (vec![snapshot_of("s", "v", "g"), snapshot_of("t", "v", "g")], "not one snapshot of each volume"),
         (
             vec![snapshot_of("s", "v", "g"), snapshot_of("t", "w", "other")],
-            "does not say that it is the group's",
+            "does not name the group as its group",
         ),
         (vec![unready, snapshot_of("t", "w", "g")], "one of its members is not"),
     ];
@@ -255,10 +252,10 @@ async fn invalid_pages_are_rejected() {
     let two = || vec![entry(Some(volume("a"))), entry(Some(volume("b")))];
     let page_request = PageRequest { starting_token: Some("here".to_owned()), max_entries: Some(1) };
     for (response, expected) in [
-        (page(vec![entry(None)], ""), "it has no volume"),
-        (page(two(), ""), "a page has 2 entries; at most 1 were asked for"),
-        (page(Vec::new(), "here"), "a page ends where it began"),
-        (page(Vec::new(), &"x".repeat(5_000)), "a page's end has 5000 bytes"),
+        (page(vec![entry(None)], ""), "the response has no volume"),
+        (page(two(), ""), "the page has 2 entries; expected 0 to 1"),
+        (page(Vec::new(), "here"), "the page's next token is the token of the request"),
+        (page(Vec::new(), &"x".repeat(5_000)), "the page's next token has 5000 bytes"),
     ] {
         driver.queue_reply("/csi.v1.Controller/ListVolumes", message_reply(&response));
         assert_contract_violation(backend.list_volumes(call(), page_request.clone()).await, expected);
@@ -268,7 +265,7 @@ async fn invalid_pages_are_rejected() {
     let response = v1::ListSnapshotsResponse { entries, next_token: String::new() };
     driver.queue_reply("/csi.v1.Controller/ListSnapshots", message_reply(&response));
     let found = backend.list_snapshots(call(), Some("v".into()), PageRequest::default()).await;
-    assert_contract_violation(found, "which is another volume's");
+    assert_contract_violation(found, "is a snapshot of another volume");
 }
 
 #[tokio::test]
@@ -282,8 +279,8 @@ async fn invalid_capacities_are_rejected() {
     };
     for (response, expected) in [
         (response(-1, None, None), "the available capacity is -1 bytes"),
-        (response(1, Some(-1), None), "the largest volume is -1 bytes"),
-        (response(1, Some(1), Some(2)), "the smallest volume has 2 bytes and the largest 1"),
+        (response(1, Some(-1), None), "the maximum volume size is -1 bytes"),
+        (response(1, Some(1), Some(2)), "the minimum volume size is 2 bytes; expected at most the maximum, 1"),
     ] {
         driver.queue_reply("/csi.v1.Controller/GetCapacity", message_reply(&response));
         assert_contract_violation(backend.get_capacity(call(), CapacityQuery::default()).await, expected);

@@ -12,7 +12,7 @@ use serde::{
     de::{Error as _, MapAccess, Visitor},
 };
 
-use super::{ConnectionInfo, Parameters, total_bytes};
+use super::{ConnectionInfo, ContentSource, Parameters, total_bytes};
 use crate::{names, text::printable};
 
 /// The only supported version of the encoding.
@@ -161,34 +161,15 @@ pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     Ok(connection_info)
 }
 
-/// The content source of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContentSource {
-    /// Another volume.
-    Volume,
-    /// A snapshot.
-    Snapshot,
-}
-
-impl ContentSource {
-    /// The value of [`names::CONTENT_SOURCE`].
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Volume => "volume",
-            Self::Snapshot => "snapshot",
-        }
-    }
-}
-
 /// The volume context of a created volume: the driver's attributes, connection info for drivers without
 /// ControllerPublishVolume, and the content source, because nodes do not format volumes with content.
 pub fn into_volume_context(
     attributes: Parameters,
     connection_info: Option<&ConnectionInfo>,
-    source: Option<ContentSource>,
+    source: Option<&ContentSource>,
 ) -> Parameters {
     let mut context = attributes;
-    context.extend(source.map(|source| (names::CONTENT_SOURCE.to_owned(), source.as_str().to_owned())));
+    context.extend(source.map(|source| (names::CONTENT_SOURCE.to_owned(), source.kind().to_owned())));
     context.extend(
         connection_info.map(|connection_info| (names::CONNECTION_INFO.to_owned(), encode(connection_info))),
     );

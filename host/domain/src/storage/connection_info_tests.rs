@@ -143,12 +143,13 @@ fn malformed_connection_infos_are_rejected() {
 fn reserved_keys_are_separated_from_driver_attributes() {
     let expected: Parameters = [("tier".to_owned(), "gold".to_owned())].into();
     let directory = connection_info("directory", 1, &[("path", "a")]);
-    let context = into_volume_context(expected.clone(), Some(&directory), Some(ContentSource::Snapshot));
+    let context =
+        into_volume_context(expected.clone(), Some(&directory), Some(&ContentSource::Snapshot("s".into())));
     assert_eq!(context.len(), 3);
     assert_eq!(context.get(names::CONTENT_SOURCE).map(String::as_str), Some("snapshot"));
     assert_eq!(driver_attributes(context), expected);
     assert_eq!(into_volume_context(expected.clone(), None, None), expected);
-    let cloned = into_volume_context(expected.clone(), None, Some(ContentSource::Volume));
+    let cloned = into_volume_context(expected.clone(), None, Some(&ContentSource::Volume("v".into())));
     assert_eq!(cloned.get(names::CONTENT_SOURCE).map(String::as_str), Some("volume"));
     assert_eq!(
         into_publish_context(connection_info("csi", 1, &[("lun", "1")])),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{ClusterId, NodeId, Uid, VolumeHandle, VolumeName},
+    ids::{ClusterId, NodeId, SnapshotHandle, Uid, VolumeHandle, VolumeName},
     volume::ReclaimPolicy,
 };
 
@@ -131,6 +131,37 @@ pub struct CreateVolume {
     pub topology: Option<TopologyRequirement>,
     /// The owner.
     pub owner: Option<VolumeOwner>,
+    /// Source of the volume's content; an empty volume without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<ContentSource>,
+}
+
+/// Source of a new volume's content. CSI `VolumeContentSource`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ContentSource {
+    /// Another volume.
+    Volume(VolumeHandle),
+    /// A snapshot.
+    Snapshot(SnapshotHandle),
+}
+
+impl ContentSource {
+    /// The ability that a driver needs for this source.
+    pub const fn required_ability(&self) -> Ability {
+        match self {
+            Self::Volume(_) => Ability::Cloning,
+            Self::Snapshot(_) => Ability::Restoring,
+        }
+    }
+
+    /// The kind of the source: its value in a volume context under [`names::CONTENT_SOURCE`].
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Volume(_) => "volume",
+            Self::Snapshot(_) => "snapshot",
+        }
+    }
 }
 
 /// The information that a node needs to connect to a volume. New kinds need no change of the driver

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_backend::{Backend, Call};
+use cofferdam_backend::{Backend, Call, unimplemented};
 use cofferdam_controllers::rbac::NodeTopologySource;
 use cofferdam_domain::{
     NodeId, Quantity, VolumeHandle, names,
@@ -616,6 +616,9 @@ impl Backend for CrashingBackend {
         _: Call,
         request: CreateVolume,
     ) -> BoxFuture<'_, Result<CreatedVolume, StorageError>> {
+        if let Some(source) = &request.source {
+            return unimplemented(source.required_ability());
+        }
         Box::pin(async move {
             self.effects.wait_if_crashed().await;
             let _call = self.start_call();

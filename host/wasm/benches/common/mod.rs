@@ -1,4 +1,4 @@
-//! What the benchmarks share.
+//! Helpers of the benchmarks.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 use std::time::Duration;
@@ -25,6 +25,7 @@ pub(crate) fn request(name: String) -> CreateVolume {
         mutable_parameters: Parameters::new(),
         topology: None,
         owner: None,
+        source: None,
     }
 }
 

@@ -1,9 +1,10 @@
-//! A component as a [`Backend`](crate::Backend).
+//! A component as a [`Backend`](cofferdam_backend::Backend).
 
 mod methods;
 
 use std::{
     future::Future,
+    marker::PhantomData,
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -12,16 +13,12 @@ use cofferdam_domain::{
     DriverName,
     storage::{Description, StorageError},
 };
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{
     breaker::{Breaker, BreakerPermit},
-    call::{self, CallOutcome, GuestFunction, SharedState},
-    capabilities::CallContext,
+    call::{self, GuestFunction, SharedState},
     digest::Digest,
     engine::EngineInner,
     failure::{BreakerSignal, CallFailure},
@@ -29,12 +26,9 @@ use crate::{
     metrics::DriverMetrics,
     usage::CallUsage,
 };
-use cofferdam_backend::{
-    Call, Redactor,
-    in_flight::{InFlightTable, OperationPermit, OperationRequest},
-};
+use cofferdam_backend::{Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit, Exchange, Redactor};
 
-/// A vendor's component, loaded.
+/// A loaded component.
 #[derive(Clone)]
 pub struct WasmBackend {
     inner: Arc<BackendInner>,
@@ -44,9 +38,8 @@ struct BackendInner {
     engine: Arc<EngineInner>,
     shared_state: Arc<SharedState>,
     description: Description,
-    run_permits: Semaphore,
-    queue_permits: Semaphore,
-    in_flight: InFlightTable,
+    runner: CallRunner,
+    concurrency: ConcurrencyLimit,
     breaker: std::sync::Mutex<Breaker>,
     metrics: DriverMetrics,
     last_usage: std::sync::Mutex<CallUsage>,
@@ -58,32 +51,6 @@ impl std::fmt::Debug for WasmBackend {
             .field("driver", &self.inner.description.name)
             .field("digest", &self.digest())
             .finish_non_exhaustive()
-    }
-}
-
-/// Makes an answer of what a guest returned, or says which rule of the contract that breaks.
-type ResponseConverter<T, U> = dyn FnOnce(T, &Redactor) -> Result<U, String> + Send;
-
-/// One call as the methods describe it.
-struct CallSpec<T, U> {
-    /// CSI's path of the call, which is what the sidecars' metrics are labelled with.
-    method: &'static str,
-    /// What it is about; absent for calls that change nothing.
-    operation: Option<OperationRequest>,
-    function: GuestFunction<T>,
-    convert: Box<ResponseConverter<T, U>>,
-    /// What the guard remembers of a success.
-    on_success: fn(&OperationPermit, &U),
-}
-
-impl<T, U> CallSpec<T, U> {
-    fn new(
-        method: &'static str,
-        operation: Option<OperationRequest>,
-        function: GuestFunction<T>,
-        convert: impl FnOnce(T, &Redactor) -> Result<U, String> + Send + 'static,
-    ) -> Self {
-        Self { method, operation, function, convert: Box::new(convert), on_success: |_, _| {} }
     }
 }
 
@@ -101,9 +68,12 @@ impl WasmBackend {
             pool.set_metrics(metrics.clone());
         }
         let inner = BackendInner {
-            run_permits: Semaphore::new(limits.concurrent_calls),
-            queue_permits: Semaphore::new(limits.queued_calls),
-            in_flight: InFlightTable::default(),
+            runner: CallRunner::new(
+                shared_state.secrets.clone(),
+                limits.deadline(),
+                metrics.call_metrics().clone(),
+            ),
+            concurrency: ConcurrencyLimit::new(limits.concurrent_calls).with_queue(limits.queued_calls),
             breaker: std::sync::Mutex::new(Breaker::new(
                 limits.breaker_failures,
                 Duration::from_millis(limits.breaker_pause_ms),
@@ -117,9 +87,9 @@ impl WasmBackend {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The same backend as a second process would have it: the same component, settings and state, with
-    /// guards and a breaker of its own. For the conformance suite, which asks what happens when two processes
-    /// call a driver at once.
+    /// The same backend as in a second process: the same component, settings and state, with another
+    /// operation table and circuit breaker. For the conformance suite, which tests two processes that call
+    /// one driver.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
@@ -136,173 +106,131 @@ impl WasmBackend {
         self.inner.shared_state.compiled.digest
     }
 
-    /// What the component imports and exports.
+    /// The component's imports and exports.
     pub fn interfaces(&self) -> &ComponentInterfaces {
         &self.inner.shared_state.compiled.interfaces
     }
 
-    /// What the call that ended last used; of calls at the same time it is any.
+    /// Resource usage of the call that finished last; of concurrent calls, any of them.
     pub fn last_usage(&self) -> CallUsage {
         *self.inner.last_usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys that the backend keeps through its `state` import, in their order.
+    /// Keys that the backend stores through its `state` import, in order.
     pub fn state_keys(&self) -> Vec<String> {
         self.inner.shared_state.capabilities.state.keys()
     }
 
-    /// How many entries the backend keeps through its `state` import, and how many bytes they take.
+    /// Number of entries that the backend stores through its `state` import, and their size in bytes.
     pub fn state_usage(&self) -> (usize, usize) {
         self.inner.shared_state.capabilities.state.usage()
     }
 
-    /// Runs a call in a task of its own. The task goes on when the caller goes away: the volume stays guarded
-    /// until the guest has stopped.
+    /// Runs a call in a task of its own. The task continues when the caller drops the future: the operation
+    /// stays in flight until the guest has stopped.
     fn run<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,
         spec: CallSpec<T, U>,
+        function: GuestFunction<T>,
     ) -> impl Future<Output = Result<U, StorageError>> + Send + 'static {
         let started = Instant::now();
-        let method = spec.method;
-        let shared = Arc::clone(&self.inner);
+        let method = spec.method();
+        let backend = Arc::clone(&self.inner);
         let span = tracing::debug_span!("backend", driver = %self.driver(), method);
         let task = {
-            let shared = Arc::clone(&self.inner);
-            async move { shared.execute(started, call, spec).await }
+            let backend = Arc::clone(&backend);
+            let exchange = GuestExchange::new(&backend, method);
+            async move {
+                let BackendInner { runner, concurrency, .. } = &*backend;
+                let result = runner.run(started, call, spec, concurrency, exchange, function).await;
+                backend.metrics.set_state_usage(backend.shared_state.capabilities.state.usage());
+                result
+            }
         };
         async move {
-            shared.engine.guest_runtime().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
-                let driver = &shared.description.name;
+            backend.engine.guest_runtime().spawn(task.instrument(span)).await.unwrap_or_else(|error| {
+                let driver = &backend.description.name;
                 tracing::error!(%driver, method, %error, "the host failed while it ran a backend");
-                shared.finish(started, method, None, Err(CallFailure::Panic))
+                let exchange = GuestExchange::<T>::new(&backend, method);
+                Err(backend.runner.record_lost_call(started, method, exchange, CallFailure::Panic))
             })
         }
     }
 }
 
 impl BackendInner {
-    async fn execute<T: Send + 'static, U>(
-        self: Arc<Self>,
-        started: Instant,
-        call: Call,
-        spec: CallSpec<T, U>,
-    ) -> Result<U, StorageError> {
-        let CallSpec { method, operation: intent, function, convert: accept, on_success: remember } = spec;
-        let _in_flight = self.metrics.call_metrics().start();
-        let secrets = self.shared_state.secrets.merged_with(&call.secrets);
-        let redactor = Redactor::new(secrets.clone());
-        let timeout = call.deadline.min(self.shared_state.limits.deadline());
-        // Bound first: the lock must be free when the refusal is counted.
-        let admitted = self.breaker().admit(started, timeout);
-        let pass = match admitted {
-            Ok(pass) => pass,
-            Err(pause) => return self.finish(started, method, None, Err(CallFailure::CircuitOpen(pause))),
-        };
-        let operation_permit = match intent.map(|intent| self.in_flight.acquire(intent)).transpose() {
-            Ok(operation_permit) => operation_permit,
-            Err(refusal) => {
-                return self.finish(started, method, Some(pass), Err(CallFailure::Conflict(refusal)));
-            }
-        };
-        let context = CallContext {
-            deadline: started + timeout,
-            secrets,
-            redactor: redactor.clone(),
-            operation_permit: operation_permit.clone(),
-        };
-        let (outcome, pass) = self.run_admitted(context, method, pass, function).await;
-        if let Some(usage) = outcome.usage {
-            self.metrics.observe_usage(&usage);
-            *self.last_usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
-        }
-        // What breaks the contract is quoted, and may be a secret.
-        let convert_value = |value| {
-            accept(value, &redactor)
-                .map_err(|reason| CallFailure::ContractViolation(redactor.redact_escaped(&reason)))
-        };
-        let answer = self.finish(started, method, pass, outcome.result.and_then(convert_value));
-        let answer = answer.map_err(|error| {
-            operation_permit
-                .iter()
-                .fold(error, |error, operation_permit| operation_permit.keep_in_doubt(error))
-        });
-        if let Some(operation_permit) = operation_permit {
-            operation_permit.finish(answer.as_ref().err());
-            if let Ok(value) = &answer {
-                remember(&operation_permit, value);
-            }
-        }
-        self.metrics.call_metrics().set_in_doubt(self.in_flight.in_doubt_count());
-        self.metrics.set_state_usage(self.shared_state.capabilities.state.usage());
-        answer
-    }
-
-    /// Lets a call through to the guest when the limits allow it. The pass is the one that counts when it
-    /// ends.
-    async fn run_admitted<T: Send + 'static>(
-        &self,
-        context: CallContext,
-        method: &'static str,
-        pass: BreakerPermit,
-        function: GuestFunction<T>,
-    ) -> (CallOutcome<T>, Option<BreakerPermit>) {
-        let Ok(_queue_permit) = self.queue_permits.try_acquire() else {
-            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
-        };
-        let Ok(Ok(_run_permit)) = timeout_at(context.deadline, self.run_permits.acquire()).await else {
-            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
-        };
-        // Before anything is said of the volume: who finds no room has not called.
-        let _instance_permit = match self.shared_state.acquire_instance(context.deadline).await {
-            Ok(room) => room,
-            Err(failure) => return (CallOutcome::not_started(failure), Some(pass)),
-        };
-        let now = Instant::now();
-        // The turn may come with the deadline.
-        if now >= context.deadline {
-            return (CallOutcome::not_started(CallFailure::Overloaded), Some(pass));
-        }
-        // The calls before this one may have shown that nobody should call.
-        let readmission = self.breaker().readmit(pass, now, context.deadline - now);
-        let pass = match readmission {
-            Ok(pass) => pass,
-            Err(pause) => return (CallOutcome::not_started(CallFailure::CircuitOpen(pause)), None),
-        };
-        if let Some(guard) = &context.operation_permit {
-            guard.reached();
-        }
-        (call::run(Arc::clone(&self.shared_state), context, method, function).await, Some(pass))
-    }
-
-    /// Counts a call's end, tells the breaker, and says what the caller hears.
-    fn finish<U>(
-        &self,
-        started: Instant,
-        method: &'static str,
-        pass: Option<BreakerPermit>,
-        answer: Result<U, CallFailure>,
-    ) -> Result<U, StorageError> {
-        let now = Instant::now();
-        {
-            let mut breaker = self.breaker();
-            if let Some(pass) = pass {
-                match answer.as_ref().err().map_or(BreakerSignal::Success, CallFailure::breaker_signal) {
-                    BreakerSignal::Success => breaker.record_success(pass),
-                    BreakerSignal::Failure => breaker.record_failure(pass, now),
-                    BreakerSignal::NotReached => breaker.record_not_reached(pass, now),
-                }
-            }
-            self.metrics.set_breaker_status(breaker.status());
-        }
-        let outcome = answer.as_ref().map_or_else(CallFailure::label, |_| "ok");
-        let answer = answer.map_err(CallFailure::into_error);
-        let code = answer.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
-        self.metrics.call_metrics().observe(method, code, outcome, now.saturating_duration_since(started));
-        answer
-    }
-
     fn breaker(&self) -> std::sync::MutexGuard<'_, Breaker> {
         self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A call into a guest, behind the backend's circuit breaker.
+struct GuestExchange<T> {
+    backend: Arc<BackendInner>,
+    method: &'static str,
+    /// The circuit breaker's permit; absent until admission, and after a rejected readmission.
+    breaker_permit: Option<BreakerPermit>,
+    response: PhantomData<fn() -> T>,
+}
+
+impl<T> GuestExchange<T> {
+    fn new(backend: &Arc<BackendInner>, method: &'static str) -> Self {
+        Self { backend: Arc::clone(backend), method, breaker_permit: None, response: PhantomData }
+    }
+}
+
+impl<T: Send + 'static> Exchange for GuestExchange<T> {
+    type Request = GuestFunction<T>;
+    type Response = T;
+    type Failure = CallFailure;
+
+    fn admit(&mut self, started: Instant, timeout: Duration) -> Result<(), CallFailure> {
+        let permit = self.backend.breaker().admit(started, timeout).map_err(CallFailure::CircuitOpen)?;
+        self.breaker_permit = Some(permit);
+        Ok(())
+    }
+
+    async fn perform(&mut self, context: CallContext, function: GuestFunction<T>) -> Result<T, CallFailure> {
+        let backend = Arc::clone(&self.backend);
+        // Before `reached`: a call without an instance has no effect.
+        let _instance_permit = backend.shared_state.acquire_instance(context.deadline).await?;
+        let now = Instant::now();
+        // The permit may have become free at the deadline.
+        if now >= context.deadline {
+            return Err(CallFailure::Overloaded);
+        }
+        // Other calls may have opened the circuit while this one waited.
+        if let Some(permit) = self.breaker_permit.take() {
+            let readmission = backend.breaker().readmit(permit, now, context.deadline - now);
+            self.breaker_permit = Some(readmission.map_err(CallFailure::CircuitOpen)?);
+        }
+        context.reached();
+        let outcome = call::run(Arc::clone(&backend.shared_state), context, self.method, function).await;
+        if let Some(usage) = outcome.usage {
+            backend.metrics.observe_usage(&usage);
+            *backend.last_usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
+        }
+        outcome.result
+    }
+
+    fn conclude(&mut self, result: Result<(), &CallFailure>) {
+        let mut breaker = self.backend.breaker();
+        if let Some(permit) = self.breaker_permit.take() {
+            match result.err().map_or(BreakerSignal::Success, CallFailure::breaker_signal) {
+                BreakerSignal::Success => breaker.record_success(permit),
+                BreakerSignal::Failure => breaker.record_failure(permit, Instant::now()),
+                BreakerSignal::NotReached => breaker.record_not_reached(permit, Instant::now()),
+            }
+        }
+        self.backend.metrics.set_breaker_status(breaker.status());
+    }
+
+    fn outcome_label(failure: &CallFailure) -> &'static str {
+        failure.label()
+    }
+
+    fn storage_error(&self, failure: CallFailure, redactor: &Redactor) -> StorageError {
+        failure.into_error(redactor)
     }
 }

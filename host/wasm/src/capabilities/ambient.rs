@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::Capabilities;
 use crate::bindings::cofferdam::storage::ambient::Host;
 
-/// Most random bytes at once, as the contract says.
+/// Maximum random bytes of one call, by contract.
 const MAX_RANDOM: u32 = 4_096;
 
 impl Host for Capabilities {

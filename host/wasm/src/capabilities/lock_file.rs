@@ -34,7 +34,7 @@ impl LockFile {
     }
 }
 
-/// Who has a lock, as far as the file tells.
+/// The owner of a lock according to the lock file.
 fn describe_owner(lock: &mut File) -> String {
     /// More digits than any process id has.
     const MAX_PID_BYTES: u64 = 16;

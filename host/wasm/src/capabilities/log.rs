@@ -5,13 +5,13 @@ use crate::bindings::cofferdam::storage::log::{Host, Level as GuestLevel};
 use cofferdam_backend::checks;
 
 /// Target of guests' lines, so that a filter can choose them.
-const LOG_TARGET: &str = "cofferdam_backend::guest";
-/// What a line, and each of its fields, costs beside its text: a flood of empty ones is a flood too.
+const LOG_TARGET: &str = "cofferdam_wasm::guest";
+/// Cost of a line, and of each of its fields, beside its text: empty lines count too.
 const LINE_OVERHEAD: usize = 16;
 /// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\\u{7f}`.
 const MAX_ESCAPE_BYTES: usize = 6;
 
-/// What is left of a call's allowance.
+/// The remaining log allowance of a call.
 #[derive(Debug)]
 pub(crate) struct GuestLog {
     remaining_bytes: usize,
@@ -35,10 +35,14 @@ impl GuestLog {
         }
     }
 
-    /// Says how many lines were lost, and returns it.
+    /// Logs the number of dropped lines, and returns it.
     pub(crate) fn finish(&self) -> u64 {
         if self.dropped_lines > 0 {
-            tracing::warn!(target: LOG_TARGET, lines = self.dropped_lines, "the backend wrote more than a call may; lines were dropped");
+            tracing::warn!(
+                target: LOG_TARGET,
+                dropped_lines = self.dropped_lines,
+                "log limit of the call exceeded; lines were dropped"
+            );
         }
         self.dropped_lines
     }
@@ -60,12 +64,12 @@ impl Host for Capabilities {
         if !self.log.try_charge(bytes) {
             return Ok(());
         }
-        let shown = |text: &str| checks::printable(&self.redactor.redact(text));
+        let shown = |text: &str| checks::printable(&self.context.redactor.redact(text));
         let mut line = shown(&message);
         for (key, value) in &fields {
             line.push_str(&format!(" {}={:?}", shown(key), shown(value)));
         }
-        // The level of an event is a constant of its place in the code.
+        // tracing needs a constant level at each call site.
         match level {
             GuestLevel::Trace => tracing::trace!(target: LOG_TARGET, "{line}"),
             GuestLevel::Debug => tracing::debug!(target: LOG_TARGET, "{line}"),

@@ -1,4 +1,4 @@
-//! What a guest may ask of the host: one module per import, each with its own policy.
+//! Capabilities of guests: one module for each import, each with its own policy.
 
 pub(crate) mod ambient;
 pub(crate) mod http;
@@ -13,34 +13,18 @@ pub(crate) mod workers;
 
 use std::sync::Arc;
 
-use cofferdam_domain::storage::Secrets;
-use tokio::time::Instant;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 
 use self::{secrets::Tenant, workers::Workers};
 use crate::{
     bindings::cofferdam::storage as wit, fault_injection::FaultPlan, instance::StoreData, limits::Limits,
 };
-use cofferdam_backend::{Redactor, in_flight::OperationPermit};
+use cofferdam_backend::{CallContext, Redactor};
 
-/// What one call brings with it.
-#[derive(Debug)]
-pub(crate) struct CallContext {
-    /// When the call has to be over.
-    pub(crate) deadline: Instant,
-    /// Its secrets.
-    pub(crate) secrets: Secrets,
-    /// Knows them, and what is made of them on the way.
-    pub(crate) redactor: Redactor,
-    /// Keeps its volume to it. What the call begins outside of the sandbox holds a clone until it has ended.
-    pub(crate) operation_permit: Option<Arc<OperationPermit>>,
-}
-
-/// What one call can reach.
+/// The capabilities of one call.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
     context: CallContext,
-    redactor: Redactor,
     /// The guest's handles of secrets.
     handles: ResourceTable,
     log: log::GuestLog,
@@ -53,7 +37,7 @@ pub(crate) struct Capabilities {
     faults: FaultPlan,
 }
 
-/// What all calls of one backend share.
+/// The capabilities that all calls of one backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedCapabilities {
     pub(crate) session: Arc<session::SessionStore>,
@@ -72,7 +56,6 @@ impl SharedCapabilities {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
-            redactor: context.redactor.clone(),
             context,
             handles,
             log: log::GuestLog::new(limits.log_bytes),
@@ -88,7 +71,7 @@ impl SharedCapabilities {
 }
 
 impl Capabilities {
-    /// Says how many lines the log has lost, when the call is over, and returns it.
+    /// Logs the number of dropped lines at the end of the call, and returns it.
     pub(crate) fn finish(&self) -> u64 {
         self.log.finish()
     }
@@ -98,21 +81,21 @@ impl Capabilities {
         Tenant::from_secrets(&self.context.secrets)
     }
 
-    /// Blots the call's secrets out.
+    /// The redactor of the call's secrets.
     pub(crate) fn redactor(&self) -> &Redactor {
-        &self.redactor
+        &self.context.redactor
     }
 }
 
-/// How the generated code finds the capabilities in a store.
+/// Accessor of the capabilities in a store, for the generated bindings.
 struct CapabilitiesData;
 
 impl HasData for CapabilitiesData {
     type Data<'a> = &'a mut Capabilities;
 }
 
-/// Links everything that exists. What a component may import of it was judged before: a linker is the same
-/// for all, so that one component is linked once whoever uses it.
+/// Links all imports. The grants were checked before: one linker serves all components, so a component is
+/// linked once for all backends.
 pub(crate) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     wit::types::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
     wit::log::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;

@@ -1,4 +1,4 @@
-//! `secrets` and `reveal`: the call's secrets as handles, and what stands in them for those who may see it.
+//! `secrets` and `reveal`: the call's secrets as handles, and their texts for guests with the grant.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use wasmtime::component::Resource;
 use super::Capabilities;
 use crate::bindings::cofferdam::storage::{reveal, secrets, types};
 
-/// What is behind a guest's handle.
+/// The object behind a guest's handle.
 #[derive(Clone, Debug)]
 #[expect(unreachable_pub, reason = "the generated bindings export it again")]
 pub struct SecretHandle(pub(crate) Secret);
 
-/// Whom a call works for: calls with the same secrets, and only those, are the same. What one has opened with
-/// its secrets never serves another.
+/// Identifies the secrets of a call: equal only for calls with the same secrets. Resources that were opened
+/// with some secrets never serve calls with others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tenant([u8; 32]);
 
@@ -23,7 +23,7 @@ impl Tenant {
     pub(crate) fn from_secrets(secrets: &Secrets) -> Self {
         let mut digest = Sha256::new();
         for text in secrets.iter().flat_map(|(name, secret)| [name, secret.expose()]) {
-            // The lengths keep apart what would read the same when joined.
+            // The lengths separate texts whose concatenations are equal.
             digest.update(text.len().to_le_bytes());
             digest.update(text);
         }

@@ -1,5 +1,5 @@
-//! `session`: logins that outlive a call, in memory, apart for every set of secrets, with one call at a time
-//! that makes one.
+//! `session`: logins that outlive a call, in memory, separate for each set of secrets. One call at a time
+//! creates a login.
 
 use std::{
     collections::HashMap,
@@ -21,9 +21,9 @@ use crate::{
     metrics::SessionMetrics,
 };
 
-/// Longest key in bytes, as the contract says.
+/// Longest key in bytes, by contract.
 const MAX_KEY: usize = 128;
-/// Largest value in bytes, as the contract says.
+/// Largest value in bytes, by contract.
 const MAX_VALUE: usize = 8 << 10;
 
 /// The logins of one backend.
@@ -41,20 +41,20 @@ struct SessionSlots {
     generation: u64,
 }
 
-/// A key together with those whom it belongs to.
+/// A key with the secrets that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SessionKey {
     tenant: Tenant,
     key: String,
 }
 
-/// A key's value and the turn to make it.
+/// A key's value, and the lock for creating it.
 #[derive(Debug, Default)]
 struct SessionSlot {
     value: Option<SessionValue>,
-    /// Locked by the call that has the turn. Its queue is fair and forgets those who no longer wait.
+    /// Held by the call that creates the value. Its queue is fair and drops cancelled calls.
     lock: Arc<tokio::sync::Mutex<()>>,
-    /// Tells those who wait for the turn that a value is there already.
+    /// Notifies waiting calls that there is a value.
     value_ready: Arc<Notify>,
 }
 
@@ -76,23 +76,23 @@ impl SessionSlot {
         self.value.as_ref().filter(|value| value.expires > Instant::now())
     }
 
-    /// Whether somebody has the turn or waits for it.
+    /// True if a call holds the lock or waits for it.
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.lock) > 1
     }
 }
 
-/// The turn of a key: it goes to the next call when this is dropped.
+/// The lock of a key. The next call acquires it when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SessionLock {
     key: String,
     _guard: OwnedMutexGuard<()>,
 }
 
-/// What a look at a key found.
+/// Result of a lookup of a key.
 enum SessionLookup {
     Found(Entry),
-    /// Nothing, and where to wait for the turn.
+    /// No value; the lock of the key, and the notification of a value.
     Missing(Arc<tokio::sync::Mutex<()>>, Arc<Notify>),
 }
 
@@ -106,14 +106,14 @@ impl SessionStore {
         }
     }
 
-    /// Says where to count, once the driver's name is known. What happens before is not counted.
+    /// Sets the metrics, once the driver's name is known. Earlier uses are not counted.
     pub(crate) fn set_metrics(&self, metrics: SessionMetrics) {
-        // A second name would be a second load, which has a store of its own.
+        // Another name would be another load, with a store of its own.
         let _ = self.metrics.set(metrics);
     }
 
-    /// Finds a value or the turn to make it. Waits while another call has the turn; a call that stops waiting
-    /// loses its place and nothing else.
+    /// Returns a value, or the lock for creating it. Waits while another call has the lock. Cancelling the
+    /// wait has no other effect.
     async fn acquire(&self, tenant: Tenant, key: &str) -> Result<Result<Entry, SessionLock>, SessionError> {
         check_key(key)?;
         let name = SessionKey { tenant, key: key.to_owned() };
@@ -128,7 +128,7 @@ impl SessionStore {
             let value_ready = value_ready.notified();
             tokio::pin!(value_ready);
             value_ready.as_mut().enable();
-            // Whoever put a value between the look and here has told nobody.
+            // Another call may have stored a value after the lookup: there was no notification.
             if self.has_value(&name) {
                 continue;
             }
@@ -208,7 +208,7 @@ impl SessionStore {
 }
 
 impl SessionSlots {
-    /// The slot of a key, made if there is room.
+    /// The slot of a key; created if there is space.
     fn slot(&mut self, name: &SessionKey, max_keys: usize) -> Result<&mut SessionSlot, SessionError> {
         if !self.slots.contains_key(name) && self.slots.len() >= max_keys {
             self.remove_expired();
@@ -222,8 +222,8 @@ impl SessionSlots {
         Ok(self.slots.entry(name.clone()).or_default())
     }
 
-    /// Drops the value that would expire first among those that nobody is about to make or wait for: whoever
-    /// has many sets of secrets must not keep all others from logging in.
+    /// Drops the value that would expire first among those without a lock or waiting call: a tenant with many
+    /// sets of secrets must not prevent all other logins.
     fn evict_one(&mut self) {
         let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
         let expiry = |slot: &SessionSlot| slot.value.as_ref().map(|value| value.expires);
@@ -231,7 +231,7 @@ impl SessionSlots {
         first.map(|first| self.slots.remove(&first));
     }
 
-    /// Drops what has expired, and the keys that nobody has or wants a value of.
+    /// Drops expired values, and keys without a value, lock or waiting call.
     fn remove_expired(&mut self) {
         self.slots.retain(|_, slot| {
             if slot.live_value().is_none() {
@@ -274,7 +274,7 @@ impl Session {
         match &self.lock {
             Some(turn) if turn.key != key => return Err(SessionError::TurnHeld(turn.key.clone())),
             Some(_) => {
-                // Another call may have put a value without the turn; then there is nothing left to make.
+                // Another call may have stored a value without the lock.
                 let name = SessionKey { tenant, key: key.to_owned() };
                 if !self.store.has_value(&name) {
                     return Ok(Acquired::Vacant);

@@ -136,7 +136,7 @@ async fn cancelled_waiter_does_not_keep_the_session_lock() {
     let mut third_waits = Box::pin(third.acquire("k"));
     assert!(cancelled.as_mut().now_or_never().is_none());
     assert!(third_waits.as_mut().now_or_never().is_none());
-    // The turn is on its way to the second when that one goes.
+    // The second call is cancelled while the lock is handed to it.
     holder.0.release("k");
     drop(cancelled);
     assert_eq!(third_waits.await.unwrap(), None);
@@ -181,14 +181,14 @@ async fn full_session_store_evicts_the_first_to_expire() {
     let mut caller = Caller::new(&store);
     caller.put("short", b"", Duration::from_secs(1)).unwrap();
     caller.put("long", b"", HOUR / 2).unwrap();
-    // Whoever comes now is not kept out by those who were here before, with whatever secrets.
+    // Keys of earlier callers, with any secrets, do not keep new callers out.
     caller.put("third", b"", HOUR).unwrap();
     assert!(caller.acquire("long").await.unwrap().is_some());
     assert!(!store.lock().slots.keys().any(|name| name.key == "short"));
     tokio::time::advance(HOUR / 2).await;
     caller.put("fourth", b"", HOUR).unwrap();
     assert!(caller.acquire("third").await.unwrap().is_some());
-    // A turn counts as a key as long as a call has it.
+    // A key counts as long as a call has its lock.
     let small_store = self::store(1);
     let mut holder = Caller::new(&small_store);
     assert_eq!(holder.acquire("k").await.unwrap(), None);

@@ -1,4 +1,4 @@
-//! `settings`: the backend's own section of the configuration, read-only.
+//! `settings`: the backend's settings from the configuration, read-only.
 
 use std::collections::BTreeMap;
 

@@ -6,11 +6,11 @@ use tokio::{sync::Semaphore, task::JoinError};
 
 use cofferdam_backend::in_flight::OperationPermit;
 
-/// Threads that one store of one backend may keep busy. Work that has begun outlives its call, so the bound
-/// on calls does not bound it; and all backends share the threads of the runtime, which has 512.
+/// Blocking threads of one store of one backend. Work that has started outlives its call, so the limit of
+/// calls does not bound it; and all backends share the runtime's 512 blocking threads.
 const MAX_WORKERS: usize = 8;
 
-/// The turns of one store.
+/// The blocking threads of one store.
 #[derive(Clone, Debug)]
 pub(crate) struct Workers(Arc<Semaphore>);
 
@@ -21,8 +21,9 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Waits for a thread and does the work there. What has begun runs to its end and keeps its volume
-    /// guarded until then, also when the call is over; what still waits is forgotten with its call.
+    /// Waits for a thread and runs the work there. Work that has started runs to its end and keeps its
+    /// operation in flight until then, also after its call has ended. Work that has not started is dropped
+    /// with its call.
     ///
     /// # Errors
     /// When the work panicked.
@@ -31,7 +32,8 @@ impl Workers {
         operation_permit: Option<Arc<OperationPermit>>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JoinError> {
-        // Nobody closes the semaphore: without a permit there would be no bound, and still an answer.
+        // The semaphore is never closed. Without a permit the work would run unbounded, and still return a
+        // result.
         let permit = Arc::clone(&self.0).acquire_owned().await.ok();
         let task = tokio::task::spawn_blocking(move || {
             let answer = work();
@@ -61,11 +63,11 @@ mod tests {
                 // Woken when the other end is dropped.
                 gate.lock().unwrap().recv().unwrap_err();
             });
-            // A call whose deadline comes at once.
+            // A call whose deadline has passed.
             assert!(tokio::time::timeout(std::time::Duration::ZERO, work).await.is_err());
         }
         drop(go);
-        // Whoever comes now waits for those, and is served.
+        // New work waits for the abandoned work, and runs.
         workers.run(None, || ()).await.unwrap();
         drop(begun);
         assert!(count.iter().count() <= MAX_WORKERS, "only what had a thread began");

@@ -1,4 +1,4 @@
-//! What the suites share.
+//! Helpers of the test suites.
 #![allow(dead_code, reason = "each suite uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
@@ -55,6 +55,7 @@ pub(crate) fn request(name: &str, bytes: u64) -> CreateVolume {
         mutable_parameters: Parameters::new(),
         topology: None,
         owner: None,
+        source: None,
     }
 }
 

@@ -82,12 +82,12 @@ impl TestServer {
         format!("https://localhost:{}{path}", self.address.port())
     }
 
-    /// How many requests have arrived.
+    /// Number of requests received.
     pub(crate) fn request_count(&self) -> usize {
         self.state.request_count.load(Ordering::Acquire)
     }
 
-    /// How many connections were made.
+    /// Number of connections accepted.
     pub(crate) fn connection_count(&self) -> usize {
         self.state.connection_count.load(Ordering::Acquire)
     }
@@ -116,7 +116,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, state: Arc<Serv
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(Arc::clone(&state), request));
             let http = hyper::server::conn::http1::Builder::new();
-            // How a connection ends is the client's matter, which the test looks at.
+            // The client's own error is what the test asserts.
             match tls {
                 None => drop(http.serve_connection(TokioIo::new(tcp), service).await),
                 Some(tls) => {

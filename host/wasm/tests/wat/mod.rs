@@ -38,7 +38,7 @@ pub(crate) struct WatGuest {
     pub(crate) post_create: String,
     /// More exports of the component.
     pub(crate) exports: String,
-    /// What the contract's package is called.
+    /// Name of the contract's package.
     pub(crate) package: String,
     /// The version of the mandatory exports.
     pub(crate) version: String,

@@ -174,6 +174,7 @@ impl Arguments {
             mutable_parameters: self.mutable_parameters()?,
             topology,
             owner: self.remaining.owner.take(),
+            source: None,
         })
     }
 

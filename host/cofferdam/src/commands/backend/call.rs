@@ -9,8 +9,8 @@ use std::{
 use clap::ValueEnum as _;
 use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::storage::{
-    CapacityQuery, CreateGroupSnapshot, CreateSnapshot, ExpandVolume, PublishVolume, StorageError,
-    ValidateVolume,
+    CapacityQuery, ContentSource, CreateGroupSnapshot, CreateSnapshot, CreateVolume, ExpandVolume,
+    PublishVolume, StorageError, ValidateVolume,
 };
 use cofferdam_wasm::{CallUsage, Grant};
 use futures::TryFutureExt as _;
@@ -146,12 +146,12 @@ fn prepare_call<'a>(
         ContractFunction::Delete => to_json(backend.delete_volume(call, a.handle()?.into())),
         ContractFunction::Validate => to_json(backend.validate_volume(call, validate_request(a)?)),
         ContractFunction::CreateFromVolume => {
-            let source = a.source()?.into();
-            to_json(backend.clone_volume(call, a.create_request()?, source))
+            let source = Some(ContentSource::Volume(a.source()?.into()));
+            to_json(backend.create_volume(call, CreateVolume { source, ..a.create_request()? }))
         }
         ContractFunction::CreateFromSnapshot => {
-            let source = a.source()?.into();
-            to_json(backend.restore_snapshot(call, a.create_request()?, source))
+            let source = Some(ContentSource::Snapshot(a.source()?.into()));
+            to_json(backend.create_volume(call, CreateVolume { source, ..a.create_request()? }))
         }
         ContractFunction::Publish => to_json(backend.publish_volume(call, publish_request(a)?)),
         ContractFunction::Unpublish => {

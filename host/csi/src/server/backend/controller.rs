@@ -4,8 +4,9 @@ use cofferdam_backend::{Call, in_flight::OperationKey};
 use cofferdam_domain::{
     NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        CapacityQuery, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume, Parameters,
-        PublishVolume, ValidateVolume, Validation, ability::ControllerCapability, connection_info,
+        CapacityQuery, ContentSource, CreateSnapshot, CreateVolume, CreatedVolume, ErrorKind, ExpandVolume,
+        Parameters, PublishVolume, ValidateVolume, Validation, ability::ControllerCapability,
+        connection_info,
     },
 };
 use tonic::{Request, Response, Status};
@@ -70,16 +71,16 @@ impl BackendServer {
         request: CreateVolume,
         source: Option<ContentSourceId>,
     ) -> Result<CreatedVolume, Status> {
-        let backend = self.backend();
-        write_result(match source {
-            None => backend.create_volume(call, request).await,
+        let source = match source {
+            None => None,
             Some(ContentSourceId::Volume(id)) => {
-                backend.clone_volume(call, request, id.or_not_found("source volume")?).await
+                Some(ContentSource::Volume(id.or_not_found("source volume")?))
             }
             Some(ContentSourceId::Snapshot(id)) => {
-                backend.restore_snapshot(call, request, id.or_not_found("source snapshot")?).await
+                Some(ContentSource::Snapshot(id.or_not_found("source snapshot")?))
             }
-        })
+        };
+        write_result(self.backend().create_volume(call, CreateVolume { source, ..request }).await)
     }
 
     /// Lists the snapshot with an id: one entry or none.
@@ -140,6 +141,7 @@ impl Controller for BackendServer {
             topology: validator.topology_requirement(message.accessibility_requirements)?,
             // CSI has no owner. Drivers may derive one from the parameters.
             owner: None,
+            source: None,
         };
         let call = with_secrets(call, validation::secrets(message.secrets)?);
         let _lock = self.lock(OperationKey::VolumeName(name.into()))?;

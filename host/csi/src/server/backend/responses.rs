@@ -2,9 +2,8 @@
 
 use cofferdam_backend::checks::total_bytes;
 use cofferdam_domain::storage::{
-    Capacity, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage, VolumeStatus,
-    ability::ControllerCapability,
-    connection_info::{self, ContentSource},
+    Capacity, ContentSource, CreatedVolume, GroupSnapshot, Segments, Snapshot, SnapshotPage, VolumePage,
+    VolumeStatus, ability::ControllerCapability, connection_info,
 };
 
 use super::validation::RequestValidator;
@@ -35,13 +34,20 @@ fn topology(segments: Segments) -> v1::Topology {
 
 /// Converts a volume. Its context includes the connection info and the kind of the content source.
 pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSource>) -> v1::Volume {
-    let source_kind =
-        source.as_ref().and_then(|source| source.r#type.as_ref()).map(|source_kind| match source_kind {
-            v1::volume_content_source::Type::Volume(_) => ContentSource::Volume,
-            v1::volume_content_source::Type::Snapshot(_) => ContentSource::Snapshot,
+    let content_source =
+        source.as_ref().and_then(|source| source.r#type.as_ref()).map(|source| match source {
+            v1::volume_content_source::Type::Volume(source) => {
+                ContentSource::Volume(source.volume_id.as_str().into())
+            }
+            v1::volume_content_source::Type::Snapshot(source) => {
+                ContentSource::Snapshot(source.snapshot_id.as_str().into())
+            }
         });
-    let volume_context =
-        connection_info::into_volume_context(volume.context, volume.connection_info.as_ref(), source_kind);
+    let volume_context = connection_info::into_volume_context(
+        volume.context,
+        volume.connection_info.as_ref(),
+        content_source.as_ref(),
+    );
     if total_bytes(&volume_context) > MAX_MAP_BYTES {
         let bytes = total_bytes(&volume_context);
         tracing::warn!(volume = %volume.handle, bytes, "the volume context is larger than CSI's 4 KiB");

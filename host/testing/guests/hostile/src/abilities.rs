@@ -32,7 +32,7 @@ fn status(handle: &str) -> VolumeStatus {
     }
 }
 
-/// How many entries a page has, and where it ends.
+/// Number of entries of the requested page, and its next token.
 fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
     let limit = limit.unwrap_or(1).try_into().unwrap_or(usize::MAX);
     match after.as_deref() {
@@ -68,11 +68,11 @@ impl Snapshots for Hostile {
     }
 
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage> {
-        let source = if after.as_deref() == Some("stranger") { None } else { source };
-        let stranger = after.as_deref() == Some("stranger");
+        let source = if after.as_deref() == Some("foreign-source") { None } else { source };
+        let has_foreign_source = after.as_deref() == Some("foreign-source");
         let (count, next) = page(after, limit);
-        let entry = snapshot("s", source.as_deref().unwrap_or("stranger"));
-        Ok(SnapshotPage { snapshots: vec![entry; count.max(usize::from(stranger))], next })
+        let entry = snapshot("s", source.as_deref().unwrap_or("foreign-source"));
+        Ok(SnapshotPage { snapshots: vec![entry; count.max(usize::from(has_foreign_source))], next })
     }
 }
 
@@ -83,7 +83,9 @@ impl GroupSnapshots for Hostile {
         match request.name.as_str() {
             "fewer" => drop(snapshots.pop()),
             "twice" => snapshots.extend_from_within(..1),
-            "stranger" => snapshots.iter_mut().for_each(|member| member.source = "stranger".to_owned()),
+            "foreign-source" => {
+                snapshots.iter_mut().for_each(|member| member.source = "foreign-source".to_owned())
+            }
             "no-member" => snapshots.iter_mut().for_each(|member| member.group = None),
             "not-ready" => snapshots.iter_mut().for_each(|member| member.ready = false),
             _ => {}

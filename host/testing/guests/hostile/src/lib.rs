@@ -69,7 +69,7 @@ impl Backend for Hostile {
                 print_stderr(&echo_message());
                 print_stdout(&echo_message());
             }
-            "look-around" => volume.context = environment_counts(),
+            "environment" => volume.context = environment_counts(),
             "long-message" => {
                 return Err(StorageError::unavailable(format!("\u{1b}[31mé\n{}", "é".repeat(1 << 20))));
             }
@@ -86,7 +86,7 @@ impl Backend for Hostile {
     fn validate(request: ValidateRequest) -> Result<Validation> {
         for (key, value) in request.parameters {
             match key.as_str() {
-                "misdeed" => misbehave(&value),
+                "misbehavior" => misbehave(&value),
                 "echo" => return Ok(Validation::Refused(format!("the array knows {value} already"))),
                 _ => {}
             }
@@ -103,7 +103,7 @@ fn echo_message() -> String {
     format!("the array says: {}.", echo())
 }
 
-/// What can be seen of the machine.
+/// Counts what the guest can see of its environment.
 fn environment_counts() -> Vec<(String, String)> {
     let entry = |what: &str, count: usize| (what.to_owned(), count.to_string());
     let roots = [".", "/", "/etc", "/proc/self", "/tmp"];
@@ -126,7 +126,7 @@ fn misbehave(misbehavior: &str) {
     match misbehavior {
         "panic" => trap("the array answered with a fish"),
         "loop" => loop_forever(),
-        "hoard" => exhaust_memory(),
+        "exhaust-memory" => exhaust_memory(),
         "recurse" => {
             black_box(recurse(1));
         }

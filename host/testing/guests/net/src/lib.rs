@@ -50,7 +50,7 @@ struct Request {
     timeout_ms: Option<u64>,
 }
 
-/// How to prove who asks; the last text is the name of a secret.
+/// Credentials of a request; the last text is the name of a secret.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RequestAuthorization {

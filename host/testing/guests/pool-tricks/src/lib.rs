@@ -25,7 +25,7 @@ impl Backend for PoolTricks {
     fn create(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();
-        // What no parameter can hold.
+        // Names that no parameter can contain.
         let made_up = |key: &str| match parameter(key) {
             "LONG" => "n".repeat(10_000),
             "NUL" => "a\0b".to_owned(),

@@ -1,4 +1,5 @@
-//! Exchanges: one request, one response, in a task of their own once something may have been sent.
+//! HTTP exchanges: one request and its response, in a task of their own once any part of the request may have
+//! been sent.
 
 use std::{
     sync::{
@@ -41,7 +42,7 @@ pub(crate) struct HttpClient {
     metrics: OnceLock<HttpMetrics>,
 }
 
-/// What one exchange may use.
+/// Limits of one exchange.
 #[derive(Clone, Debug)]
 pub(crate) struct ExchangeLimits {
     exchanges: usize,
@@ -66,11 +67,11 @@ pub(crate) struct OutgoingRequest {
 #[derive(Debug)]
 pub(crate) struct ExchangeOwner {
     pub(crate) tenant: Tenant,
-    /// Keeps the call's volume to it until the exchange has ended.
+    /// Keeps the operation in flight until the exchange has ended.
     pub(crate) operation_permit: Option<Arc<OperationPermit>>,
 }
 
-/// What an exchange holds as long as it runs.
+/// Resources of an exchange, held until it ends.
 #[derive(Debug)]
 struct ActiveExchange {
     tenant: Tenant,
@@ -119,13 +120,13 @@ impl HttpClient {
         &self.limits
     }
 
-    /// Says where to count, once the driver's name is known. What happens before is not counted.
+    /// Sets the metrics, once the driver's name is known. Earlier requests are not counted.
     pub(crate) fn set_metrics(&self, metrics: HttpMetrics) {
-        // A second name would be a second load, which has a client of its own.
+        // Another name would be another load, with a client of its own.
         let _ = self.metrics.set(metrics);
     }
 
-    /// Counts a request that was refused before it became an exchange.
+    /// Counts a request that was rejected before its exchange started.
     pub(crate) fn count_rejection(&self, failed: &ExchangeError) {
         if let Some(metrics) = self.metrics.get() {
             metrics.count_exchange(failed.label());
@@ -133,8 +134,8 @@ impl HttpClient {
         }
     }
 
-    /// Sends a request and waits for its response. A caller that goes away before anything was sent ends the
-    /// exchange; later, it goes on without the caller.
+    /// Sends a request and waits for its response. Dropping the future before anything was sent ends the
+    /// exchange; later, the exchange continues without its caller.
     pub(crate) async fn exchange(
         &self,
         request: OutgoingRequest,
@@ -269,7 +270,7 @@ impl SentExchange {
             }
         };
         let (head, body) = response.into_parts();
-        // The library bounds what it buffers, which is more than what it has read of a head at once.
+        // hyper limits its buffer, which may exceed the headers it parsed at one time.
         let bytes = head.headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
         if bytes.fold(0, usize::saturating_add) > connect::MAX_RESPONSE_HEAD {
             let message = format!(
@@ -280,7 +281,8 @@ impl SentExchange {
         }
         let too_large = || {
             let message = format!(
-                "the response of {origin} has more than {} bytes (limits `http-response-bytes`, `result-bytes`)",
+                "the response of {origin} has more than {} bytes \
+                 (limits `http-response-bytes`, `result-bytes`)",
                 self.max_response_bytes
             );
             ExchangeError::sent(Failure::TooLarge, message)
@@ -310,7 +312,7 @@ impl SentExchange {
     }
 }
 
-/// What broke an exchange.
+/// Describes a failed exchange.
 fn exchange_error(origin: &super::policy::Origin, error: hyper::Error) -> ExchangeError {
     let mut causes = vec![error.to_string()];
     let mut tls = false;

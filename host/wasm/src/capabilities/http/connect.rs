@@ -1,5 +1,4 @@
-//! From an origin to a connection: resolve, check, dial what was checked, TLS. Nothing of a request is sent
-//! here.
+//! Connections to an origin: resolve, check addresses, connect, TLS handshake. No part of a request is sent.
 
 use std::{
     collections::VecDeque,
@@ -40,21 +39,21 @@ use crate::{bindings::cofferdam::storage::http::Failure, capabilities::secrets::
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
-/// How long a connection may lie idle. Servers commonly give them up after 5 seconds; a request that meets
-/// that moment would have an open outcome for nothing.
+/// Maximum idle time of a connection. Servers commonly close idle connections after 5 s; the result of a
+/// request that is sent at that moment would be unknown.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long a response waits for its connection to be free again; one that takes longer is not worth keeping.
+/// Maximum wait for a connection to become reusable after a response; a slower connection is closed.
 const READY_TIMEOUT: Duration = Duration::from_millis(200);
 /// Most bytes of a response's head.
 pub(super) const MAX_RESPONSE_HEAD: usize = 64 << 10;
 
-/// One of the exchanges that a backend may have under way.
+/// Permit of one of a backend's concurrent exchanges.
 pub(crate) type ExchangePermit = Arc<OwnedSemaphorePermit>;
 
-/// Finds the addresses of a name.
+/// Resolves names to addresses.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
-    /// The addresses, at least one. The place is held until the work has ended, also when nobody waits for it
-    /// any more.
+    /// Returns at least one address. The permit is held until the lookup has ended, also after the caller has
+    /// stopped waiting.
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
@@ -65,8 +64,8 @@ pub(crate) struct SystemResolver;
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let name = name.to_owned();
-        // The system's resolver blocks a thread for as long as it likes. Without the place, a guest that
-        // gives up at once and asks again would take all of them.
+        // The system's resolver blocks a thread for any time. Without the permit, a guest that cancels and
+        // repeats lookups would occupy all threads.
         let task = tokio::task::spawn_blocking(move || {
             let found = (name.as_str(), 0).to_socket_addrs();
             drop(place);
@@ -80,15 +79,15 @@ impl Resolve for SystemResolver {
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     pub(crate) sender: SendRequest<Full<Bytes>>,
-    /// Whether anything of the present request was handed to it.
+    /// True once any part of the current request was written to the connection.
     pub(crate) is_sent: Arc<AtomicBool>,
-    /// Whether it has served another request before.
+    /// True if the connection has served another request before.
     pub(crate) is_reused: bool,
     task: ConnectionTask,
 }
 
 impl HttpConnection {
-    /// Why it is over, once it is: a request that met the end was only told that.
+    /// The reason that the connection closed, once it has: the failed request only reports the closing.
     pub(super) async fn close_error(&mut self) -> Option<hyper::Error> {
         (&mut self.task.0).await.ok().flatten()
     }
@@ -131,8 +130,7 @@ async fn dial(
 ) -> Result<HttpConnection, ExchangeError> {
     let (tcp, address) =
         connect_any(target, allowed_addresses(resolver, target, permit).await?, deadline).await?;
-    // Requests are written whole: there is nothing to wait for. Where the system refuses, they only take
-    // longer.
+    // Requests are written in one piece, so there is nothing to coalesce. A failure only costs latency.
     let _ = tcp.set_nodelay(true);
     match &target.tls {
         None => handshake(target, tcp).await,
@@ -177,7 +175,7 @@ async fn allowed_addresses(
     Ok(allowed)
 }
 
-/// Dials the addresses one after the other; each gets its share of the time that is left.
+/// Connects to the addresses in turn; each gets an equal share of the remaining time.
 async fn connect_any(
     target: &OriginTarget,
     addresses: Vec<IpAddr>,
@@ -294,7 +292,7 @@ impl ConnectionPool {
         Self { max_idle: most, idle: Mutex::default() }
     }
 
-    /// A connection that can serve at once, the youngest one.
+    /// Returns the most recently used connection that is ready.
     pub(crate) async fn take(&self, origin: &Origin, tenant: Tenant) -> Option<HttpConnection> {
         loop {
             let mut connection = {
@@ -303,7 +301,7 @@ impl ConnectionPool {
                 let position = idle.iter().rposition(matches)?;
                 idle.remove(position)?.connection
             };
-            // A connection that is not ready now was closed, or its server says more than it was asked.
+            // A connection that is not ready was closed, or its server sent unrequested data.
             if connection.sender.is_ready() {
                 connection.is_reused = true;
                 connection.is_sent.store(false, Ordering::Release);
@@ -312,15 +310,14 @@ impl ConnectionPool {
         }
     }
 
-    /// Keeps a connection for a while, from the moment on when this returns: the next request of the same
-    /// call finds it.
+    /// Stores an idle connection. When this returns, the next request of the same call can use it.
     pub(crate) async fn put(
         self: &Arc<Self>,
         origin: Origin,
         tenant: Tenant,
         mut connection: HttpConnection,
     ) {
-        // The response is there, but the connection's task may have a last turn to do.
+        // The response is complete, but the connection's task may still have to run.
         if !matches!(timeout(READY_TIMEOUT, connection.sender.ready()).await, Ok(Ok(()))) {
             return;
         }
@@ -338,7 +335,7 @@ impl ConnectionPool {
         });
     }
 
-    /// What has not lain idle too long; the rest is closed.
+    /// The idle connections; closes those that were idle for too long.
     fn unexpired(&self) -> MutexGuard<'_, VecDeque<IdleConnection>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|idle| idle.since.elapsed() < IDLE_TIMEOUT);

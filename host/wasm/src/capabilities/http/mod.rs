@@ -1,4 +1,4 @@
-//! `http`: whole requests to the origins that the operator names, sent by the host.
+//! `http`: complete requests to the configured origins, sent by the host.
 
 pub(crate) mod client;
 pub(crate) mod connect;
@@ -16,18 +16,18 @@ use crate::{
 };
 use cofferdam_backend::checks::printable;
 
-/// A request without a response, before the call's secrets are blotted out of what it says.
+/// A request without a response, before redaction.
 #[derive(Debug)]
 pub(crate) struct ExchangeError {
     failure: Failure,
     message: String,
     maybe_sent: bool,
-    /// What was denied, as metrics name it.
+    /// Reason of a denial, as a metric label.
     denial_reason: Option<&'static str>,
 }
 
 impl ExchangeError {
-    /// Nothing of the request has left.
+    /// No part of the request was sent.
     fn unsent(failure: Failure, message: String) -> Self {
         Self { failure, message, maybe_sent: false, denial_reason: None }
     }
@@ -65,8 +65,8 @@ impl ExchangeError {
 
 impl Host for Capabilities {
     async fn send(&mut self, request: Request) -> wasmtime::Result<Result<Response, HttpError>> {
-        // A refusal is made of what the guest has said and of the configuration, never of a secret. It is
-        // told as it is: were secrets blotted out of it, a guest could find them out by guessing.
+        // A rejection consists of the guest's own text and the configuration, and contains no secret. It is
+        // not redacted: otherwise a guest could guess secrets by comparing.
         let refused = |failed: ExchangeError| HttpError {
             failure: failed.failure,
             message: printable(&failed.message),
@@ -94,7 +94,7 @@ impl Host for Capabilities {
         };
         Ok(answer.map_err(|failed| HttpError {
             failure: failed.failure,
-            message: printable(&self.redactor.redact(&failed.message)),
+            message: printable(&self.context.redactor.redact(&failed.message)),
             maybe_sent: failed.maybe_sent,
         }))
     }

@@ -14,11 +14,11 @@ use cofferdam_backend::checks::printable;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct HttpConfig {
-    /// The origins; a request to any other is refused.
+    /// The allowed origins; requests to other origins are denied.
     pub origins: Vec<OriginConfig>,
 }
 
-/// One origin, with what it takes to reach it and to know that it is the right one.
+/// One origin, with its TLS options and addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct OriginConfig {
@@ -27,8 +27,8 @@ pub struct OriginConfig {
     /// PEM file of the authorities that may sign the server's certificate, instead of the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// SHA-256 of the server's own certificate in DER, in hexadecimal digits. Without `ca_file` it is all
-    /// that counts: neither the certificate's name nor its dates are looked at.
+    /// SHA-256 of the server's own certificate in DER, in hexadecimal digits. Without `ca_file` only the pin
+    /// is checked: neither the certificate's name nor its dates.
     #[serde(default)]
     pub pin_sha256: Option<String>,
     /// PEM file of the client's certificate and those that lead to its authority.
@@ -37,8 +37,8 @@ pub struct OriginConfig {
     /// PEM file of the client's private key.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The only addresses and networks that the host may be at. Loopback, link-local, multicast and
-    /// unspecified addresses are refused unless they, or a part of their network, stand here.
+    /// The only allowed addresses and networks of the host. Loopback, link-local, multicast and unspecified
+    /// addresses are denied unless they, or a part of their network, are listed.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Origin {
     pub(crate) port: u16,
 }
 
-/// Who is asked.
+/// The server of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum UrlHost {
     /// A name, in lower case.
@@ -75,7 +75,7 @@ impl Origin {
         if secure { 443 } else { 80 }
     }
 
-    /// What stands in the header `Host`.
+    /// The value of the header `Host`.
     pub(crate) fn authority(&self) -> String {
         if self.port == Self::default_port(self.is_https) {
             self.host.to_string()
@@ -84,8 +84,7 @@ impl Origin {
         }
     }
 
-    /// Reads an absolute URL. The error tells what is wrong and repeats nothing of it: a URL may carry a
-    /// token.
+    /// Parses an absolute URL. The error does not repeat the URL: it may contain a token.
     fn parse(url: &str) -> Result<(Self, PathAndQuery), &'static str> {
         let uri: Uri = url.parse().map_err(|_| "it is not an absolute URL")?;
         let secure = match uri.scheme_str().map(str::to_ascii_lowercase).as_deref() {
@@ -153,7 +152,7 @@ pub(crate) struct OriginPolicy {
     targets: HashMap<Origin, Arc<OriginTarget>>,
 }
 
-/// Why a URL is refused.
+/// Reason for denying a URL.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum UrlRejection {
     Invalid(&'static str),
@@ -161,12 +160,12 @@ pub(crate) enum UrlRejection {
 }
 
 impl OriginPolicy {
-    /// Reads what the operator allows, with all files that it names.
+    /// Parses the configuration, and reads all files that it names.
     ///
     /// # Errors
     ///
-    /// When an origin is not one, is named twice, or what TLS needs cannot be read or does not fit together.
-    /// The message names the component and the origin.
+    /// An origin is invalid or a duplicate, or its TLS options are unreadable or inconsistent. The message
+    /// names the component and the origin.
     pub(crate) fn new(component: &str, config: &HttpConfig) -> Result<Self, LoadError> {
         let mut policy = Self::default();
         for config in &config.origins {
@@ -183,7 +182,7 @@ impl OriginPolicy {
         Ok(policy)
     }
 
-    /// The origin of a URL, if requests may go there, and the rest of it.
+    /// The target of a URL, if its origin is allowed, and the path.
     pub(crate) fn target(&self, url: &str) -> Result<(Arc<OriginTarget>, PathAndQuery), UrlRejection> {
         let (origin, path) = Origin::parse(url).map_err(UrlRejection::Invalid)?;
         match self.targets.get(&origin) {
@@ -224,20 +223,19 @@ impl OriginTarget {
         }
     }
 
-    /// Whether the host may be at an address.
+    /// True if connections to an address are allowed.
     pub(crate) fn is_allowed(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let mut listed = self.addresses.iter().flatten().filter(|network| network.contains(&address));
         match special_network(address) {
-            // A wide network is not meant to open what lies apart from all others.
+            // A wide network does not allow special addresses within it.
             Some(special) => listed.any(|network| special.contains(network)),
             None => self.addresses.is_none() || listed.next().is_some(),
         }
     }
 }
 
-/// Networks that lead to this machine, to its neighbours, to a cloud's metadata or to many at once, never to
-/// an array.
+/// Networks of this machine, its neighbours, cloud metadata and multicast: never those of a storage array.
 const SPECIAL_NETWORKS: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -248,8 +246,8 @@ const SPECIAL_NETWORKS: [&str; 17] = [
     "::/96",
     "fe80::/10",
     "ff00::/8",
-    // IPv4 addresses in IPv6 ones, by translation (RFC 6052, 8215) and by 6to4 (RFC 3056): they would lead
-    // around the rest.
+    // IPv4 addresses embedded in IPv6, by translation (RFC 6052, 8215) and by 6to4 (RFC 3056): they would
+    // bypass the other entries.
     "64:ff9b::/96",
     "64:ff9b:1::/48",
     "2002::/16",

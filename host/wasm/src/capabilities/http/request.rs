@@ -1,4 +1,4 @@
-//! From a guest's request to one that may be sent: its URL, its headers, and the proof of who asks.
+//! Validation of a guest's request: URL, headers and authorization.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const MAX_HEADERS: usize = 128;
 
 type HeaderList = Vec<(String, String)>;
 
-/// A header that proves who asks.
+/// A header with credentials.
 struct AuthorizationHeader {
     name: HeaderName,
     value: HeaderValue,
@@ -99,7 +99,7 @@ impl Capabilities {
                 let password = self.handles.get(password)?.0.expose();
                 let pair = Zeroizing::new(format!("{user}:{password}"));
                 let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
-                if !self.redactor.add_secret(Secret::new(encoded.as_str())) {
+                if !self.context.redactor.add_secret(Secret::new(encoded.as_str())) {
                     return Ok(Err(invalid_request("too many names and passwords in one call".to_owned())));
                 }
                 (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))
@@ -158,7 +158,8 @@ fn headers(
     let bytes = bytes.fold(url.len(), usize::saturating_add);
     if bytes > MAX_REQUEST_HEAD || header_list.len() > MAX_HEADERS {
         let message = format!(
-            "URL and headers have {bytes} bytes in {} headers; at most {MAX_REQUEST_HEAD} in {MAX_HEADERS} are allowed",
+            "URL and headers have {bytes} bytes in {} headers; \
+             at most {MAX_REQUEST_HEAD} in {MAX_HEADERS} are allowed",
             header_list.len()
         );
         return Err(ExchangeError::unsent(Failure::TooLarge, message));
@@ -183,7 +184,7 @@ fn headers(
     Ok(headers)
 }
 
-/// A header's name, unless it frames the message or speaks to what stands between.
+/// Parses a header's name. Rejects headers that frame the message or address proxies.
 fn header_name(name: &str) -> Result<HeaderName, ExchangeError> {
     const RESERVED_HEADERS: [&str; 10] = [
         "host",
@@ -197,7 +198,7 @@ fn header_name(name: &str) -> Result<HeaderName, ExchangeError> {
         "expect",
         "http2-settings",
     ];
-    // What a guest takes for a name may have any length.
+    // The guest's name may have any length.
     let Ok(name) = HeaderName::from_bytes(name.get(..MAX_HEADER_NAME).unwrap_or(name).as_bytes()) else {
         return Err(invalid_request(format!(
             "{:?} is not a header's name",
@@ -210,9 +211,9 @@ fn header_name(name: &str) -> Result<HeaderName, ExchangeError> {
     Ok(name)
 }
 
-/// A header's value. What is wrong with it is not shown: it may be a secret.
+/// Parses a header's value. Errors do not show it: it may be a secret.
 fn header_value(name: &HeaderName, value: &str) -> Result<HeaderValue, ExchangeError> {
-    // The library lets bytes above ASCII through, which servers read in different ways.
+    // The http crate accepts bytes above ASCII, which servers interpret differently.
     let accepted = value.is_ascii().then(|| HeaderValue::from_str(value).ok()).flatten();
     let mut value = accepted.ok_or_else(|| {
         invalid_request(format!(

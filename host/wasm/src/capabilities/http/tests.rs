@@ -1,4 +1,5 @@
-//! What needs a name service of its own: the rest goes through a guest, in `tests/http.rs`.
+//! Tests that need a name service of their own. The other tests of HTTP run through a guest, in
+//! `tests/http.rs`.
 
 use std::{
     collections::VecDeque,
@@ -29,7 +30,7 @@ use crate::{
     limits::Limits,
 };
 
-/// Answers once with each list.
+/// Returns each list once.
 #[derive(Debug, Default)]
 struct FakeResolver(Mutex<VecDeque<Vec<&'static str>>>);
 
@@ -43,7 +44,7 @@ impl Resolve for FakeResolver {
     }
 }
 
-/// A server that answers every connection once with its own number, and closes it.
+/// A server that responds to each connection once, with its own number, and closes it.
 async fn start_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -114,7 +115,7 @@ async fn every_dns_resolution_is_checked_against_the_policy() {
 #[tokio::test]
 async fn only_allowed_addresses_are_dialled() {
     let port = start_server().await;
-    // Nobody listens at the second address; the first and the last are not allowed.
+    // The second address has no listener; the first and the last are not allowed.
     let answers: [&[&str]; 1] = [&["169.254.169.254", "127.0.0.3", "127.0.0.1", "::1"]];
     let client = client(port, &["127.0.0.1", "127.0.0.3"], &answers);
     assert_eq!(get(&client, port).await.unwrap().body, b"0");

@@ -1,4 +1,4 @@
-//! What TLS needs to reach one origin and to know that it is the right one.
+//! TLS configuration of one origin.
 
 use std::{fmt, io::Read as _, path::Path, sync::Arc};
 
@@ -19,7 +19,7 @@ use super::policy::{OriginConfig, UrlHost};
 /// Most bytes of a file of certificates: ten times all authorities of the web.
 const MAX_PEM_BYTES: u64 = 4 << 20;
 
-/// How one origin is reached with TLS.
+/// TLS configuration of one origin.
 #[derive(Clone)]
 pub(crate) struct TlsTarget {
     pub(crate) connector: TlsConnector,
@@ -203,7 +203,8 @@ fn file_error(key: &str, file: &Path, reason: &str) -> String {
 fn parse_pin(text: &str) -> Result<[u8; 32], String> {
     crate::digest::parse_hex(text).ok_or_else(|| {
         format!(
-            "`pin-sha256` has {} characters; expected 64 hexadecimal digits, the SHA-256 of the server's certificate in DER",
+            "`pin-sha256` has {} characters; expected 64 hexadecimal digits, the SHA-256 of the server's \
+             certificate in DER",
             text.chars().count()
         )
     })

@@ -1,7 +1,7 @@
 //! `pool`: one directory of the host, by plain names.
 //!
-//! The work is done on threads that may wait with a disk. What has begun runs to its end and keeps its volume
-//! guarded until then, also when the call is over.
+//! Operations run on blocking threads. An operation that has started runs to its end and stays in flight
+//! until then, also after its call has ended.
 
 mod store;
 mod sys;
@@ -20,10 +20,9 @@ use crate::bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, Pool
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PoolConfig {
-    /// The directory; it must exist, and belongs to this backend alone.
+    /// The directory. It must exist, and only this backend may use it.
     pub directory: PathBuf,
-    /// Bytes that all images together may have, each counted with its full size; absent is what the
-    /// filesystem has.
+    /// Maximum bytes of all images together, each with its full size; the filesystem's size if absent.
     #[serde(default, deserialize_with = "deserialize_bytes")]
     pub capacity: Option<u64>,
     /// Bytes that one image may have; absent leaves it to the capacity.

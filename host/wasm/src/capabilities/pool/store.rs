@@ -1,8 +1,8 @@
-//! The directory, its items, and every change of them as a whole.
+//! The directory, its items, and their atomic changes.
 //!
-//! A change is built under a name that no item can have (`.tmp-…`) and gets its own in one step; a removal
-//! takes the name away in one step (`.trash-…`) and then removes. What a process leaves behind when it dies
-//! is removed when the pool is opened.
+//! A new item is built under a temporary name (`.tmp-…`) and renamed in one step. A removed item is renamed
+//! in one step (`.trash-…`) and then deleted. Items that a dead process left are deleted when the pool is
+//! opened.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,17 +33,17 @@ use crate::{
 };
 use cofferdam_backend::checks::printable;
 
-/// Longest name in bytes, as the contract says.
+/// Longest name in bytes, by contract.
 const MAX_NAME: usize = 200;
-/// What an image's size is a multiple of, as the contract says.
+/// Image sizes are multiples of this, by contract.
 const BLOCK_BYTES: u64 = 4_096;
-/// Most items of one page, as the contract says.
+/// Maximum items of one page, by contract.
 const MAX_PAGE_ITEMS: usize = 1_000;
 /// The owner's lock; no item has such a name.
 const LOCK_NAME: &str = ".lock";
-/// How names of what is being made begin.
+/// Name prefix of items that are being created.
 const TMP_PREFIX: &str = ".tmp-";
-/// How names of what is being removed begin.
+/// Name prefix of items that are being removed.
 const TRASH_PREFIX: &str = ".trash-";
 
 type Result<T> = std::result::Result<T, PoolError>;
@@ -52,14 +52,14 @@ type Result<T> = std::result::Result<T, PoolError>;
 #[derive(Debug)]
 pub(crate) struct Pool {
     root: OwnedFd,
-    /// Bytes that all images together may promise; absent is what the filesystem has.
+    /// Maximum bytes of all images together; the filesystem's size if absent.
     capacity: Option<u64>,
     image_bytes_max: u64,
     index: Mutex<PoolIndex>,
-    /// Makes names of what is being made or removed unique.
+    /// Makes temporary names unique.
     name_counter: AtomicU64,
     metrics: OnceLock<DriverMetrics>,
-    /// Lets the system refuse to make changes last, which no filesystem can be asked to do.
+    /// Simulates failures of fsync, for tests.
     #[cfg(test)]
     is_sync_failing: std::sync::atomic::AtomicBool,
     _lock_file: LockFile,
@@ -72,19 +72,19 @@ struct PoolIndex {
     uses: HashMap<String, ItemUse>,
 }
 
-/// What `stat` counts blocks in.
+/// Unit of the block count of `stat`.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What is going on with a name.
+/// State of an operation on a name.
 #[derive(Clone, Copy, Debug)]
 enum ItemUse {
-    /// It is being made, changed or removed.
+    /// The item is being created, changed or removed.
     Changing,
     /// It is being copied so many times.
     Copying(u32),
 }
 
-/// Keeps a name to one change, or to copies.
+/// Reserves a name for one change, or for copies.
 struct ItemLock<'a> {
     pool: &'a Pool,
     name: &'a str,
@@ -164,7 +164,7 @@ impl Pool {
         Ok(items)
     }
 
-    /// Every name in the directory that is text, whatever it stands for.
+    /// All names in the directory that are valid UTF-8.
     fn names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         // A new file, because the position of one that is read is shared.
@@ -177,7 +177,7 @@ impl Pool {
         Ok(names)
     }
 
-    /// Tells where operations are counted from now on.
+    /// Sets the metrics of operations.
     pub(crate) fn set_metrics(&self, metrics: DriverMetrics) {
         let metrics = self.metrics.get_or_init(|| metrics);
         let table = self.lock();
@@ -239,7 +239,7 @@ impl Pool {
             Err(error) => return Err(system_error(error)),
         }
         self.sync(&self.root)?;
-        // The name is gone, whatever becomes of what had it.
+        // The name is removed, also if the item's deletion fails.
         tree::remove_tree(&self.root, trash_name, || self.unique_name(TRASH_PREFIX)).map_err(|trouble| {
             PoolError::Unknown(format!("what {name:?} held stays until the next start: {trouble}"))
         })
@@ -251,7 +251,7 @@ impl Pool {
         let (file, stat) = self.open_image(name, |root, name| sys::open_writable(root, name))?;
         let current_size = tree::length(&stat);
         if size <= current_size {
-            // It may be what an earlier call could not make last.
+            // An earlier call may have failed to sync it.
             return self.sync(&file);
         }
         self.reserve(name, size)?;
@@ -327,8 +327,8 @@ impl Pool {
         Ok(Item { name: name.to_owned(), kind, size_bytes, used_bytes })
     }
 
-    /// Lists the items that this process knows and that are still there; what others have put into the
-    /// directory is seen after a restart.
+    /// Lists the items that this process knows and that still exist. Items that other processes created are
+    /// seen after a restart.
     pub(crate) fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Page {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
@@ -353,9 +353,9 @@ impl Pool {
         self.space(&self.lock().items)
     }
 
-    /// What the operator gives, less what is promised to images; and never more than the filesystem has, less
-    /// what images will still take of it: they are sparse, so that a promise takes no room before it is
-    /// written.
+    /// Total and available space. The total is the operator's limit. Available is the limit less the space
+    /// reserved for images, but at most the filesystem's free space less the unwritten parts of images:
+    /// images are sparse, so a reservation uses no space before it is written.
     fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
         let filesystem = fstatvfs(&self.root).map_err(system_error)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
@@ -366,7 +366,7 @@ impl Pool {
         Ok(Room { total_bytes, available_bytes })
     }
 
-    /// What was promised to images and is not taken yet.
+    /// Space that is reserved for images and not written yet.
     fn unwritten_bytes(&self, items: &BTreeMap<String, Option<u64>>) -> u64 {
         let images = items.iter().filter_map(|(name, size)| Some((name, (*size)?)));
         let missing = images.map(|(name, size)| {
@@ -378,7 +378,7 @@ impl Pool {
         missing.fold(0, u64::saturating_add)
     }
 
-    /// Sets bytes aside for an image, on top of what it has.
+    /// Reserves bytes for an image, beside its present size.
     fn reserve(&self, name: &str, size: u64) -> Result<()> {
         let mut table = self.lock();
         let reserved = table.items.get(name).copied().flatten().unwrap_or_default();
@@ -391,7 +391,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes what bytes were set aside for, and gives them back when that fails.
+    /// Reserves bytes for an operation, and releases them if it fails.
     fn with_reservation(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
@@ -413,7 +413,7 @@ impl Pool {
     fn check_absent(&self, name: &str) -> Result<()> {
         match self.stat(name) {
             Ok(_) => {
-                // Who hears this takes the item for made, also one whose maker could not say so.
+                // The caller treats the item as created, also after an attempt whose result was lost.
                 self.sync(&self.root)?;
                 Err(PoolError::Exists(name.to_owned()))
             }
@@ -429,8 +429,8 @@ impl Pool {
         })
     }
 
-    /// Opens an image. What was planted in place of one is refused, and so is a file that has another name:
-    /// it could be one from outside of the pool.
+    /// Opens an image. Rejects other file types, and files with several names: they could be from outside of
+    /// the pool.
     fn open_image(
         &self,
         name: &str,
@@ -455,7 +455,7 @@ impl Pool {
         ftruncate(file, size).map_err(|error| self.pool_error(error.into(), size))
     }
 
-    /// The same for a file that nobody sees yet.
+    /// The same for a file without its final name.
     fn resize_and_sync(&self, file: &OwnedFd, size: u64) -> Result<()> {
         self.resize(file, size)?;
         fsync(file).map_err(|error| self.pool_error(error.into(), size))
@@ -464,14 +464,14 @@ impl Pool {
     fn new_directory(&self) -> Result<String> {
         let new = self.unique_name(TMP_PREFIX);
         mkdirat(&self.root, &new, Mode::RWXU).map_err(system_error)?;
-        // Set apart from the process' mask. The group may look in, so that an `fsGroup` has a meaning.
+        // Set explicitly, because of the process' umask. The group may read, for `fsGroup`.
         let mode = sys::open_directory(&self.root, &new)
             .and_then(|directory| fchmod(&directory, Mode::RWXU | Mode::RGRP | Mode::XGRP));
         self.discard_on_error(&new, mode.map_err(system_error))?;
         Ok(new)
     }
 
-    /// Gives what was made its name, lastingly.
+    /// Renames a completed item to its final name, durably.
     fn rename_into_place(&self, new: &str, name: &str) -> Result<()> {
         let renamed = renameat_with(&self.root, new, &self.root, name, RenameFlags::NOREPLACE);
         let renamed = renamed.map_err(|error| match error {
@@ -491,7 +491,7 @@ impl Pool {
         renamed
     }
 
-    /// Makes a change last that can be seen already: it is not undone when that fails.
+    /// Makes a visible change durable. A failure does not undo it.
     fn sync(&self, changed: &OwnedFd) -> Result<()> {
         #[cfg(test)]
         if self.is_sync_failing.load(Ordering::Relaxed) {
@@ -501,7 +501,7 @@ impl Pool {
             .map_err(|error| PoolError::Unknown(format!("the change is made, and may not last: {error}")))
     }
 
-    /// Undoes what was begun under a name when it failed.
+    /// Deletes a temporary item if its operation failed.
     fn discard_on_error<T>(&self, new: &str, result: Result<T>) -> Result<T> {
         if result.is_err()
             && let Err(error) = self.remove_tree(new.to_owned())
@@ -531,7 +531,7 @@ impl Pool {
         Ok(ItemLock { pool: self, name })
     }
 
-    /// Keeps an item from changing while it is copied.
+    /// Prevents changes of an item while it is copied.
     fn lock_for_copy<'a>(&'a self, name: &'a str) -> Result<ItemLock<'a>> {
         let mut table = self.lock();
         let readers = match table.uses.get(name) {

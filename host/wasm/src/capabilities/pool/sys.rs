@@ -20,7 +20,7 @@ fn open(directory: impl AsFd, name: impl Arg, flags: OFlags, mode: Mode) -> Resu
     openat2(directory, name, flags, mode, resolve)
 }
 
-/// Other systems have no call that refuses to cross a mount, so they have no pool.
+/// Other systems have no call that refuses to cross a mount, so they have no pools.
 #[cfg(not(target_os = "linux"))]
 fn open(_directory: impl AsFd, _name: impl Arg, _flags: OFlags, _mode: Mode) -> Result<OwnedFd> {
     Err(Errno::NOSYS)
@@ -41,12 +41,12 @@ pub(super) fn open_writable(parent: impl AsFd, name: impl Arg) -> Result<OwnedFd
     open(parent, name, OFlags::RDWR, Mode::empty())
 }
 
-/// Opens a file to write it, and makes it where there is none.
+/// Opens a file for writing, and creates it if it does not exist.
 pub(super) fn open_or_create(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDWR | OFlags::CREATE, mode)
 }
 
-/// Makes a file that is not there.
+/// Creates a file; fails if it exists.
 pub(super) fn create_file(parent: impl AsFd, name: impl Arg, mode: Mode) -> Result<OwnedFd> {
     open(parent, name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)
 }
@@ -68,7 +68,8 @@ pub(super) fn share_blocks(_source: impl AsFd, _target: impl AsFd) -> Result<boo
     Ok(false)
 }
 
-/// Copies a part of a file inside of the kernel; returns how much, or nothing where the filesystem cannot.
+/// Copies a part of a file inside of the kernel. Returns the number of bytes; `None` if the filesystem does
+/// not support it.
 #[cfg(target_os = "linux")]
 pub(super) fn copy_range(
     source: impl AsFd,

@@ -1,4 +1,4 @@
-//! What a hostile guest, or a pod with a volume of the pool, may try; and that every change is whole.
+//! Attacks of a hostile guest, or of a pod with a volume of the pool; and the atomicity of every change.
 
 use std::{
     fs,
@@ -131,8 +131,7 @@ fn unwritten_image_bytes_stay_reserved() {
     let config = PoolConfig { capacity: None, ..config(directory.path()) };
     let pool = Pool::open(&PoolConfig { image_bytes_max: None, ..config }).unwrap();
     let before = pool.usage().unwrap().available_bytes;
-    // Sparse, so it takes nothing of the disk; whatever else happens there meanwhile is far less than a half
-    // of it.
+    // Sparse, so it uses no disk space; other processes use far less than half of it meanwhile.
     let size = before / 2 / BLOCK_BYTES * BLOCK_BYTES;
     pool.create_image("a", size).unwrap();
     assert!(pool.usage().unwrap().available_bytes < before - size / 2);
@@ -244,7 +243,7 @@ fn pipes_and_sockets_are_skipped_and_devices_rejected() {
     let copied: Vec<_> = copied.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(copied, ["file"], "what a process serves is left out");
     pool.remove("e").unwrap();
-    // The right to make a device is not everybody's.
+    // Creating a device needs privileges.
     if mknodat(&inner, "device", FileType::CharacterDevice, Mode::RUSR, 0x103).is_ok() {
         let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
         let expected = "\"device\" in it is a device; expected directories, files and links";
@@ -349,7 +348,7 @@ fn pages_follow_each_other() {
     assert_eq!(scan(Some("c"), 2), (String::new(), false));
 }
 
-/// A small filesystem of its own; needs the right to mount.
+/// A small filesystem; needs the privilege to mount.
 struct Mount(TempDir);
 
 impl Mount {
@@ -422,7 +421,7 @@ fn change_that_cannot_be_synced_returns_unknown() {
     unknown(pool.copy("source", "c", None, CopyMode::AsRead));
     unknown(pool.copy("d", "e", None, CopyMode::AsRead));
     unknown(pool.grow("source", 2 * MIB));
-    // Not even a repetition may say that all is well.
+    // A retry must not succeed either.
     unknown(pool.create_directory("d"));
     unknown(pool.create_image("i", MIB));
     unknown(pool.grow("source", 2 * MIB));

@@ -1,8 +1,8 @@
-//! Whole trees: copied, counted and removed, with links taken as links, sockets and pipes left out, and
-//! mounts left alone.
+//! Operations on whole trees: copy, count and remove. Links are copied as links, sockets and pipes are
+//! skipped, and mounts are not entered.
 //!
-//! What is in a tree was written by a pod, at any time, also now. Nothing here follows a link, crosses a
-//! mount, opens a device or waits for a pipe, and nothing recurses: a tree can be deeper than a stack.
+//! A pod may write to a tree at any time, also during these operations. They follow no link, cross no mount,
+//! open no device, wait for no pipe and do not recurse: a tree can be deeper than a stack.
 
 use std::{collections::HashSet, ffi::CStr, fmt};
 
@@ -19,9 +19,9 @@ use rustix::{
 use super::sys;
 use crate::bindings::cofferdam::storage::pool::CopyMode;
 
-/// How deep a tree may be that is copied or counted: every level keeps two files open.
+/// Maximum depth of a tree that is copied or counted: every level keeps two files open.
 const MAX_DEPTH: usize = 200;
-/// Most bytes that are copied at once.
+/// Maximum bytes of one copy call.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of the unit that filesystems count in.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -29,9 +29,9 @@ const STAT_BLOCK_BYTES: u64 = 512;
 /// Why something in a tree was not done.
 #[derive(Debug)]
 pub(super) enum TreeError {
-    /// The system refused.
+    /// The system's error.
     Errno(Errno),
-    /// It holds something that is not copied or counted, and will as long as nobody changes it.
+    /// The tree has an entry that cannot be copied or counted.
     Unsupported(String),
     /// It changed while it was read.
     Changed(String),
@@ -58,12 +58,12 @@ pub(super) fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// What a file takes on the disk.
+/// A file's disk usage in bytes.
 pub(super) fn disk_usage(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES)
 }
 
-/// What a file's length is.
+/// A file's length in bytes.
 pub(super) fn length(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or_default()
 }
@@ -94,7 +94,7 @@ struct CopyLevel {
     target: OwnedFd,
 }
 
-/// Copies what is in one directory, and its owner, mode and times, to another that is empty.
+/// Copies the content of a directory, its owner, mode and times to an empty directory.
 pub(super) fn copy_tree(source: OwnedFd, target: OwnedFd) -> Result<()> {
     let mut levels = vec![CopyLevel { source: Dir::new(source)?, target }];
     while let Some(level) = levels.last_mut() {
@@ -123,7 +123,7 @@ pub(super) fn copy_tree(source: OwnedFd, target: OwnedFd) -> Result<()> {
 }
 
 impl CopyLevel {
-    /// Copies one entry; a directory is returned, to be gone through.
+    /// Copies one entry. Returns a directory, to be copied next.
     fn copy_entry(&self, name: &CStr) -> Result<Option<Self>> {
         let source = self.source.fd()?;
         let stat = statat(source, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -153,7 +153,7 @@ impl CopyLevel {
                 let (user, group) = owner_ids(&stat);
                 chownat(&self.target, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
             }
-            // What stands behind them is a process, which a copy has not.
+            // Pipes and sockets belong to a process, which a copy does not have.
             FileType::Fifo | FileType::Socket => {}
             other @ (FileType::CharacterDevice | FileType::BlockDevice | FileType::Unknown) => {
                 let what = if other == FileType::Unknown { "of an unknown kind" } else { "a device" };
@@ -192,8 +192,8 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file's first `length` bytes to an empty one: shared where the filesystem can, which is one
-/// moment, and where it cannot read part by part with its holes, unless one moment is asked for.
+/// Copies a file's first `length` bytes to an empty one. The blocks are shared if the filesystem supports it,
+/// which is atomic. Otherwise the file is copied in chunks with its holes, unless the copy must be atomic.
 pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: CopyMode) -> Result<()> {
     if sys::reflink(source, target)? {
         return Ok(());
@@ -218,7 +218,7 @@ pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: C
         while offset < end {
             let part = usize::try_from(end - offset).unwrap_or(COPY_CHUNK_BYTES).min(COPY_CHUNK_BYTES);
             match copy_chunk(source, target, offset, part)? {
-                // The file was made shorter meanwhile.
+                // The file was truncated meanwhile.
                 0 => return Ok(()),
                 copied => offset = offset.saturating_add(u64::try_from(copied).unwrap_or(u64::MAX)),
             }
@@ -237,7 +237,7 @@ fn copy_chunk(source: &OwnedFd, target: &OwnedFd, offset: u64, length: usize) ->
     Ok(rustix::io::pwrite(target, &buffer, offset)?)
 }
 
-/// What everything in a directory takes on the disk. A file with several names counts once.
+/// Disk usage of a directory tree in bytes. A file with several names counts once.
 pub(super) fn tree_usage(directory: OwnedFd) -> Result<u64> {
     let mut sum = disk_usage(&fstat(&directory)?);
     let mut hard_links = HashSet::new();
@@ -275,12 +275,11 @@ pub(super) fn tree_usage(directory: OwnedFd) -> Result<u64> {
     Ok(sum)
 }
 
-/// How often a directory that is not empty after all is looked through again.
+/// Maximum retries of the removal of a directory to which files are added meanwhile.
 const MAX_REMOVE_RETRIES: u32 = 1_000;
 
-/// Removes what has a name in the pool's root, whatever it is, with everything in it. Directories inside are
-/// moved to the root under names of their own first, so that no depth is too deep; a mount cannot be moved
-/// and makes the removal fail.
+/// Removes an item in the pool's root with its content. Directories inside are first moved to the root under
+/// unique names, so that no tree is too deep. A mount cannot be moved and makes the removal fail.
 pub(super) fn remove_tree(
     root: &OwnedFd,
     name: String,
@@ -291,7 +290,7 @@ pub(super) fn remove_tree(
     'next: while let Some(name) = names.pop() {
         match unlinkat(root, &name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => continue,
-            // What unlink says of a directory: here, and on other systems.
+            // Errors of unlink for a directory: on Linux, and on other systems.
             Err(Errno::ISDIR | Errno::PERM) => {}
             Err(error) => return Err(error.into()),
         }
@@ -303,14 +302,14 @@ pub(super) fn remove_tree(
                 continue;
             }
             if let Some(moved) = remove_entry(root, directory.fd()?, inner, &mut unique_name)? {
-                // It goes first: however many there are, as many names are kept as the tree is deep.
+                // Depth first: the list is never longer than the tree is deep.
                 names.extend([name, moved]);
                 continue 'next;
             }
         }
         match unlinkat(root, &name, AtFlags::REMOVEDIR) {
             Ok(()) => {}
-            // Written to meanwhile: once more, but not for ever.
+            // Entries were added meanwhile: retry, with a limit.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
                 retries = retries.saturating_add(1);
                 if retries > MAX_REMOVE_RETRIES {

@@ -1,7 +1,7 @@
 //! Blobs in an embedded database file, durable with every commit.
 //!
-//! Entries, their sum and the version counter change in one transaction of the database, which is on the disk
-//! when a commit returns: whatever ends the process, the file holds every answered commit, and none by half.
+//! Entries, their size and the version counter change in one transaction, which is on the disk when a commit
+//! returns. However the process ends, the file has every committed change, completely.
 
 use std::{
     fs::{self, OpenOptions},
@@ -26,19 +26,19 @@ use crate::{
 
 /// Key to version and value.
 const ENTRIES_TABLE: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
-/// What is known of the whole.
+/// Metadata of the whole file.
 const METADATA_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
 /// Key of the layout's number.
 const FORMAT_KEY: &str = "format";
 /// Key of the last version.
 const VERSION_KEY: &str = "version";
-/// Key of what all entries cost.
+/// Key of the size of all entries.
 const BYTES_KEY: &str = "bytes";
 /// The layout of these tables.
 const FORMAT_VERSION: u64 = 1;
-/// Pages that the database keeps in memory, in bytes: the upper levels of its trees, and what was used last.
+/// Page cache of the database, in bytes: the upper levels of its trees and recent pages.
 const CACHE_BYTES: usize = 8 << 20;
-/// Only the owner may read: a driver's state is its own.
+/// Only the owner may read: the state is the driver's own.
 const FILE_MODE: u32 = 0o600;
 
 /// Blobs in a file.
@@ -46,7 +46,7 @@ const FILE_MODE: u32 = 0o600;
 pub(super) struct FileBlobs {
     limit: usize,
     database: Database,
-    /// Entries and bytes after the last commit, so that nobody waits for the disk to know them.
+    /// Entries and bytes after the last commit; readable without disk access.
     usage: Mutex<(usize, usize)>,
     /// One commit at a time, so that `usage` follows the database.
     write_lock: Mutex<()>,
@@ -120,7 +120,7 @@ impl FileBlobs {
         let _writing = self.write_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let transaction = self.database.begin_write().map_err(unavailable)?;
         let (version, usage) = apply_changes(&transaction, changes, self.limit)?;
-        // Until here nothing is in the file; from here on nobody knows before it has succeeded.
+        // Until now the file is unchanged; from now on the result is unknown until the commit succeeds.
         transaction.commit().map_err(|error| StateCommitError::Unknown(error.to_string()))?;
         *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = usage;
         Ok(version)

@@ -1,6 +1,6 @@
 //! `state`: keyed blobs with compare-and-swap, in memory or in a file, bounded in bytes.
 //!
-//! The policy is here, the same for both; [`memory`] and [`file`](mod@file) keep the blobs.
+//! The rules are the same for both stores: [`memory`] and [`file`](mod@file) store the entries.
 
 mod file;
 mod memory;
@@ -15,24 +15,23 @@ use crate::bindings::cofferdam::storage::state::{
 };
 use cofferdam_backend::in_flight::OperationPermit;
 
-/// Longest key in bytes, as the contract says.
+/// Longest key in bytes, by contract.
 const MAX_KEY: usize = 512;
-/// Largest value in bytes, as the contract says.
+/// Largest value in bytes, by contract.
 const MAX_VALUE: usize = 64 << 10;
-/// Most changes at once, as the contract says.
+/// Maximum changes of one commit, by contract.
 const MAX_CHANGES: usize = 16;
-/// Most bytes of one page, as the contract says.
+/// Maximum bytes of one page, by contract.
 const MAX_PAGE_BYTES: usize = 1 << 20;
-/// What an entry costs beside its key and value: in memory the tree's node, two allocations and what they are
-/// rounded up by.
+/// Memory of an entry beside its key and value: the tree's node and two allocations with their rounding.
 const ENTRY_OVERHEAD: usize = 160;
 
-/// Where the blobs of the `state` import are kept: `[backend.NAME.state]`.
+/// Storage of the `state` import: `[backend.NAME.state]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct StateConfig {
-    /// A file that they outlive the process in; made when it does not exist, in a directory that does. Absent
-    /// keeps them in memory.
+    /// The state file. It is created if it does not exist; its directory must exist. Without a file the state
+    /// is in memory and ends with the process.
     pub file: Option<PathBuf>,
 }
 
@@ -77,7 +76,7 @@ impl StateStore {
         Ok(Self { blobs, workers: Workers::default() })
     }
 
-    /// How many entries there are, and how many bytes they take.
+    /// Number of entries, and their size in bytes.
     pub(crate) fn usage(&self) -> (usize, usize) {
         match &self.blobs {
             BlobStore::Memory(memory) => memory.usage(),
@@ -124,8 +123,8 @@ impl StateStore {
         }
     }
 
-    /// Does something with the store: here in memory, and on a thread that may wait with a disk. What has
-    /// begun runs to its end and keeps its volume guarded until then, also when the call is over.
+    /// Runs an operation on the store: in memory directly, on a file in a blocking thread. An operation that
+    /// has started runs to its end and stays in flight until then, also after its call has ended.
     async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         operation_permit: Option<Arc<OperationPermit>>,
@@ -153,7 +152,7 @@ impl PageBuilder {
         Self { page: Page { entries: Vec::new(), more: false }, limit, bytes: 0 }
     }
 
-    /// Takes the next entry; `false` when it belongs to the next page.
+    /// Adds the next entry; false if the page is full.
     fn try_push(&mut self, key: &str, value: &[u8], version: u64) -> bool {
         self.bytes = self.bytes.saturating_add(cost(key, value));
         if self.page.entries.len() >= self.limit || self.bytes > MAX_PAGE_BYTES {
@@ -165,14 +164,14 @@ impl PageBuilder {
     }
 }
 
-/// What there is under a key.
+/// Metadata of a stored value.
 #[derive(Clone, Copy, Debug)]
 struct ExistingEntry {
     version: u64,
     cost: usize,
 }
 
-/// Checks what a change expects, and says what the store holds after it when it held `bytes` before.
+/// Checks a change's expectation. Returns the store's size after the change; `bytes` is its size before.
 fn size_after_change(
     bytes: usize,
     change: &Change,
@@ -196,7 +195,7 @@ fn size_after_change(
     Ok(bytes.saturating_sub(removed).saturating_add(added))
 }
 
-/// Refuses to grow above a limit; a store that is above it already may shrink.
+/// Rejects growth above the limit. A store that is above it may shrink.
 fn check_limit(limit: usize, before: usize, after: usize) -> Result<(), StateError> {
     if after > limit && after > before { Err(StateError::Full(bound(limit, after))) } else { Ok(()) }
 }

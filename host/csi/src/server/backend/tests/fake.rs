@@ -10,10 +10,10 @@ use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
-        Ability, Capacity, CapacityQuery, ConnectionInfo, CreateGroupSnapshot, CreateSnapshot, CreateVolume,
-        CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature, GroupSnapshot,
-        PageRequest, Parameters, Placement, PublishVolume, Readiness, Snapshot, SnapshotPage, StorageError,
-        ValidateVolume, Validation, VolumeCondition, VolumePage, VolumeStatus,
+        Ability, Capacity, CapacityQuery, ConnectionInfo, ContentSource, CreateGroupSnapshot, CreateSnapshot,
+        CreateVolume, CreatedVolume, Description, ErrorKind, ExpandVolume, ExpandedVolume, Feature,
+        GroupSnapshot, PageRequest, Parameters, Placement, PublishVolume, Readiness, Snapshot, SnapshotPage,
+        StorageError, ValidateVolume, Validation, VolumeCondition, VolumePage, VolumeStatus,
     },
 };
 
@@ -136,25 +136,12 @@ impl Backend for ScriptedBackend {
     }
 
     fn create_volume(&self, _: Call, request: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        self.respond(request.name.replace('\0', ""), &request, volume("v"))
-    }
-
-    fn clone_volume(
-        &self,
-        _: Call,
-        request: CreateVolume,
-        source: VolumeHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        self.respond(id_text(&source), &(request, &source), volume("v"))
-    }
-
-    fn restore_snapshot(
-        &self,
-        _: Call,
-        request: CreateVolume,
-        source: SnapshotHandle,
-    ) -> BackendFuture<'_, CreatedVolume> {
-        self.respond(id_text(&source), &(request, &source), volume("v"))
+        let id = match &request.source {
+            None => request.name.replace('\0', ""),
+            Some(ContentSource::Volume(handle)) => id_text(handle),
+            Some(ContentSource::Snapshot(handle)) => id_text(handle),
+        };
+        self.respond(id, &request, volume("v"))
     }
 
     fn delete_volume(&self, _: Call, handle: VolumeHandle) -> BackendFuture<'_, ()> {

@@ -6,8 +6,8 @@ use cofferdam_backend::{Backend as _, BackendMetrics, Call};
 use cofferdam_domain::{
     names,
     storage::{
-        Ability, AccessType, CapacityRange, CreateSnapshot, CreateVolume, CsiAccessMode, ErrorKind,
-        ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness,
+        Ability, AccessType, CapacityRange, ContentSource, CreateSnapshot, CreateVolume, CsiAccessMode,
+        ErrorKind, ExpandVolume, Feature, Finality, PageRequest, Parameters, PublishVolume, Readiness,
         TopologyRequirement, ValidateVolume, Validation, VolumeCapability, connection_info,
     },
 };
@@ -99,6 +99,7 @@ fn create_request(name: &str) -> CreateVolume {
         mutable_parameters: parameters(&[("iops", "5")]),
         topology: Some(TopologyRequirement { requisite: vec![segments.clone()], preferred: vec![segments] }),
         owner: None,
+        source: None,
     }
 }
 
@@ -271,7 +272,13 @@ async fn content_source_kind_is_returned_in_the_volume_context() {
     }
     // This program's client requested the source itself and drops the key from the response.
     let client = fixture.client().await;
-    let cloned = client.clone_volume(call(), create_request("n"), "x".into()).await.unwrap();
+    let cloned = client
+        .create_volume(
+            call(),
+            CreateVolume { source: Some(ContentSource::Volume("x".into())), ..create_request("n") },
+        )
+        .await
+        .unwrap();
     assert_eq!(cloned.context, parameters(&[("tier", "gold")]));
 }
 

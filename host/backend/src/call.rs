@@ -1,0 +1,497 @@
+//! The common part of every call, around the exchange with the driver.
+//!
+//! [`CallRunner::run`] applies deadlines, the [operation table](crate::in_flight), concurrency limits,
+//! redaction, response checks and metrics. An [`Exchange`] sends one request and receives its response: by a
+//! call into a component, or by gRPC.
+
+use std::{collections::BTreeSet, fmt, future::Future, sync::Arc, time::Duration};
+
+use cofferdam_domain::{
+    GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
+    storage::{
+        ContentSource, CreateGroupSnapshot, CreateSnapshot, CreateVolume, CreatedVolume, ExpandVolume,
+        GroupSnapshot, Parameters, PublishVolume, Secrets, Snapshot, StorageError,
+    },
+};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    Call, CallMetrics, ContractViolation, Redactor,
+    in_flight::{InFlightTable, OperationConflict, OperationKey, OperationPermit, OperationRequest},
+};
+
+/// State of one call, for the exchange and for work that outlives the call.
+#[derive(Clone, Debug)]
+pub struct CallContext {
+    /// End of the call.
+    pub deadline: Instant,
+    /// Secrets of the call, with those configured for the driver.
+    pub secrets: Secrets,
+    /// Redactor of these secrets, and of texts derived from them during the call.
+    pub redactor: Redactor,
+    /// Permit of the operation; absent for calls that change nothing. Work that outlives the call, such as an
+    /// HTTP exchange, keeps a clone: the operation is in flight until the last clone is dropped.
+    pub operation_permit: Option<Arc<OperationPermit>>,
+}
+
+impl CallContext {
+    /// A context without an operation.
+    pub fn new(deadline: Instant, secrets: Secrets) -> Self {
+        Self { deadline, redactor: Redactor::new(secrets.clone()), secrets, operation_permit: None }
+    }
+
+    /// Marks the operation as in doubt until the call has finished. An exchange calls it immediately before
+    /// the driver can see the request.
+    pub fn reached(&self) {
+        if let Some(permit) = &self.operation_permit {
+            permit.reached();
+        }
+    }
+}
+
+/// Too many calls: the queue is full, or the deadline passed before the call could start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overloaded;
+
+/// One request and its response.
+pub trait Exchange: Send {
+    /// The request in the driver's protocol.
+    type Request: Send;
+    /// The response before conversion and checks.
+    type Response: Send;
+    /// Reasons for a call without a usable response.
+    type Failure: From<OperationConflict> + From<Overloaded> + From<ContractViolation> + Send;
+
+    /// Admits a call before its operation is registered.
+    ///
+    /// # Errors
+    /// The call must not start, e.g. because a circuit breaker is open.
+    fn admit(&mut self, _started: Instant, _timeout: Duration) -> Result<(), Self::Failure> {
+        Ok(())
+    }
+
+    /// Sends the request and waits for the response, until the context's deadline. Must call
+    /// [`CallContext::reached`] immediately before the driver can see the request.
+    fn perform(
+        &mut self,
+        context: CallContext,
+        request: Self::Request,
+    ) -> impl Future<Output = Result<Self::Response, Self::Failure>> + Send;
+
+    /// Observes the result of the call, after the checks of the response.
+    fn conclude(&mut self, _result: Result<(), &Self::Failure>) {}
+
+    /// The label `outcome` of a failure in metrics.
+    fn outcome_label(failure: &Self::Failure) -> &'static str;
+
+    /// The error that the caller receives.
+    fn storage_error(&self, failure: Self::Failure, redactor: &Redactor) -> StorageError;
+}
+
+/// Limit of concurrent calls.
+#[derive(Debug)]
+pub struct ConcurrencyLimit {
+    running: Semaphore,
+    /// Permits of running and waiting calls together; absent without a limit.
+    admitted: Option<Semaphore>,
+}
+
+impl ConcurrencyLimit {
+    /// A limit of running calls. Further calls wait until their deadline.
+    pub fn new(running: usize) -> Self {
+        Self { running: Semaphore::new(running), admitted: None }
+    }
+
+    /// The same with a limit of running and waiting calls together. Further calls fail immediately.
+    #[must_use]
+    pub fn with_queue(self, admitted: usize) -> Self {
+        Self { admitted: Some(Semaphore::new(admitted)), ..self }
+    }
+
+    async fn acquire(
+        &self,
+        deadline: Instant,
+    ) -> Result<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>), Overloaded> {
+        let admitted = self.admitted.as_ref().map(Semaphore::try_acquire).transpose();
+        let admitted = admitted.map_err(|_| Overloaded)?;
+        match timeout_at(deadline, self.running.acquire()).await {
+            Ok(Ok(running)) => Ok((admitted, running)),
+            Ok(Err(_)) | Err(_) => Err(Overloaded),
+        }
+    }
+}
+
+/// An object whose creation ends with a handle.
+pub trait CreatedObject {
+    /// The operation key of the handle. `None`: the object's name and handle must stay separate keys.
+    fn operation_key(&self) -> Option<OperationKey>;
+}
+
+impl CreatedObject for CreatedVolume {
+    fn operation_key(&self) -> Option<OperationKey> {
+        Some(OperationKey::Volume(self.handle.clone()))
+    }
+}
+
+impl CreatedObject for Snapshot {
+    fn operation_key(&self) -> Option<OperationKey> {
+        Some(OperationKey::Snapshot(self.handle.clone()))
+    }
+}
+
+impl CreatedObject for GroupSnapshot {
+    fn operation_key(&self) -> Option<OperationKey> {
+        Some(OperationKey::GroupSnapshot(self.handle.clone()))
+    }
+}
+
+/// Effect of a successful call on the aliases of the operation table.
+enum AliasUpdate<U> {
+    None,
+    Add(fn(&U) -> Option<OperationKey>),
+    Remove,
+}
+
+/// Converts a response of type `R` to a `U` and checks it.
+pub trait Convert<R, U>: FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send + 'static {}
+
+impl<R, U, F: FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send + 'static> Convert<R, U> for F {}
+
+type ResponseConverter<R, U> = Box<dyn FnOnce(R, &Redactor) -> Result<U, ContractViolation> + Send>;
+
+/// One call: its method, its operation, and the conversion of its response of type `R` to a `U`.
+pub struct CallSpec<R, U> {
+    /// CSI's path of the method: the sidecars' label of their metrics.
+    method: &'static str,
+    /// Absent for calls that change nothing.
+    operation: Option<OperationRequest>,
+    convert: ResponseConverter<R, U>,
+    alias_update: AliasUpdate<U>,
+}
+
+impl<R, U> fmt::Debug for CallSpec<R, U> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallSpec")
+            .field("method", &self.method)
+            .field("operation", &self.operation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Methods of CSI. Each `convert` checks the response as well.
+impl<R, U> CallSpec<R, U> {
+    fn new(method: &'static str, operation: Option<OperationRequest>, convert: impl Convert<R, U>) -> Self {
+        Self { method, operation, convert: Box::new(convert), alias_update: AliasUpdate::None }
+    }
+
+    /// CSI's path of the method.
+    pub const fn method(&self) -> &'static str {
+        self.method
+    }
+
+    /// `Probe`.
+    pub fn probe(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Identity/Probe", None, convert)
+    }
+
+    /// `CreateVolume`.
+    pub fn create_volume(request: &CreateVolume, convert: impl Convert<R, U>) -> Self
+    where
+        U: CreatedObject,
+    {
+        let (method, source) = match &request.source {
+            None => ("create", None),
+            Some(ContentSource::Volume(handle)) => {
+                ("create-from-volume", Some(OperationKey::Volume(handle.clone())))
+            }
+            Some(ContentSource::Snapshot(handle)) => {
+                ("create-from-snapshot", Some(OperationKey::Snapshot(handle.clone())))
+            }
+        };
+        let key = OperationKey::VolumeName(request.name.as_str().into());
+        let operation = OperationRequest::new(key, method, request).with_sources(source);
+        Self::new("/csi.v1.Controller/CreateVolume", Some(operation), convert).adding_alias()
+    }
+
+    /// `ValidateVolumeCapabilities`.
+    pub fn validate_volume(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/ValidateVolumeCapabilities", None, convert)
+    }
+
+    /// `ControllerPublishVolume`.
+    pub fn publish_volume(request: &PublishVolume, convert: impl Convert<R, U>) -> Self {
+        let operation = volume_operation(&request.handle, "publish", request);
+        let operation = operation.on_node(Some(request.node_id.clone()));
+        Self::new("/csi.v1.Controller/ControllerPublishVolume", Some(operation), convert)
+    }
+
+    /// `ControllerExpandVolume`.
+    pub fn expand_volume(request: &ExpandVolume, convert: impl Convert<R, U>) -> Self {
+        let operation = volume_operation(&request.handle, "expand", request);
+        Self::new("/csi.v1.Controller/ControllerExpandVolume", Some(operation), convert)
+    }
+
+    /// `CreateSnapshot`.
+    pub fn create_snapshot(request: &CreateSnapshot, convert: impl Convert<R, U>) -> Self
+    where
+        U: CreatedObject,
+    {
+        let key = OperationKey::SnapshotName(request.name.as_str().into());
+        let operation = OperationRequest::new(key, "create-snapshot", request)
+            .with_sources([OperationKey::Volume(request.source.clone())]);
+        Self::new("/csi.v1.Controller/CreateSnapshot", Some(operation), convert).adding_alias()
+    }
+
+    /// `GetSnapshot`.
+    pub fn get_snapshot(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/GetSnapshot", None, convert)
+    }
+
+    /// `ListSnapshots`.
+    pub fn list_snapshots(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/ListSnapshots", None, convert)
+    }
+
+    /// `CreateVolumeGroupSnapshot`.
+    pub fn create_group_snapshot(request: &CreateGroupSnapshot, convert: impl Convert<R, U>) -> Self
+    where
+        U: CreatedObject,
+    {
+        let key = OperationKey::GroupSnapshotName(request.name.as_str().into());
+        let operation = OperationRequest::new(key, "create-group-snapshot", request)
+            .with_sources(request.sources.iter().cloned().map(OperationKey::Volume));
+        Self::new("/csi.v1.GroupController/CreateVolumeGroupSnapshot", Some(operation), convert)
+            .adding_alias()
+    }
+
+    /// `GetVolumeGroupSnapshot`.
+    pub fn get_group_snapshot(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.GroupController/GetVolumeGroupSnapshot", None, convert)
+    }
+
+    /// `ListVolumes`.
+    pub fn list_volumes(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/ListVolumes", None, convert)
+    }
+
+    /// `ControllerGetVolume`.
+    pub fn get_volume(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/ControllerGetVolume", None, convert)
+    }
+
+    /// `GetCapacity`.
+    pub fn get_capacity(convert: impl Convert<R, U>) -> Self {
+        Self::new("/csi.v1.Controller/GetCapacity", None, convert)
+    }
+
+    fn adding_alias(self) -> Self
+    where
+        U: CreatedObject,
+    {
+        Self { alias_update: AliasUpdate::Add(U::operation_key), ..self }
+    }
+}
+
+/// Methods whose responses are empty.
+impl<R> CallSpec<R, ()> {
+    fn without_response(method: &'static str, operation: OperationRequest) -> Self {
+        Self::new(method, Some(operation), |_, _| Ok(()))
+    }
+
+    fn deletion(method: &'static str, operation: OperationRequest) -> Self {
+        Self { alias_update: AliasUpdate::Remove, ..Self::without_response(method, operation) }
+    }
+
+    /// `DeleteVolume`.
+    pub fn delete_volume(handle: &VolumeHandle) -> Self {
+        let key = OperationKey::Volume(handle.clone());
+        let operation = OperationRequest::deletion(key, DELETE_VOLUME, &());
+        Self::deletion("/csi.v1.Controller/DeleteVolume", operation)
+    }
+
+    /// `ControllerUnpublishVolume`.
+    pub fn unpublish_volume(handle: &VolumeHandle, node: Option<&NodeId>) -> Self {
+        let operation = volume_operation(handle, "unpublish", &node).inverse("publish", node.cloned());
+        Self::without_response("/csi.v1.Controller/ControllerUnpublishVolume", operation)
+    }
+
+    /// `ControllerModifyVolume`.
+    pub fn modify_volume(handle: &VolumeHandle, parameters: &Parameters) -> Self {
+        let operation = volume_operation(handle, "modify", parameters);
+        Self::without_response("/csi.v1.Controller/ControllerModifyVolume", operation)
+    }
+
+    /// `DeleteSnapshot`.
+    pub fn delete_snapshot(handle: &SnapshotHandle) -> Self {
+        let key = OperationKey::Snapshot(handle.clone());
+        let operation = OperationRequest::deletion(key, "delete-snapshot", &());
+        Self::deletion("/csi.v1.Controller/DeleteSnapshot", operation)
+    }
+
+    /// `DeleteVolumeGroupSnapshot`.
+    pub fn delete_group_snapshot(handle: &GroupSnapshotHandle, snapshots: &BTreeSet<SnapshotHandle>) -> Self {
+        let key = OperationKey::GroupSnapshot(handle.clone());
+        let operation = OperationRequest::deletion(key, "delete-group-snapshot", snapshots);
+        Self::deletion("/csi.v1.GroupController/DeleteVolumeGroupSnapshot", operation)
+    }
+}
+
+/// Name of the operation that deletes a volume.
+const DELETE_VOLUME: &str = "delete";
+
+fn volume_operation(
+    handle: &VolumeHandle,
+    method: &'static str,
+    arguments: &impl std::hash::Hash,
+) -> OperationRequest {
+    OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
+}
+
+/// True if a deletion of the volume is in doubt: it may still delete the volume.
+pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
+    in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
+        == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
+}
+
+/// Runs the calls of one driver.
+#[derive(Debug)]
+pub struct CallRunner {
+    /// Secrets that the operator configured for every call.
+    secrets: Secrets,
+    /// Maximum duration of a call; a caller's deadline may be shorter.
+    timeout: Duration,
+    in_flight: InFlightTable,
+    metrics: CallMetrics,
+}
+
+impl CallRunner {
+    /// A runner with an empty operation table.
+    pub fn new(secrets: Secrets, timeout: Duration, metrics: CallMetrics) -> Self {
+        Self { secrets, timeout, in_flight: InFlightTable::default(), metrics }
+    }
+
+    /// The operations of the driver.
+    pub const fn in_flight(&self) -> &InFlightTable {
+        &self.in_flight
+    }
+
+    /// Secrets of a call, with those configured for the driver.
+    pub fn secrets(&self, call: &Call) -> Secrets {
+        self.secrets.merged_with(&call.secrets)
+    }
+
+    /// Runs one call that started at `started`:
+    ///
+    /// 1. Ask the exchange for admission.
+    /// 2. Register the operation.
+    /// 3. Acquire a permit of `limit`.
+    /// 4. Perform the exchange.
+    /// 5. Convert and check the response.
+    /// 6. Record metrics and the operation's result.
+    ///
+    /// A dropped future leaves the operation in doubt if the driver was reached.
+    ///
+    /// # Errors
+    /// The driver's error, or the reason for a call without a usable response. Only errors of the driver can
+    /// be final.
+    pub async fn run<X: Exchange, U>(
+        &self,
+        started: Instant,
+        call: Call,
+        spec: CallSpec<X::Response, U>,
+        limit: &ConcurrencyLimit,
+        mut exchange: X,
+        request: X::Request,
+    ) -> Result<U, StorageError> {
+        let _in_flight = self.metrics.start();
+        let CallSpec { method, operation, convert, alias_update } = spec;
+        let secrets = self.secrets(&call);
+        let redactor = Redactor::new(secrets.clone());
+        let timeout = call.deadline.min(self.timeout);
+        if let Err(failure) = exchange.admit(started, timeout) {
+            return self.conclude(started, method, exchange, &redactor, Err(failure));
+        }
+        let permit = match operation.map(|operation| self.in_flight.acquire(operation)).transpose() {
+            Ok(permit) => permit,
+            Err(conflict) => {
+                return self.conclude(started, method, exchange, &redactor, Err(conflict.into()));
+            }
+        };
+        let context = CallContext {
+            deadline: started + timeout,
+            secrets,
+            redactor: redactor.clone(),
+            operation_permit: permit.clone(),
+        };
+        let response = match limit.acquire(context.deadline).await {
+            Ok(_concurrency_permit) => exchange.perform(context, request).await,
+            Err(overloaded) => Err(overloaded.into()),
+        };
+        let converted = response.and_then(|response| convert(response, &redactor).map_err(X::Failure::from));
+        let result = self.conclude(started, method, exchange, &redactor, converted);
+        let result = match permit {
+            Some(permit) => finish_operation(&permit, result, &alias_update),
+            None => result,
+        };
+        self.metrics.set_in_doubt(self.in_flight.in_doubt_count());
+        result
+    }
+
+    /// Records a call whose task was lost, e.g. by a panic of the host.
+    pub fn record_lost_call<X: Exchange>(
+        &self,
+        started: Instant,
+        method: &'static str,
+        exchange: X,
+        failure: X::Failure,
+    ) -> StorageError {
+        let result: Result<std::convert::Infallible, _> =
+            self.conclude(started, method, exchange, &Redactor::default(), Err(failure));
+        match result {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    fn conclude<X: Exchange, U>(
+        &self,
+        started: Instant,
+        method: &'static str,
+        mut exchange: X,
+        redactor: &Redactor,
+        result: Result<U, X::Failure>,
+    ) -> Result<U, StorageError> {
+        exchange.conclude(result.as_ref().map(|_| ()));
+        let outcome = result.as_ref().map_or_else(X::outcome_label, |_| "ok");
+        let result = result.map_err(|failure| exchange.storage_error(failure, redactor));
+        let code = result.as_ref().map_or_else(|error| error.kind.as_str(), |_| "OK");
+        self.metrics.observe(method, code, outcome, started.elapsed());
+        result
+    }
+}
+
+/// Records the result of an operation. A failure stays in doubt if an earlier attempt may still have an
+/// effect.
+fn finish_operation<U>(
+    permit: &OperationPermit,
+    result: Result<U, StorageError>,
+    alias_update: &AliasUpdate<U>,
+) -> Result<U, StorageError> {
+    let result = result.map_err(|error| permit.keep_in_doubt(error));
+    permit.finish(result.as_ref().err());
+    if let Ok(value) = &result {
+        match alias_update {
+            AliasUpdate::None => {}
+            AliasUpdate::Add(key) => {
+                if let Some(key) = key(value) {
+                    permit.add_alias(key);
+                }
+            }
+            AliasUpdate::Remove => permit.remove_alias(),
+        }
+    }
+    result
+}
