@@ -20,10 +20,10 @@ build: toolchain ## build host and guests
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
-	$(CARGO) run --locked --bin cofferdam -- dev --demo --stay
+	$(CARGO) run --locked --bin cofferdam -- dev --demo --keep-running
 
 .PHONY: demo
-demo: toolchain ## build and show the demo: exits 0 when everything held
+demo: toolchain ## build and show the demo: exits 0 if every step succeeded
 	$(CARGO) run --locked --bin cofferdam -- dev --demo
 
 .PHONY: test
