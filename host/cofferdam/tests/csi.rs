@@ -201,7 +201,7 @@ async fn a_csi_driver_with_a_node_service_runs_on_one_node_in_dev() {
     for expected in [
         "node-1, node-2, simulated: no containers run",
         "existing.example has its own Node service, which mounts on this machine, for node-1 only",
-        "leaves the pod on node-1: the driver mounts there and nowhere else",
+        "leaves the pod on node-1: the driver is on this node only",
         "demo: succeeded",
     ] {
         assert!(text.contains(expected), "{expected:?} in\n{text}");
