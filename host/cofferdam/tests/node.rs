@@ -95,9 +95,9 @@ fn invalid_node_settings_are_rejected_at_start() {
         fs::write(path(name), text).unwrap();
         path(name)
     };
-    let rootless = write("rootless.toml", "[node]\nattachments = [\"directory\"]\n");
-    let unknown = write("unknown.toml", "[node]\nattachments = [\"nfs\"]\n");
-    let missing_root = "[node]\nattachments = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
+    let rootless = write("rootless.toml", "[node]\nconnection-kinds = [\"directory\"]\n");
+    let unknown = write("unknown.toml", "[node]\nconnection-kinds = [\"nfs\"]\n");
+    let missing_root = "[node]\nconnection-kinds = [\"directory\"]\ndirectory-root = \"/nowhere/pool\"\n";
     let missing_root = write("away.toml", missing_root);
     let (manifest, socket) = (path("manifest.json"), path("csi.sock"));
     let base = ["--role", "node", "--manifest", &manifest, "--csi-endpoint", &socket, "--node-name", "n1"];
