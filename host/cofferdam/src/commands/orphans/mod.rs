@@ -114,7 +114,7 @@ fn to_json(report: &DriverReport) -> serde_json::Value {
         "report": ScanReport::read(&report.config_map),
         "request": request,
         "deleting": report.is_deleting(),
-        "answer": DeletionResponse::read(&report.config_map),
+        "response": DeletionResponse::read(&report.config_map),
     })
 }
 

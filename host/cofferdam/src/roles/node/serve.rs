@@ -25,6 +25,10 @@ const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Default directory of the node records, beside the socket.
 const RECORDS_DIRECTORY: &str = "volumes";
 
+fn setup_error(error: impl std::fmt::Display) -> NodeRoleError {
+    NodeRoleError::Setup(error.to_string())
+}
+
 /// Starts the Node service on its socket; returns the server and the driver's name.
 pub(super) async fn serve_node(
     configuration: &Configuration,
@@ -36,8 +40,8 @@ pub(super) async fn serve_node(
     let address = required(&configuration.csi_endpoint, role, "csi-endpoint")?.0.clone();
     let name = required(&configuration.node_name, role, "node-name")?.clone();
     let policy = configuration.node.clone();
-    policy.validate().map_err(NodeRoleError::Policy)?;
-    let roots = KubeletRoots::new(configuration.kubelet_root.clone()).map_err(NodeRoleError::Setup)?;
+    policy.validate().map_err(|error| NodeRoleError::Policy(error.to_string()))?;
+    let roots = KubeletRoots::new(configuration.kubelet_root.clone()).map_err(setup_error)?;
     let configured_roots = [("directory-root", &policy.directory_root), ("image-root", &policy.image_root)];
     let configured_roots = configured_roots.iter().filter_map(|(key, root)| Some((*key, root.as_deref()?)));
     for (key, root) in roots.iter().map(|root| ("kubelet-root", root)).chain(configured_roots) {
@@ -46,9 +50,9 @@ pub(super) async fn serve_node(
     let default_records =
         || address.path().parent().map(|parent| parent.join(RECORDS_DIRECTORY)).unwrap_or_default();
     let records: PathBuf = configuration.node_records.clone().unwrap_or_else(default_records);
-    let mounter = LinuxMounter::open(&policy, &records).map_err(NodeRoleError::Setup)?;
+    let mounter = LinuxMounter::open(&policy, &records).map_err(setup_error)?;
     let labels = read_node_labels(configuration, &manifest, &name).await?;
-    let segments = manifest.topology_segments(&name, &labels).map_err(NodeRoleError::Setup)?;
+    let segments = manifest.topology_segments(&name, &labels).map_err(setup_error)?;
     let driver = manifest.driver().to_string();
     let service = NodeService::new(
         NodeVolumes::new(mounter, roots, policy),
