@@ -70,8 +70,8 @@ fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
     Ok(target.join("guests"))
 }
 
-/// Adds the target to the toolchain if rustup reports that it is missing. Without rustup the compiler reports a
-/// missing target.
+/// Adds the target to the toolchain if rustup reports that it is missing. Without rustup the compiler reports
+/// a missing target.
 fn install_target(root: &Path) -> Result<(), Box<dyn Error>> {
     let rustup = |arguments: &[&str]| {
         Command::new("rustup").args(arguments).current_dir(root).stderr(Stdio::inherit()).output().ok()
@@ -110,8 +110,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Reports if the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests must
-/// not inherit it.
+/// Reports if the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
+/// must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];
     let prefixes = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC", "CLIPPY", "LLVM_PROFILE", "DEP_"];

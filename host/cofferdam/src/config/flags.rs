@@ -38,10 +38,10 @@ impl CliValues {
 
 /// Selects the settings for which a command has flags.
 pub(crate) trait FlagSelection: fmt::Debug + Default {
-    /// Whether the command has `--config`.
+    /// True if the command has `--config`.
     const HAS_CONFIG_FLAG: bool;
 
-    /// Whether the command has the flag of a setting.
+    /// Reports if the command has the flag of a setting.
     fn includes(setting: &Setting) -> bool;
 }
 

@@ -99,12 +99,12 @@ impl Roles {
         }
     }
 
-    /// Whether the process runs drivers: all roles but those of a node call one.
+    /// Reports if the process runs drivers: all roles but those of a node call one.
     pub(crate) fn has_driver_roles(&self) -> bool {
         !self.cluster.is_empty() || !self.servers.is_empty()
     }
 
-    /// Whether the process has roles of a node and no others.
+    /// Reports if the process has roles of a node and no others.
     pub(crate) fn is_node_only(&self) -> bool {
         !self.has_driver_roles() && !self.node.is_empty()
     }

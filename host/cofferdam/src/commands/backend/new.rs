@@ -332,7 +332,8 @@ A storage driver for Cofferdam: one WebAssembly component.
 The first build removes unused packages; then commit the file.
 
 `src/lib.rs` stores volumes in the `state` import; replace that with your storage.
-`sdk/` has the SDK and the contract of the program that created this project; `cargo doc --open -p cofferdam-guest` shows its documentation.
+`sdk/` has the SDK and the contract of the program that created this project.
+`cargo doc --open -p cofferdam-guest` shows its documentation.
 ";
 
 const NEXT_STEPS: &str = "created {directory}\n

@@ -29,8 +29,8 @@ pub(crate) enum OrphansError {
     #[error("driver {0} has a request that this version cannot read: expected it to finish first")]
     UnreadableRequest(String),
     #[error(
-        "no response within {limit}: the request remains, and is refused if it has not started after an hour; \
-         `cofferdam orphans --driver {driver}` shows its result. Expected a process to run the role \
+        "no response within {limit}: the request remains, and is refused if it has not started after an \
+         hour; `cofferdam orphans --driver {driver}` shows its result. Expected a process to run the role \
          provisioner with the driver"
     )]
     ResponseTimeout { driver: String, limit: GoDuration },

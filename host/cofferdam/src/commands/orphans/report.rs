@@ -42,7 +42,7 @@ impl DriverReport {
         }
     }
 
-    /// Whether the request is in progress.
+    /// Reports if the request is in progress.
     pub(super) fn is_deleting(&self) -> bool {
         self.config_map.data_value(DELETING).is_some()
     }

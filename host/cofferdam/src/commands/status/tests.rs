@@ -107,9 +107,11 @@ fn cluster() -> StatusObjects {
         ])),
         events: parse_list(json!([
             {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning",
-             "reason": "ProvisioningFailed", "message": "no room", "lastTimestamp": "2026-06-03T11:55:00Z"},
+             "reason": "ProvisioningFailed", "message": "no room",
+             "lastTimestamp": "2026-06-03T11:55:00Z"},
             {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning",
-             "reason": "ProvisioningFailed", "message": "an older reason", "lastTimestamp": "2026-06-03T10:00:00Z"},
+             "reason": "ProvisioningFailed", "message": "an older reason",
+             "lastTimestamp": "2026-06-03T10:00:00Z"},
             {"metadata": {}, "involvedObject": {"uid": "pv-2"}, "type": "Warning", "reason": "VolumeFailedDelete",
              "message": "in use", "series": {"count": 3, "lastObservedTime": "2026-06-03T11:59:30.000000Z"}},
             {"metadata": {}, "involvedObject": {"uid": "other"}, "type": "Warning", "message": "x"},
