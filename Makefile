@@ -24,10 +24,10 @@ release: toolchain ## build the optimised program, with jemalloc: target/release
 
 .PHONY: dev
 dev: toolchain ## build, show the demo, and keep a Kubernetes API with storage running for kubectl
-	$(CARGO) run --locked --bin cofferdam -- dev --demo --stay
+	$(CARGO) run --locked --bin cofferdam -- dev --demo --keep-running
 
 .PHONY: demo
-demo: toolchain ## build and show the demo: exits 0 when everything held
+demo: toolchain ## build and show the demo: exits 0 if every step succeeded
 	$(CARGO) run --locked --bin cofferdam -- dev --demo
 
 .PHONY: test

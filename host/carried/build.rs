@@ -1,4 +1,4 @@
-//! Compiles the guests.
+//! Compiles the components.
 
 use cofferdam_guest_builder::{GuestPackage, build};
 

@@ -1,10 +1,10 @@
-//! The components that the program carries, compiled to WebAssembly by this crate's build script.
+//! The built-in driver components, compiled to WebAssembly by this crate's build script.
 //!
-//! A `cargo build` of the host also builds them, and a change of one rebuilds what embeds it.
+//! A `cargo build` of the host builds them too. A change of a component rebuilds the crates that embed it.
 #![forbid(unsafe_code)]
 
-/// The memory backend, the default of dev mode.
+/// The memory driver, the default of dev mode.
 pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
 
-/// The pool backend: directories and images of one node.
+/// The pool driver: directories and images on one node.
 pub const POOL: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_POOL"));

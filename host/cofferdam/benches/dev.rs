@@ -1,6 +1,6 @@
-//! Start and memory of `cofferdam dev`: the built program, started several times, as the kernel sees it.
+//! Start time and memory of `cofferdam dev`, measured on several processes of the built program.
 //!
-//! The first start compiles the driver into a fresh cache; the others find it there.
+//! The first start compiles the driver into an empty cache; the others use it.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -16,13 +16,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Starts with a warm cache.
+/// Number of starts with a warm cache.
 const STARTS: usize = 5;
-/// What a start shall take at most, with the driver compiled.
+/// Limit of the start time with a warm cache.
 const START_TARGET_MS: u128 = 300;
-/// What an idle process shall use at most.
+/// Limit of the memory of an idle process.
 const RESIDENT_TARGET_KIB: u64 = 40 * 1024;
-/// After this the allocator and the caches have come to rest.
+/// Time until the allocator and the caches are idle.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
 struct StartedProcess {

@@ -1,4 +1,4 @@
-//! The client of the API: who says where it is, and in which namespace our own objects live.
+//! The client of the Kubernetes API: its configuration, and the namespace of Cofferdam's own objects.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError, LoadDataError
 
 use crate::config::Configuration;
 
-/// Why there is no client.
+/// An error that prevents the creation of a client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("cannot read kubeconfig {}: {problem}", path.display())]
     Kubeconfig { path: PathBuf, problem: String },
-    #[error("cannot read the kubeconfig that KUBECONFIG names, {value:?}: {problem}")]
+    #[error("cannot read KUBECONFIG={value:?}: {problem}")]
     KubeconfigVariable { value: String, problem: String },
     #[error("kubeconfig {origin} has no context {context:?}: expected {known}")]
     UnknownContext { origin: String, context: String, known: String },
@@ -24,42 +24,42 @@ pub(crate) enum ClientError {
         "no cluster: expected --kubeconfig FILE, KUBECONFIG, a pod's service account, or {}", path.display()
     )]
     NotConfigured { path: PathBuf },
-    #[error("cannot make a client for {url}: {problem}")]
+    #[error("cannot create a client for {url}: {problem}")]
     Client { url: String, problem: String },
 }
 
-/// A client and the namespace that its configuration names.
+/// A client and the namespace of its configuration.
 #[derive(Clone)]
 pub(crate) struct ClusterConnection {
-    /// The client. It repeats nothing by itself: the roles decide what a failed request means.
+    /// The client. It does not retry: the roles handle failed requests.
     pub(crate) client: kube::Client,
-    /// Where the API is.
+    /// URL of the API.
     pub(crate) url: String,
-    /// Who says so, for people: a kubeconfig, or the pod's service account.
+    /// Origin of the URL, for output: a kubeconfig, or the pod's service account.
     pub(crate) origin: String,
-    /// The namespace of our own objects.
+    /// Namespace of Cofferdam's own objects.
     pub(crate) namespace: String,
 }
 
 impl ClusterConnection {
-    /// Which API this is, for people who look at one that does not answer.
+    /// URL and origin of the API, for messages about an API that does not respond.
     pub(crate) fn api_description(&self) -> String {
         format!("{} ({})", self.url, self.origin)
     }
 }
 
-/// The environment's part in the choice, injected for tests.
+/// Values of the environment that select the configuration; injected for tests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientEnvironment {
     /// `KUBECONFIG`
     pub(crate) kubeconfig: Option<String>,
-    /// Whether `KUBERNETES_SERVICE_HOST` is set, as in every pod.
+    /// Set if `KUBERNETES_SERVICE_HOST` is, as in every pod.
     pub(crate) in_cluster: bool,
-    /// The home directory.
+    /// Home directory.
     pub(crate) home: Option<PathBuf>,
 }
 
-/// Which configuration is used.
+/// Source of the client's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ClientConfigSource {
     File(PathBuf),
@@ -68,7 +68,7 @@ enum ClientConfigSource {
 }
 
 impl ClientEnvironment {
-    /// Those of this process.
+    /// Reads the environment of this process.
     pub(crate) fn from_process() -> Self {
         let text = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Self {
@@ -78,7 +78,7 @@ impl ClientEnvironment {
         }
     }
 
-    /// The flag, then `KUBECONFIG`, then the pod's service account, then the user's kubeconfig.
+    /// Selects the first of: the flag, `KUBECONFIG`, the pod's service account, the user's kubeconfig.
     fn choose_source(&self, flag: Option<&Path>) -> Result<ClientConfigSource, ClientError> {
         if let Some(path) = flag {
             return Ok(ClientConfigSource::File(path.to_owned()));
@@ -98,10 +98,10 @@ impl ClientEnvironment {
     }
 }
 
-/// Connects as the configuration says.
+/// Connects to the configured cluster.
 ///
 /// # Errors
-/// [`ClientError`], one line that names the file or variable.
+/// [`ClientError`], one line with the file or variable.
 pub(crate) async fn connect(
     configuration: &Configuration,
     environment: &ClientEnvironment,
@@ -132,7 +132,7 @@ pub(crate) async fn connect(
     build_connection(client, origin, namespace)
 }
 
-/// One file.
+/// Reads one file.
 fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ClientError> {
     let unreadable = |error: KubeconfigError| ClientError::Kubeconfig {
         path: path.to_owned(),
@@ -141,7 +141,7 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ClientError> {
     Kubeconfig::read_from(path).map_err(unreadable)
 }
 
-/// The files of `KUBECONFIG`, merged; the first that says something is right.
+/// Reads and merges the files of `KUBECONFIG`; the first file that sets a value wins.
 fn read_kubeconfig_list(value: &str) -> Result<Kubeconfig, ClientError> {
     let unreadable = |problem: String| ClientError::KubeconfigVariable { value: value.to_owned(), problem };
     let mut merged: Option<Kubeconfig> = None;
@@ -152,7 +152,7 @@ fn read_kubeconfig_list(value: &str) -> Result<Kubeconfig, ClientError> {
             Some(merged) => merged.merge(next).map_err(|error| unreadable(redacted_message(&error)))?,
         });
     }
-    merged.ok_or_else(|| unreadable("it names no file".to_owned()))
+    merged.ok_or_else(|| unreadable("it has no file".to_owned()))
 }
 
 async fn config_from_kubeconfig(
@@ -195,12 +195,12 @@ fn build_connection(
     Ok(ClusterConnection { client, url, origin, namespace })
 }
 
-/// What is wrong with a kubeconfig, and nothing of what stands in it: that may be a token or a key. The
-/// parser's own words quote the lines around the mistake.
+/// Describes an error in a kubeconfig without quoting the file, which may have a token or a key. The parser's
+/// message quotes the lines around the error.
 fn redacted_message(error: &KubeconfigError) -> String {
     if let KubeconfigError::Parse(error) = error {
         return format!(
-            "{}not a kubeconfig: what stands there is not shown, for it may be secret",
+            "{}not a kubeconfig: the content is not shown, because it may be secret",
             parse_location(error)
         );
     }
@@ -219,18 +219,18 @@ fn redacted_message(error: &KubeconfigError) -> String {
     one_line(error)
 }
 
-/// Where a parser stopped.
+/// Position of a parser's error.
 fn parse_location(error: &serde_saphyr::Error) -> String {
     error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
 }
 
-/// Why credentials cannot be used, without them.
+/// Describes why credentials cannot be used, without quoting them.
 fn credential_error_message(error: &kube::Error) -> String {
     if let kube::Error::InferKubeconfig(error) = error {
         return redacted_message(error);
     }
     if let kube::Error::ProxyProtocolDisabled { .. } = error {
-        // kube's own text has the proxy's password.
+        // kube's message has the proxy's password.
         return "proxy-url is set: expected none, connections through a proxy are not supported".to_owned();
     }
     if let kube::Error::Auth(error) = error
@@ -241,7 +241,7 @@ fn credential_error_message(error: &kube::Error) -> String {
     one_line(error)
 }
 
-/// A client from a kubeconfig's text.
+/// Connects with the text of a kubeconfig.
 ///
 /// # Errors
 /// [`ClientError`]
@@ -259,7 +259,7 @@ pub(crate) async fn connect_with_kubeconfig(
     build_connection(config, format!("kubeconfig {origin}"), namespace)
 }
 
-/// An error with its causes, each once, in one line.
+/// Formats an error and its sources in one line, each text once.
 pub(crate) fn one_line(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

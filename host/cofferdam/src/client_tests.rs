@@ -26,7 +26,8 @@ fn the_kubeconfig_is_chosen_from_flag_variable_pod_and_home_in_order() {
 async fn the_client_does_not_retry_and_uses_the_contexts_namespace() {
     let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
         contexts: [{name: c, context: {cluster: k, user: u, namespace: storage}}]\n\
-        clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1'}}]\nusers: [{name: u, user: {token: t}}]\n";
+        clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1'}}]\n\
+        users: [{name: u, user: {token: t}}]\n";
     let cluster = connect_with_kubeconfig(text, "test").await.unwrap();
     assert_eq!((cluster.namespace.as_str(), cluster.url.as_str()), ("storage", "https://127.0.0.1:1/"));
     let broken = connect_with_kubeconfig(&text.replace("cluster: k,", "cluster: other,"), "test").await;
@@ -34,7 +35,7 @@ async fn the_client_does_not_retry_and_uses_the_contexts_namespace() {
     assert!(error.starts_with("kubeconfig test cannot be used: ") && error.contains("other"), "{error}");
 }
 
-/// What a secret in these tests looks like.
+/// A secret.
 const TOKEN: &str = "s3cr3t-t0k3n";
 
 fn write_kubeconfig(directory: &tempfile::TempDir, text: &str) -> PathBuf {
@@ -86,8 +87,10 @@ async fn kubeconfig_errors_never_quote_the_file() {
 #[tokio::test]
 async fn a_proxy_password_is_not_in_the_error() {
     let text = format!(
-        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
-         clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', proxy-url: 'http://me:{TOKEN}@127.0.0.1:2'}}}}]\n\
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, \
+         user: u}}}}]\n\
+         clusters: [{{name: k, cluster: {{server: 'https://127.0.0.1:1', proxy-url: \
+         'http://me:{TOKEN}@127.0.0.1:2'}}}}]\n\
          users: [{{name: u, user: {{}}}}]\n",
     );
     let error = one_line(&connect_with_kubeconfig(&text, "test").await.err().unwrap());
@@ -105,7 +108,7 @@ async fn a_credential_plugin_failure_never_quotes_its_output() {
             "the output of the credential plugin is not an ExecCredential",
         ),
     ] {
-        // What it gives has run out, and it is asked again for every request.
+        // The token has expired, so the plugin runs again for every request.
         let script = format!(
             "#!/bin/sh\nif [ -e {marker} ]; then {fails}; else echo '{{\"kind\": \"ExecCredential\", \
              \"apiVersion\": \"client.authentication.k8s.io/v1\", \"status\": {{\"token\": \"{TOKEN}\", \
@@ -115,9 +118,11 @@ async fn a_credential_plugin_failure_never_quotes_its_output() {
         let plugin = directory.path().join("plugin");
         std::fs::write(&plugin, script).unwrap();
         let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, user: u}}}}]\n\
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{{name: c, context: {{cluster: k, \
+             user: u}}}}]\n\
              clusters: [{{name: k, cluster: {{server: 'http://127.0.0.1:1'}}}}]\n\
-             users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: ['{}']}}}}}}]\n",
+             users: [{{name: u, user: {{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, \
+             args: ['{}']}}}}}}]\n",
             plugin.display(),
         );
         let cluster = connect_with_kubeconfig(&text, "test").await.unwrap();

@@ -1,10 +1,6 @@
 //! Loads the drivers that the configuration names.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cofferdam_backend::{Backend, BackendMetrics};
 use cofferdam_csi::{ConnectionMetrics, CsiBackend, CsiConfig};
@@ -17,17 +13,18 @@ use prometheus_client::registry::Registry;
 use crate::{
     config::{BackendSection, CompilationCache, Configuration, carried_component},
     error::CommandError,
+    secret::read_secret,
 };
 
-/// A driver under its name in the configuration.
+/// A loaded driver.
 pub(crate) struct LoadedDriver {
-    /// That name.
+    /// Name in the configuration.
     pub(crate) name: String,
     /// The driver.
     pub(crate) kind: DriverKind,
 }
 
-/// What a driver is.
+/// Kind of a driver.
 #[derive(Clone)]
 pub(crate) enum DriverKind {
     /// A component in the sandbox.
@@ -37,7 +34,7 @@ pub(crate) enum DriverKind {
 }
 
 impl LoadedDriver {
-    /// The driver as the roles see it.
+    /// The driver as a backend of the roles.
     pub(crate) fn backend(&self) -> Arc<dyn Backend> {
         match &self.kind {
             DriverKind::Component(backend) => Arc::clone(backend) as _,
@@ -45,7 +42,7 @@ impl LoadedDriver {
         }
     }
 
-    /// Where it runs, for people.
+    /// Location of the driver, for output.
     pub(crate) fn location_text(&self) -> String {
         match &self.kind {
             DriverKind::Component(_) => "in the sandbox".to_owned(),
@@ -54,7 +51,7 @@ impl LoadedDriver {
     }
 }
 
-/// How long a driver may take to answer before it is said that it is waited for.
+/// Time to connect to a driver after which a warning is logged.
 const SLOW_CONNECT_WARNING_DELAY: Duration = Duration::from_secs(1);
 
 /// Loads and connects drivers.
@@ -67,10 +64,10 @@ pub(crate) struct DriverLoader {
 }
 
 impl DriverLoader {
-    /// The engine as the configuration wants it, and the metrics of all drivers.
+    /// Creates the configured engine and the metrics of all drivers.
     ///
     /// # Errors
-    /// [`Failure::Engine`]
+    /// [`CommandError::Engine`]
     pub(crate) fn new(configuration: &Configuration, registry: &mut Registry) -> Result<Self, CommandError> {
         let cache = match &configuration.compilation_cache {
             CompilationCache::User => CompiledCache::User,
@@ -87,11 +84,10 @@ impl DriverLoader {
         })
     }
 
-    /// Loads every driver of the configuration, one after the other, so that errors come in the order of the
-    /// names.
+    /// Loads all drivers of the configuration sequentially, which reports errors in the order of the names.
     ///
     /// # Errors
-    /// [`Failure::Backend`] or [`Failure::Csi`], which name the driver and its file or socket.
+    /// [`CommandError::Backend`] or [`CommandError::Csi`], with the driver's name and its file or socket.
     pub(crate) async fn load_all(
         &self,
         configuration: &Configuration,
@@ -110,7 +106,7 @@ impl DriverLoader {
     /// Connects to an existing driver.
     ///
     /// # Errors
-    /// [`Failure::Csi`]
+    /// [`CommandError::Csi`]
     pub(crate) async fn connect(
         &self,
         name: &str,
@@ -131,7 +127,7 @@ impl DriverLoader {
     async fn load(&self, name: &str, section: &BackendSection) -> Result<Arc<WasmBackend>, CommandError> {
         let source = match &section.file {
             Some(file) => ComponentSource::File(file.clone()),
-            // The configuration was refused if there is neither.
+            // The configuration rejects a driver without a file and without a built-in component.
             None => ComponentSource::Bytes {
                 name: name.to_owned(),
                 bytes: carried_component(name).unwrap_or_default(),
@@ -142,7 +138,7 @@ impl DriverLoader {
     }
 }
 
-/// Waits for the work, and tells once that it is waited for.
+/// Runs a future; calls `on_slow` once if it takes longer than [`SLOW_CONNECT_WARNING_DELAY`].
 async fn run_with_slow_warning<T>(future: impl Future<Output = T>, on_slow: impl FnOnce()) -> T {
     tokio::pin!(future);
     if let Ok(done) = tokio::time::timeout(SLOW_CONNECT_WARNING_DELAY, &mut future).await {
@@ -152,10 +148,10 @@ async fn run_with_slow_warning<T>(future: impl Future<Output = T>, on_slow: impl
     future.await
 }
 
-/// What an existing driver is connected with; `None` for components.
+/// Connection parameters of an existing CSI driver; `None` for components.
 ///
 /// # Errors
-/// [`Failure::Secret`]
+/// [`CommandError::Secret`]
 pub(crate) fn csi_config(
     name: &str,
     section: &BackendSection,
@@ -165,28 +161,26 @@ pub(crate) fn csi_config(
     Ok(Some(CsiConfig {
         expected_driver: section.driver_name.clone(),
         secrets: read_secrets(name, section)?,
-        // The caller's own deadline is the same setting.
+        // The caller's deadline is the same setting.
         call_timeout: timeout,
         ..CsiConfig::new(socket.0.clone())
     }))
 }
 
-/// The secrets of every call, out of their files.
+/// Reads the secrets of every call from their files.
 fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, CommandError> {
     let secret = |(secret, file): (&String, &PathBuf)| match read_secret(file) {
         Ok(text) => Ok((secret.clone(), Secret::new(text))),
-        Err(problem) => {
-            Err(CommandError::Secret { backend: name.to_owned(), secret: secret.clone(), problem })
-        }
+        Err(source) => Err(CommandError::Secret { backend: name.to_owned(), secret: secret.clone(), source }),
     };
     section.secrets.iter().map(secret).collect()
 }
 
-/// Refuses drivers of one node's storage where nobody says which node this is: processes of several nodes
-/// would all provision for one claim, and delete what they do not have.
+/// Rejects node-local drivers if the process has no `node-name`: processes on several nodes would provision
+/// for the same claim, and delete volumes that they do not have.
 ///
 /// # Errors
-/// [`Failure::Placement`]
+/// [`CommandError::Placement`]
 pub(crate) fn check_no_node_local_driver(drivers: &[LoadedDriver]) -> Result<(), CommandError> {
     let is_node_local = |driver: &&LoadedDriver| driver.backend().description().placement == Placement::Node;
     match drivers.iter().find(is_node_local) {
@@ -195,28 +189,10 @@ pub(crate) fn check_no_node_local_driver(drivers: &[LoadedDriver]) -> Result<(),
     }
 }
 
-/// Longest secret, in bytes; Kubernetes' limit for a whole Secret.
-const MAX_SECRET_BYTES: u64 = 1 << 20;
-
-/// A secret in a file. The error names the file and nothing of what was found.
-pub(crate) fn read_secret(path: &Path) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let size = std::fs::metadata(path).map_err(failed)?.len();
-    if size > MAX_SECRET_BYTES {
-        return Err(format!("{} has {size} bytes: expected at most {MAX_SECRET_BYTES}", path.display()));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    // Editors and `echo` end a file with a line break that belongs to no password.
-    Ok(text
-        .strip_suffix('\n')
-        .map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line))
-        .to_owned())
-}
-
-/// What a section gives its component.
+/// Configuration of a section's component.
 ///
 /// # Errors
-/// [`Failure::Secret`]
+/// [`CommandError::Secret`]
 pub(crate) fn backend_config(name: &str, section: &BackendSection) -> Result<BackendConfig, CommandError> {
     let mut config = BackendConfig {
         sha256: section.sha256,
@@ -254,7 +230,7 @@ mod tests {
             sleep(SLOW_CONNECT_WARNING_DELAY * 2).await;
             warnings.get()
         };
-        assert_eq!(run_with_slow_warning(future, warn).await, 1, "told while it is waited for");
+        assert_eq!(run_with_slow_warning(future, warn).await, 1, "warned before the future has finished");
         assert_eq!(started.elapsed(), SLOW_CONNECT_WARNING_DELAY * 2);
     }
 }

@@ -9,9 +9,14 @@ mod drivers;
 mod error;
 mod logging;
 mod process_metrics;
+mod roles;
+mod secret;
+mod signals;
 mod style;
 mod supervisor;
+mod table;
 mod telemetry;
+mod wait;
 
 use std::{
     collections::HashMap,
@@ -19,11 +24,12 @@ use std::{
     process::ExitCode,
 };
 
-use cli::Command;
+use clap::Parser as _;
+use cli::{Cli, Command};
 use commands::{backend, dev, orphans, render, run, status};
 use config::ResolvedConfig;
 use error::CommandError;
-use supervisor::ProcessOutcome;
+use signals::ProcessOutcome;
 use tokio::runtime::Runtime;
 
 /// Returns freed memory to the system after a burst of objects; glibc's allocator does not
@@ -32,23 +38,24 @@ use tokio::runtime::Runtime;
 #[global_allocator]
 static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The roles wait for the API and for drivers, which have threads of their own.
+/// Threads of the runtime. The roles mostly wait for the API and for drivers, which have threads of their
+/// own.
 const WORKER_THREADS: usize = 2;
-/// What a shell says of a process that SIGINT ended.
+/// Exit code of a process that SIGINT ended, as in a shell.
 const EXIT_CODE_SIGINT: u8 = 130;
 
 fn main() -> ExitCode {
-    // Settings are UTF-8; a variable that is not cannot be one of ours.
+    // Settings are UTF-8: a variable that is not UTF-8 is not a setting.
     let environment: HashMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    match run_command(cli::parse().command, &environment) {
+    match run_command(Cli::parse().command, &environment) {
         Ok(ProcessOutcome::Drained) => ExitCode::SUCCESS,
         Ok(ProcessOutcome::Failed) => ExitCode::FAILURE,
         Ok(ProcessOutcome::Forced) => ExitCode::from(EXIT_CODE_SIGINT),
         Err(failure) => {
             let line = client::one_line(&failure);
-            // Where stderr is closed there is nobody to tell.
+            // If stderr is closed, the error cannot be reported.
             let _ = writeln!(io::stderr(), "cofferdam: {line}");
             ExitCode::from(failure.exit_code())
         }
@@ -66,12 +73,12 @@ fn run_command(
         Command::Orphans(flags) => run_and_print(orphans::run(flags, environment)),
         Command::Backend(command) => run_and_print(backend::run(command, environment)),
         Command::Render(command) => print(&render::render(&command)?),
-        Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags, environment)?.to_table()),
+        Command::Config(flags) => print(&ResolvedConfig::for_cluster(&flags.values, environment)?.to_table()),
         Command::Version => print(&version()),
     }
 }
 
-/// Runs to the end and prints; what did not hold is told by the exit code, after the text.
+/// Runs a command and prints its text. The exit code reports a negative result.
 fn run_and_print(
     command: impl Future<Output = Result<(String, bool), CommandError>>,
 ) -> Result<ProcessOutcome, CommandError> {
@@ -102,12 +109,13 @@ fn block_on(
         .enable_all()
         .build()
         .map_err(CommandError::Runtime)?;
-    // Its end waits for nothing: neither a second signal nor a panic may hang on what still runs.
+    // Shut down without waiting: tasks that still run must not delay the exit after a second signal or a
+    // panic.
     let runtime = scopeguard::guard(runtime, Runtime::shutdown_background);
     runtime.block_on(command)
 }
 
-/// A reader that has seen enough, such as `head`, is no failure.
+/// Prints to stdout. A closed pipe, such as that of `head`, is no error.
 fn print(text: &str) -> Result<ProcessOutcome, CommandError> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CommandError::Output(error)),

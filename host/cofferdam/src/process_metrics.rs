@@ -1,4 +1,4 @@
-//! What every process shows of itself, under the names that Prometheus' client libraries use.
+//! Metrics of the process, with the names of Prometheus' client libraries.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Reads `/proc/self` when it is scraped; where there is none it shows nothing.
+/// Reads `/proc/self` on every scrape; without `/proc` it has no metrics.
 #[derive(Debug)]
 struct ProcFs;
 
@@ -34,21 +34,21 @@ impl Collector for ProcFs {
     }
 }
 
-/// `VmRSS`, which the kernel gives in units of 1,024 bytes and calls kB.
+/// `VmRSS` in bytes. The kernel's kB are 1,024 bytes.
 fn resident_bytes(status: &str) -> Option<i64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kibibytes.checked_mul(1024)
 }
 
-/// Adds them to what a scrape shows.
+/// Registers the metrics.
 pub(crate) fn register(registry: &mut Registry) {
     let started = Gauge::<i64>::default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     started.set(i64::try_from(now).unwrap_or(i64::MAX));
     registry.register("process_start_time_seconds", "Start of the process since the Unix epoch", started);
     let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("cofferdam_build", "What is running", build);
+    registry.register("cofferdam_build", "Version of the running program", build);
     registry.register_collector(Box::new(ProcFs));
 }
 

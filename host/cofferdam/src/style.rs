@@ -1,33 +1,33 @@
-//! What goes to a terminal: colours or none, and nothing that it would act on.
+//! Text for terminals: colours, and escaping of control characters.
 
-/// A way to write text.
+/// Colour or weight of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colour {
-    /// As it is.
+    /// Unchanged.
     Default,
-    /// For what is on the side.
+    /// For secondary text.
     Dim,
-    /// For what a person did.
+    /// For actions of a user.
     Bold,
-    /// It is where it shall be.
+    /// For completed work.
     Green,
-    /// It waits.
+    /// For waiting work.
     Yellow,
-    /// It failed.
+    /// For failures.
     Red,
-    /// It changed.
+    /// For changes of objects.
     Cyan,
 }
 
-/// Whether colours are written.
+/// Style of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Style {
-    /// Off for pipes, files and `NO_COLOR`.
+    /// Enables colours; off for pipes, files and `NO_COLOR`.
     pub(crate) colours: bool,
 }
 
 impl Style {
-    /// The text in this colour.
+    /// Returns the text in a colour.
     pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
         let code = match colour {
             Colour::Default => return text.to_owned(),
@@ -42,7 +42,7 @@ impl Style {
     }
 }
 
-/// Text that a driver or a person has made, without what a terminal would act on.
+/// Escapes control characters in text from drivers and users, which a terminal would interpret.
 pub(crate) fn escape_control_chars(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
         if c.is_control() {

@@ -1,55 +1,22 @@
-//! Runs the roles until a signal or until they cannot go on, and ends them in order.
+//! Runs the roles until a signal or an error, then drains.
 
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_controllers::ControllerManager;
 use cofferdam_csi::server::Server;
 use prometheus_client::registry::Registry;
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    commands::run::csi_server,
-    commands::run::node::RunningNodeRoles,
     config::HttpEndpoint,
     error::CommandError,
+    roles::{csi_server, node::RunningNodeRoles},
+    signals::{ProcessOutcome, Signals},
     telemetry::{TelemetryServer, TelemetryState},
 };
 
-/// SIGTERM and SIGINT.
-#[derive(Debug)]
-pub(crate) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    /// Takes the signals over, so that they no longer end the process by themselves.
-    ///
-    /// # Errors
-    /// [`Failure::Signals`]
-    pub(crate) fn install() -> Result<Self, CommandError> {
-        let install = |kind| signal(kind).map_err(CommandError::Signals);
-        Ok(Self {
-            terminate: install(SignalKind::terminate())?,
-            interrupt: install(SignalKind::interrupt())?,
-        })
-    }
-
-    /// The next one, by name.
-    pub(crate) async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-        }
-    }
-}
-
-/// Roles that run, with the pages that show them.
+/// Running roles, and the server of their health and metrics.
 pub(crate) struct SupervisedProcess {
     roles: JoinHandle<Result<(), CommandError>>,
     telemetry: Option<JoinHandle<()>>,
@@ -57,30 +24,19 @@ pub(crate) struct SupervisedProcess {
     stop_telemetry: CancellationToken,
 }
 
-/// How a supervised process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProcessOutcome {
-    /// In order.
-    Drained,
-    /// In order, and what was asked for did not hold; the output says what.
-    Failed,
-    /// A second signal: at once.
-    Forced,
-}
-
-/// What a process does.
+/// The work of a process.
 #[derive(Default)]
 pub(crate) struct Workload {
-    /// The roles that work on a cluster.
+    /// Roles that reconcile a cluster.
     pub(crate) controllers: Option<Arc<ControllerManager>>,
-    /// The sockets that are served, by their drivers' names.
+    /// Servers of CSI sockets, by the names of their drivers.
     pub(crate) servers: Vec<(String, Server)>,
-    /// Roles of a node.
+    /// Node roles.
     pub(crate) node_roles: Option<RunningNodeRoles>,
 }
 
 impl Workload {
-    /// Whether everything is up. Sockets are: they were listened on before anything began.
+    /// Reports readiness. Sockets count as ready: they were bound before the roles started.
     fn readiness(&self) -> watch::Receiver<bool> {
         match &self.controllers {
             Some(process) => process.ready(),
@@ -88,8 +44,8 @@ impl Workload {
         }
     }
 
-    /// Works until `stop`. Whatever ends before that, by itself or by an error, ends all the rest: half a
-    /// process looks like a whole one, and nobody restarts it.
+    /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
+    /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
         let Self { controllers: process, servers, node_roles } = self;
         let roles = async {
@@ -111,10 +67,10 @@ impl Workload {
     }
 }
 
-/// Starts the roles, and the pages where an endpoint is given.
+/// Starts the roles, and the telemetry server if there is an endpoint.
 ///
 /// # Errors
-/// [`Failure::Listen`]
+/// [`CommandError::Listen`]
 pub(crate) async fn start(
     workload: Workload,
     registry: Registry,
@@ -142,11 +98,11 @@ pub(crate) async fn start(
 }
 
 impl SupervisedProcess {
-    /// Runs until a signal, then drains. The first signal asks, the second insists. `broken`: what else ends
-    /// it.
+    /// Runs until a signal, then drains; a second signal ends the process immediately. `external_failure` is
+    /// another reason to end.
     ///
     /// # Errors
-    /// What made the roles stop, what was broken, or that they did not within `drain`.
+    /// The error of the roles, `external_failure`, or [`CommandError::DrainTimeout`].
     pub(crate) async fn run_until_signal(
         mut self,
         signals: &mut Signals,
@@ -165,26 +121,28 @@ impl SupervisedProcess {
             name = signals.next() => name,
         };
         tracing::info!(
-            "{name}: no new work, running calls may end within {drain_timeout:?}; a second signal stops at once"
+            "{name}: draining: no new work, in-flight calls have {drain_timeout:?}; a second signal ends the \
+             process \
+             immediately"
         );
         tokio::select! {
             drained = self.drain(drain_timeout) => drained,
             name = signals.next() => {
-                tracing::warn!("{name} again: stopping at once");
+                tracing::warn!("{name} again: ending immediately");
                 Ok(ProcessOutcome::Forced)
             }
         }
     }
 
-    /// Waits for the roles to end by themselves, which they never do in order.
+    /// Waits for the roles to end without a signal, which is an error.
     pub(crate) async fn wait_for_failure(&mut self) -> CommandError {
         early_exit_error((&mut self.roles).await)
     }
 
-    /// Takes no new work, lets running calls end, flushes.
+    /// Starts no new work, waits for in-flight calls, and flushes.
     ///
     /// # Errors
-    /// [`Failure::Drain`], or what the roles ended with.
+    /// [`CommandError::DrainTimeout`], or the error of the roles.
     pub(crate) async fn drain(mut self, timeout: Duration) -> Result<ProcessOutcome, CommandError> {
         self.stop_roles.cancel();
         let exit = tokio::time::timeout(timeout, &mut self.roles).await;
@@ -193,16 +151,16 @@ impl SupervisedProcess {
             Err(_) => Err(CommandError::DrainTimeout(timeout)),
             Ok(Ok(result)) => result.map(|()| ProcessOutcome::Drained),
             Ok(Err(panicked)) => {
-                tracing::error!(%panicked, "the roles' task ended");
+                tracing::error!(%panicked, "the task of the roles panicked");
                 Err(CommandError::RolesStopped)
             }
         }
     }
 
-    /// Drains after something else has gone wrong, which is what is told.
+    /// Drains after another error, which the caller reports.
     pub(crate) async fn drain_after_failure(self, timeout: Duration) {
         if let Err(error) = self.drain(timeout).await {
-            tracing::warn!(error = %error, "when it was to end");
+            tracing::warn!(error = %error, "draining failed");
         }
     }
 
@@ -211,7 +169,7 @@ impl SupervisedProcess {
         if let Some(task) = self.telemetry.take()
             && let Err(panicked) = task.await
         {
-            tracing::error!(%panicked, "the telemetry task ended");
+            tracing::error!(%panicked, "the telemetry task panicked");
         }
     }
 }
@@ -221,7 +179,7 @@ fn early_exit_error(exit: Result<Result<(), CommandError>, tokio::task::JoinErro
         Ok(Err(failure)) => failure,
         Ok(Ok(())) => CommandError::RolesStopped,
         Err(panicked) => {
-            tracing::error!(%panicked, "the roles' task ended");
+            tracing::error!(%panicked, "the task of the roles panicked");
             CommandError::RolesStopped
         }
     }

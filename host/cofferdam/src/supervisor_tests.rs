@@ -4,7 +4,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 
 use super::*;
 
-/// How work ends that nobody stops.
+/// Runs work that is not stopped, and returns its error.
 async fn run_to_early_exit(workload: Workload) -> String {
     let running = start(workload, Registry::default(), None).await.unwrap();
     let SupervisedProcess { roles, .. } = running;
@@ -16,11 +16,11 @@ async fn a_node_role_that_exits_ends_the_process() {
     let local = |task: BoxFuture<'static, ()>| Some(RunningNodeRoles::from_task("registrar", task));
     let error =
         run_to_early_exit(Workload { node_roles: local(ready(()).boxed()), ..Workload::default() }).await;
-    assert_eq!(error, "role registrar ended before it was told to");
+    assert_eq!(error, "role registrar stopped without a signal");
     let panics = async { panic!("on purpose") };
     let error =
         run_to_early_exit(Workload { node_roles: local(panics.boxed()), ..Workload::default() }).await;
-    assert_eq!(error, "role node ended before it was told to", "of a panic the name is not known");
+    assert_eq!(error, "role node stopped without a signal", "a panic loses the role's name");
 }
 
 #[tokio::test]
@@ -29,10 +29,10 @@ async fn a_csi_socket_server_that_exits_ends_the_process() {
         |of_b: BoxFuture<'static, ()>| [("a".to_owned(), pending().boxed()), ("b".to_owned(), of_b)];
     let stop = CancellationToken::new();
     let result = csi_server::serve(servers(ready(()).boxed()), stop.clone()).await;
-    assert_eq!(result.unwrap_err().to_string(), "backend b: its socket is served no more");
+    assert_eq!(result.unwrap_err().to_string(), "backend b: the server of its socket stopped");
     let panics = async { panic!("on purpose") };
     let result = csi_server::serve(servers(panics.boxed()), stop.clone()).await;
-    assert_eq!(result.unwrap_err().to_string(), "backend b: its socket is served no more");
+    assert_eq!(result.unwrap_err().to_string(), "backend b: the server of its socket stopped");
 }
 
 #[tokio::test]

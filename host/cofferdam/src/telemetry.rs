@@ -1,6 +1,6 @@
 //! `/healthz`, `/readyz` and `/metrics` on one port.
 
-use std::{convert::Infallible, fmt, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -17,19 +17,19 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::HttpEndpoint;
 
-/// Connections at once. Prometheus and a kubelet need two; the rest wait in the kernel's backlog.
+/// Maximum concurrent connections. Prometheus and kubelet need two; further ones wait in the kernel's
+/// backlog.
 const MAX_CONNECTIONS: usize = 32;
-/// How long a client may take to send its request's head, so that idle ones do not hold a connection for
-/// ever.
+/// Timeout of a request's headers, so that idle clients do not keep connections.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a failed accept: out of file descriptors, as a rule, and spinning would not bring one back.
+/// Delay after a failed accept, whose usual cause is that there are no free file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The OpenMetrics text format, which is what the encoder writes.
+/// The OpenMetrics text format, the encoder's output.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
-/// The address cannot be listened on.
+/// An address on which the server cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for metrics and health: {source}")]
 pub(crate) struct ListenError {
@@ -37,19 +37,24 @@ pub(crate) struct ListenError {
     source: io::Error,
 }
 
-/// Whether what this process serves is healthy; the text says why not.
-pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+/// A failed health check. The text is the response of `/healthz`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Unhealthy(pub(crate) String);
 
-/// What the pages show.
+/// Checks the health of the process.
+pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhealthy>> + Send + Sync>;
+
+/// State that the endpoints report.
 #[derive(Clone)]
 pub(crate) struct TelemetryState {
     /// Metrics.
     pub(crate) registry: Arc<Registry>,
-    /// Whether the caches are synced and the roles run.
+    /// Readiness: the caches are synced and the roles run.
     pub(crate) ready: watch::Receiver<bool>,
-    /// What `/healthz` asks; absent where the process' own life is the answer.
+    /// The check of `/healthz`; absent if a running process is healthy.
     pub(crate) health: Option<HealthCheck>,
-    /// Set once the process ends.
+    /// Cancelled when the process starts to drain.
     pub(crate) stopping: CancellationToken,
 }
 
@@ -59,17 +64,11 @@ pub(crate) struct TelemetryServer {
     listener: TcpListener,
 }
 
-impl fmt::Display for HttpEndpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host.as_deref().unwrap_or_default(), self.port)
-    }
-}
-
 impl TelemetryServer {
-    /// Listens. Without a host it is every address: both families where the machine has IPv6.
+    /// Binds the address. Without a host it is every address, of IPv4 and, if the machine has it, IPv6.
     ///
     /// # Errors
-    /// [`ListenError`], which names the address.
+    /// [`ListenError`] with the address.
     pub(crate) async fn bind(endpoint: &HttpEndpoint) -> Result<Self, ListenError> {
         let bound = match &endpoint.host {
             Some(host) => TcpListener::bind((host.as_str(), endpoint.port)).await,
@@ -83,12 +82,12 @@ impl TelemetryServer {
         Ok(Self { listener })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Serves until `stop`. A drain is still to be seen, so this is stopped after it.
+    /// Serves until `stop`, which is cancelled after the drain so that its progress remains visible.
     pub(crate) async fn serve(self, state: TelemetryState, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();

@@ -1,4 +1,4 @@
-//! The built binary, as a shell sees it.
+//! Tests of the built binary's command line.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -13,7 +13,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-/// A directory of its own, gone at the end.
+/// A temporary directory.
 struct TestDirectory(PathBuf);
 
 impl TestDirectory {
@@ -36,7 +36,7 @@ impl Drop for TestDirectory {
     }
 }
 
-/// The program with nothing of the caller's environment that it would read.
+/// The program with an empty environment.
 fn cofferdam(scratch: &TestDirectory, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command
@@ -52,7 +52,7 @@ fn run(scratch: &TestDirectory, arguments: &[&str]) -> Output {
     cofferdam(scratch, arguments).output().unwrap()
 }
 
-/// Exit code 1 and one line on stderr; returns it without the program's name.
+/// Expects exit code 1 and one line on stderr; returns it without the program's name.
 fn run_error(scratch: &TestDirectory, arguments: &[&str]) -> String {
     let output = run(scratch, arguments);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -61,14 +61,14 @@ fn run_error(scratch: &TestDirectory, arguments: &[&str]) -> String {
     stderr.trim_end().strip_prefix("cofferdam: ").unwrap().to_owned()
 }
 
-/// What `cofferdam run` says when it refuses to start with these flags.
+/// The error of `cofferdam run` with these flags.
 fn start_error(scratch: &TestDirectory, flags: &[&str]) -> String {
     let mut arguments = vec!["run", "--role", "provisioner", "--log", "warn"];
     arguments.extend(flags);
     run_error(scratch, &arguments)
 }
 
-/// What it says of a driver file.
+/// The error of a driver file.
 fn driver_error(scratch: &TestDirectory, file: &str) -> String {
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
     start_error(scratch, &["--kubeconfig", &kubeconfig, "--backend", file])
@@ -120,7 +120,7 @@ fn two_backends_with_one_driver_name_are_rejected() {
     assert!(line.contains("memory.cofferdam.dev") && line.contains("one backend per driver"), "{line}");
 }
 
-/// Nobody listens on port 1.
+/// A kubeconfig of an unreachable API: port 1 is closed.
 const KUBECONFIG: &str = r#"
 apiVersion: v1
 kind: Config
@@ -155,7 +155,7 @@ fn an_unusable_kubeconfig_is_reported() {
 
     let line = with(&["--kubeconfig", &kubeconfig]);
     let api = format!("; the API is https://127.0.0.1:1/ (kubeconfig {kubeconfig})");
-    assert!(line.starts_with("cannot start: ") && line.ends_with(&api), "an API that nobody serves: {line}");
+    assert!(line.starts_with("cannot start: ") && line.ends_with(&api), "an unreachable API: {line}");
 
     let line = with(&[]);
     assert!(line.starts_with("no cluster: expected --kubeconfig FILE"), "{line}");
@@ -166,7 +166,8 @@ fn an_invalid_setting_is_reported_in_one_line() {
     let scratch = TestDirectory::new("setting");
     assert_eq!(
         run_error(&scratch, &["run", "--role", "resiser"]),
-        "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
+        "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
+         pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
     );
     assert_eq!(run_error(&scratch, &["run"]), "no role: expected at least one, as in --role provisioner");
     let line = run_error(&scratch, &["dev", "--timeout", "soon"]);
@@ -211,7 +212,7 @@ fn the_dev_demo_succeeds() {
         "sees demo with 2Gi",
         "sees the pod Running on node-2",
         "finds nothing mounted and nothing attached",
-        "demo: everything held",
+        "demo: succeeded",
     ];
     let mut rest = &*stdout;
     for line in expected_lines {
@@ -223,7 +224,7 @@ fn the_dev_demo_succeeds() {
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().into_string().ok())
         .collect();
-    assert!(left.iter().all(|name| name == ".cache"), "the kubeconfig is gone: {left:?}");
+    assert!(left.iter().all(|name| name == ".cache"), "the kubeconfig is removed: {left:?}");
 }
 
 #[test]
@@ -259,10 +260,10 @@ fn dev_without_nodes_runs_the_api_and_controllers() {
     let output = run(&scratch, &["dev", "--demo", "--nodes", "0"]);
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{stdout}");
-    assert!(stdout.contains("demo: everything held") && !stdout.contains("Pod demo"), "{stdout}");
+    assert!(stdout.contains("demo: succeeded") && !stdout.contains("Pod demo"), "{stdout}");
 }
 
-/// A child that does not outlive its test.
+/// A child process that is killed at the end of its test.
 struct ChildProcess(Child);
 
 impl ChildProcess {
@@ -278,7 +279,7 @@ impl ChildProcess {
         assert!(sent.success());
     }
 
-    /// Exit code and stderr.
+    /// Waits for the exit code and stderr.
     fn wait_for_exit(mut self) -> (Option<i32>, String) {
         let mut stderr = String::new();
         self.0.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
@@ -299,7 +300,7 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
     let kubeconfig = scratch.0.join("kubeconfig").display().to_string();
     let driver = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
 
-    // The API, with everything but the driver of the other process.
+    // The API with roles that need no driver.
     let api = ["dev", "--role", "pv-controller", "--role", "protection", "--kubeconfig-out", &kubeconfig];
     let (api, mut api_lines) = ChildProcess::start(cofferdam(&scratch, &api));
     api_lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
@@ -319,16 +320,16 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
     );
 
     roles.signal("TERM");
-    assert!(log.any(|line| line.contains("SIGTERM: no new work")), "the drain is told");
+    assert!(log.any(|line| line.contains("SIGTERM: draining")), "the drain is logged");
     assert_eq!(roles.0.wait().unwrap().code(), Some(0));
 
     api.signal("INT");
     assert_eq!(api_lines.map(Result::unwrap).last().as_deref(), Some("stopped"));
     assert_eq!(api.wait_for_exit(), (Some(0), String::new()));
-    assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is gone");
+    assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is removed");
 }
 
-/// What a process has left in its temporary directory.
+/// Files that a process left in its temporary directory.
 fn leftover_files(scratch: &TestDirectory) -> Vec<String> {
     let names = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("cofferdam-")).collect()
@@ -352,7 +353,7 @@ fn a_second_signal_leaves_no_files_of_recorded_mounts() {
     for _ in 0..3 {
         let (mut dev, mut lines) = ChildProcess::start(cofferdam(&scratch, &["dev"]));
         lines.by_ref().map(Result::unwrap).find(|line| line.contains("ready in")).unwrap();
-        // As `timeout` does: to the process, and to its group at once.
+        // Send the signal twice, as `timeout` does to the process and to its group.
         let id = dev.0.id().to_string();
         Command::new("kill").args(["-TERM", &id, &id]).status().unwrap();
         let code = dev.0.wait().unwrap().code();
@@ -409,17 +410,17 @@ fn a_missing_namespace_is_warned_about() {
     assert!(warning.unwrap().contains("namespace=\"nowhere\""));
 }
 
-/// The answer to one request, with its head.
+/// The response to a request, with its headers.
 fn get(address: &str, path: &str) -> String {
     use std::io::Write as _;
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: cofferdam\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
-/// The page tells the state and has nothing to wait on, so it is asked again until it says yes.
+/// Polls `/readyz`, which cannot be watched, until it is ready.
 fn wait_until_ready(address: &str) {
     while !get(address, "/readyz").starts_with("HTTP/1.1 200 ") {
         std::thread::yield_now();
@@ -437,7 +438,7 @@ fn a_closed_stdout_is_no_error() {
     assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""));
 }
 
-/// Exit code and stdout of `backend test`; nothing stands on stderr.
+/// Exit code and stdout of `backend test`; stderr must be empty.
 fn run_backend_test(scratch: &TestDirectory, arguments: &[&str]) -> (Option<i32>, String) {
     let output = run(scratch, &[&["backend", "test"], arguments].concat());
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "", "{arguments:?}");
@@ -481,7 +482,8 @@ fn backend_test_reports_a_failed_case_in_every_format() {
     let (code, report_text) = with("text");
     assert_eq!(code, Some(1), "{report_text}");
     let repeat_line = format!(
-        "rerun     cofferdam backend test {file} --grant http --setting broken-rule=volumes/no-size --only volumes/no-size --seed 9\n"
+        "rerun     cofferdam backend test {file} --grant http --setting broken-rule=volumes/no-size --only \
+         volumes/no-size --seed 9\n"
     );
     for expected in ["  FAILED  no-size\n", "  passed  no-capability\n", repeat_line.as_str()] {
         assert!(report_text.contains(expected), "{expected:?} is not in\n{report_text}");
@@ -502,7 +504,7 @@ fn backend_test_rejects_invalid_arguments_with_exit_code_2() {
     let memory = scratch.file("memory.wasm", cofferdam_carried::MEMORY);
     let broken = scratch.file("broken.wasm", cofferdam_test_guests::BROKEN);
     for (arguments, expected) in [
-        (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case is called so"),
+        (&[memory.as_str(), "--only", "nothing/"][..], "--only \"nothing/\": no case matches"),
         (&[&memory, "--node", "a"], "--node: 1 given; expected two that differ"),
         (&[&memory, "--timeout", "soon"], "--timeout: "),
         (&[&memory, "--parameter", "a=1", "--parameter", "a=2"], "--parameter"),

@@ -1,4 +1,4 @@
-//! The built binary with an existing CSI driver: one that lives in this test, on a unix socket.
+//! Tests of the built binary with an existing CSI driver, which the test serves on a unix socket.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
 use std::{
@@ -23,7 +23,7 @@ const NAME: &str = "existing.example";
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// What the driver keeps and has heard.
+/// State of the driver, and the requests that it received.
 #[derive(Default)]
 struct TestDriverState {
     volumes: BTreeMap<String, i64>,
@@ -31,7 +31,7 @@ struct TestDriverState {
     passwords: Vec<Option<String>>,
 }
 
-/// A driver whose volumes are entries of a map.
+/// A driver that stores volumes in a map.
 #[derive(Clone, Default)]
 struct TestCsiDriver(Arc<Mutex<TestDriverState>>);
 
@@ -98,7 +98,7 @@ impl Controller for TestCsiDriver {
     }
 }
 
-/// Its volumes on a node are directories that are made where they are wanted.
+/// A Node service that creates a directory as the mount.
 #[tonic::async_trait]
 impl Node for TestCsiDriver {
     async fn node_get_info(&self, _: Request<v1::NodeGetInfoRequest>) -> Answer<v1::NodeGetInfoResponse> {
@@ -130,7 +130,7 @@ impl Node for TestCsiDriver {
     }
 }
 
-/// A driver that runs, and the directory of its socket.
+/// A running driver and the directory of its socket.
 struct RunningCsiDriver {
     driver: TestCsiDriver,
     directory: TempDir,
@@ -142,7 +142,7 @@ impl RunningCsiDriver {
         Self::with_node_service(false)
     }
 
-    /// With a Node service, or without.
+    /// Starts the driver, optionally with a Node service.
     fn with_node_service(has_node_service: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let listener = UnixListener::bind(directory.path().join("csi.sock")).unwrap();
@@ -161,12 +161,12 @@ impl RunningCsiDriver {
         self.directory.path().join("csi.sock")
     }
 
-    /// Runs the program to its end; what it prints.
+    /// Runs the program to its end; returns its output.
     async fn cofferdam(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("HOME", self.directory.path()).env("TMPDIR", self.directory.path());
-        // The driver lives on this thread.
+        // The driver runs on this thread.
         let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
         let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.code(), text)
@@ -185,7 +185,7 @@ async fn dev_provisions_claims_with_a_csi_driver() {
     let address = format!("existing=unix://{}", running.socket().display());
     let (code, text) = running.cofferdam(&["dev", "--demo", "--backend", &address]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("demo: everything held") && text.contains("existing.example 7, at "), "{text}");
+    assert!(text.contains("demo: succeeded") && text.contains("existing.example 7, at "), "{text}");
     assert!(text.contains("existing.example has no Node service"), "{text}");
     let store = running.driver.0.lock().unwrap();
     assert!(!store.created.is_empty());
@@ -199,10 +199,10 @@ async fn a_csi_driver_with_a_node_service_runs_on_one_node_in_dev() {
     let (code, text) = running.cofferdam(&["dev", "--demo", "--csi", &address]).await;
     assert_eq!(code, Some(0), "{text}");
     for expected in [
-        "node-1, node-2, simulated: no container is run",
-        "existing.example mounts by itself, on real directories, and on node-1 only",
-        "leaves the pod on node-1: the driver mounts there and nowhere else",
-        "demo: everything held",
+        "node-1, node-2, simulated: no containers run",
+        "existing.example has its own Node service, which mounts on this machine, for node-1 only",
+        "leaves the pod on node-1: the driver is on this node only",
+        "demo: succeeded",
     ] {
         assert!(text.contains(expected), "{expected:?} in\n{text}");
     }
@@ -218,7 +218,7 @@ async fn a_csi_driver_can_be_inspected_and_called() {
     for line in [
         "driver          existing.example 7",
         "CSI controller  CREATE_DELETE_VOLUME",
-        "can also        nothing",
+        "abilities       nothing",
     ] {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }

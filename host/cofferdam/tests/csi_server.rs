@@ -1,4 +1,4 @@
-//! The built binary in the role `csi-server`, called as another orchestrator calls it, and by itself.
+//! Tests of the built binary in the role `csi-server`, called by a CSI client and by another process of it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
 use std::{
@@ -15,7 +15,7 @@ use cofferdam_domain::storage::{
 };
 use tempfile::TempDir;
 
-/// A process that does not outlive its test.
+/// A process that is killed at the end of its test.
 struct ChildProcess(Option<Child>);
 
 impl ChildProcess {
@@ -23,13 +23,13 @@ impl ChildProcess {
         Self(Some(command.spawn().unwrap()))
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     async fn output(mut self) -> Output {
         let child = self.0.take().unwrap();
         tokio::task::spawn_blocking(|| child.wait_with_output().unwrap()).await.unwrap()
     }
 
-    /// Ends it as kubelet does; its code.
+    /// Ends the process with SIGTERM, as kubelet does; returns its exit code.
     async fn terminate(self) -> Option<i32> {
         let id = self.0.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
@@ -46,7 +46,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// The memory driver behind its socket.
+/// The memory driver on its socket.
 struct ServedMemoryDriver {
     directory: TempDir,
     process: ChildProcess,
@@ -73,7 +73,7 @@ impl ServedMemoryDriver {
         self.directory.path().join(name)
     }
 
-    /// A process that passes the driver on.
+    /// Starts a process that serves the driver of the other socket.
     fn proxy_command(&self, socket: &str) -> Command {
         let mut command = cofferdam();
         command.arg("--csi-address").arg(self.path("csi.sock")).arg("--csi-socket").arg(self.path(socket));
@@ -83,13 +83,13 @@ impl ServedMemoryDriver {
 
 fn cofferdam() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
-    // Neither a cluster nor a home: the role needs none.
+    // The role needs neither a cluster nor a home directory.
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).args(["run", "--role", "csi-server"]);
     command
 }
 
 async fn client(socket: &Path) -> Arc<CsiBackend> {
-    // It tries until somebody listens.
+    // It retries until the socket is served.
     let config = CsiConfig::new(socket.to_str().unwrap().parse().unwrap());
     CsiBackend::connect(config, &BackendMetrics::default(), &ConnectionMetrics::default()).await.unwrap()
 }

@@ -1,5 +1,5 @@
-//! The roles of a node in the built binary, with the test as kubelet. Nothing here needs root: the policy
-//! allows no kind that mounts.
+//! Tests of the node roles in the built binary, with the test as kubelet. They need no root: the policy
+//! allows no connection kind that mounts.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ fn run_command(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Exit code 1 and one line that says this.
+/// Expects exit code 1 and one line with this text.
 fn assert_start_fails(home: &Path, arguments: &[&str], expected: &str) {
     let output = run_command(home, arguments).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -45,9 +45,9 @@ fn assert_start_fails(home: &Path, arguments: &[&str], expected: &str) {
 fn get(port: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn node_registrar_and_liveness_in_one_process() {
     let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
     let mut next_line_with =
         |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
-    // Which of the two comes first is the scheduler's.
+    // The order of the two is not defined.
     let port =
         next_line_with("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
     let registration = home.path().join("pool.example.com@reg.sock");

@@ -1,5 +1,4 @@
-//! `cofferdam orphans` from the shell to the driver: the built binary, an API, and a process that owns the
-//! memory driver.
+//! Tests of `cofferdam orphans`: the built binary, an API, and a process that owns the memory driver.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -43,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 const DRIVER: &str = "memory.cofferdam.dev";
 const TWO_DAYS_MS: u64 = 2 * 24 * 3600 * 1000;
 
-/// A driver whose volumes are all two days older than they are.
+/// A driver that reports its volumes as two days older.
 struct AgedBackend(Arc<dyn Backend>);
 
 impl Backend for AgedBackend {
@@ -82,7 +81,7 @@ impl Backend for AgedBackend {
     }
 }
 
-/// A cluster, a driver, and a place for files.
+/// A cluster, a driver, and a directory.
 struct OrphansFixture {
     serving: ServerHandle,
     client: Client,
@@ -106,7 +105,7 @@ impl OrphansFixture {
         Self { serving, client, backend: Arc::new(AgedBackend(backend)), scratch }
     }
 
-    /// A volume that nothing in the cluster stands for.
+    /// Creates a volume that no object in the cluster refers to.
     async fn create_orphan(&self, name: &str) -> VolumeHandle {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let cluster = namespaces.get("kube-system").await.unwrap().metadata.uid.unwrap();
@@ -154,7 +153,7 @@ impl OrphansFixture {
         (stop, running)
     }
 
-    /// Waits until the driver's ConfigMap has this key, and returns what stands there.
+    /// Waits until the driver's ConfigMap has this key; returns its value.
     async fn wait_for_key(&self, key: &str) -> Value {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
         let reports = WatchParams::default().labels("cofferdam.dev/orphans=report");
@@ -169,7 +168,7 @@ impl OrphansFixture {
         Value::Null
     }
 
-    /// The command, as a person's shell runs it.
+    /// Runs the command as a user's shell does.
     async fn orphans(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
         command
@@ -183,7 +182,7 @@ impl OrphansFixture {
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
     }
 
-    /// What it prints, and its exit code.
+    /// Runs the command; returns its output and its exit code.
     async fn run_output(&self, arguments: &[&str]) -> (String, Option<i32>) {
         let output = self.orphans(arguments).await;
         let text = [output.stdout, output.stderr].concat();
@@ -263,17 +262,17 @@ async fn without_an_owning_process_a_delete_request_stays_pending() {
     let delete_command = ["delete", DRIVER, orphan.as_str(), "--timeout", "100ms"];
     for _ in 0..2 {
         let (text, code) = fixture.run_output(&delete_command).await;
-        assert!(text.starts_with("cofferdam: no answer within 100ms: the request stands"), "{text}");
+        assert!(text.starts_with("cofferdam: no response within 100ms: the request remains"), "{text}");
         assert_eq!(code, Some(1));
     }
     let (text, code) = fixture.run_output(&["delete", DRIVER, "another"]).await;
-    assert!(text.contains(&format!("is asked to delete {orphan} by operator@")), "{text}");
+    assert!(text.contains(&format!("already has a request to delete {orphan}, from operator@")), "{text}");
     assert_eq!(code, Some(1));
     let (text, _) = fixture.run_output(&[]).await;
     assert!(text.contains(&format!("to be deleted: {orphan}, as operator@")), "{text}");
     assert_eq!(fixture.listed_handles().await, [orphan.as_str()]);
 
-    // The next owner finds it.
+    // The next process of the driver finds the request.
     let (stop, running) = fixture.start_owner().await;
     let response = fixture.wait_for_key("response").await;
     assert_eq!(

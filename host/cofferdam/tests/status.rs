@@ -1,4 +1,4 @@
-//! `cofferdam status` from the shell: the built binary and an API.
+//! Tests of `cofferdam status`: the built binary and an API.
 #![expect(clippy::unwrap_used, reason = "tests: a failed step is the failure of the test")]
 
 use std::{
@@ -59,11 +59,13 @@ async fn status_reads_lists_page_by_page_and_reports_errors() {
     for (arguments, line) in [
         (
             ["--driver", "nobody"],
-            "nothing in the cluster speaks of driver nobody: expected a CSIDriver, a class, a volume or a node that names it",
+            "driver nobody is not in the cluster: expected a CSIDriver, a class, a volume or a \
+             node that names it",
         ),
         (
             ["--stuck-after", "soon"],
-            "flag --stuck-after: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
+            "flag --stuck-after: \"soon\" is not a duration: expected one above zero such as 500ms, 10s or \
+             1m30s",
         ),
     ] {
         assert_eq!(run_status(&kubeconfig, &arguments).await, (format!("cofferdam: {line}\n"), Some(1)));

@@ -4,6 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
+    index::Indexed,
     ApiError, Cache, Change, Clock, Event, EventSink, Journal, Kind, ObjectReference, ObjectStore, Writer,
     deletion_freeze, queue::Action, writer::CachedKind,
 };
@@ -197,7 +198,7 @@ pub(crate) fn subscribe<C, K>(
     handler: impl Fn(&C, &Change<K>) + Send + Sync + 'static,
 ) where
     C: Send + Sync + 'static,
-    K: Kind,
+    K: Indexed,
 {
     let controller = Arc::downgrade(controller);
     store.subscribe(move |change| {

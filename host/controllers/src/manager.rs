@@ -376,9 +376,8 @@ async fn cluster_id(writer: &Writer) -> Result<ClusterId, ApiError> {
     }
     let target = "Namespace kube-system";
     let response = writer.api().read("/api/v1/namespaces/kube-system", target).await?;
-    let namespace: Namespace = serde_json::from_str(&response).map_err(|error| ApiError::InvalidResponse {
-        target: target.to_owned(),
-        message: error.to_string(),
+    let namespace: Namespace = serde_json::from_str(&response).map_err(|error| {
+        ApiError::InvalidResponse { target: target.to_owned(), message: error.to_string() }
     })?;
     Ok(ClusterId::from(namespace.metadata.uid))
 }

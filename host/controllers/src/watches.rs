@@ -3,7 +3,8 @@
 use std::{any::TypeId, fmt};
 
 use cofferdam_cluster::{
-    ApiResource, Cache, EventSink, Writer,
+    Cache, EventSink, Writer,
+    api::ApiResource,
     deletion_freeze::RestoreDetected,
     metrics::Metrics,
     reflector::{Scope, run_reflector},

@@ -49,15 +49,15 @@ pub fn build(guests: &[GuestPackage]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The closest directory above the calling crate that holds a `Cargo.lock`.
+/// The closest ancestor of the calling crate's directory with a `Cargo.lock`.
 fn workspace() -> Result<PathBuf, Box<dyn Error>> {
     let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).canonicalize()?;
     let root = manifest.ancestors().find(|directory| directory.join("Cargo.lock").is_file());
     Ok(root.ok_or_else(|| format!("no Cargo.lock in {} or above", manifest.display()))?.to_owned())
 }
 
-fn variable(name: &str) -> Result<OsString, String> {
-    env::var_os(name).ok_or_else(|| format!("cargo has not set {name}"))
+fn variable(name: &str) -> Result<OsString, Box<dyn Error>> {
+    Ok(env::var_os(name).ok_or_else(|| format!("cargo has not set {name}"))?)
 }
 
 /// A directory beside the host's profiles: `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
@@ -70,9 +70,9 @@ fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
     Ok(target.join("guests"))
 }
 
-/// Adds the target to the toolchain where rustup knows that it is missing; without rustup, the compiler
-/// itself tells.
-fn install_target(root: &Path) -> Result<(), String> {
+/// Adds the target to the toolchain if rustup reports that it is missing. Without rustup the compiler reports
+/// a missing target.
+fn install_target(root: &Path) -> Result<(), Box<dyn Error>> {
     let rustup = |arguments: &[&str]| {
         Command::new("rustup").args(arguments).current_dir(root).stderr(Stdio::inherit()).output().ok()
     };
@@ -82,7 +82,7 @@ fn install_target(root: &Path) -> Result<(), String> {
     }
     match rustup(&["target", "add", TARGET]) {
         Some(added) if added.status.success() => Ok(()),
-        _ => Err(format!("the compiler lacks the target {TARGET}: run `rustup target add {TARGET}`")),
+        _ => Err(format!("the compiler lacks the target {TARGET}: run `rustup target add {TARGET}`").into()),
     }
 }
 
@@ -110,7 +110,7 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Whether the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
+/// Reports if the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
 /// must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];

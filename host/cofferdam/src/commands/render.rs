@@ -1,4 +1,4 @@
-//! `cofferdam render`: what a cluster has to be given before the roles run in it.
+//! `cofferdam render`: manifests to apply before the roles run in a cluster.
 
 use cofferdam_controllers::{
     Role,
@@ -8,39 +8,49 @@ use serde_json::{Value, json};
 
 use crate::{
     cli::{DriverPlacementArg, RenderCommand},
-    commands::run::node::NodeRole,
-    config::Roles,
+    config::{NodeRole, Roles},
     error::CommandError,
 };
 
 const RBAC_API_GROUP: &str = "rbac.authorization.k8s.io";
 
-/// Why nothing was rendered.
+/// An error of `render`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RenderError {
-    /// A flag makes no sense.
+    /// An invalid value of a flag.
     #[error("{0}")]
     Argument(String),
-    /// The library cannot write what it was given.
+    /// The objects cannot be encoded.
     #[error("cannot write YAML: {0}")]
     Yaml(String),
 }
 
-/// The text for `kubectl apply`.
+impl From<RenderError> for CommandError {
+    fn from(error: RenderError) -> Self {
+        match error {
+            RenderError::Argument(_) => Self::Usage(Box::new(error)),
+            RenderError::Yaml(_) => Self::Other(Box::new(error)),
+        }
+    }
+}
+
+/// Renders the manifests for `kubectl apply`.
 ///
 /// # Errors
-/// [`Failure`] for a role that does not exist, or a name that no object can have.
+/// [`CommandError`] for an unknown role or an invalid name.
 pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     let RenderCommand::Rbac { role, drivers, namespace, service_account } = command;
     if !is_dns_label(namespace) {
         return Err(RenderError::Argument(format!(
-            "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a letter or digit at both ends"
+            "--namespace: {namespace:?}; expected at most 63 lower-case letters, digits and dashes, with a \
+             letter or digit at both ends"
         ))
         .into());
     }
     if !is_dns_subdomain(service_account) {
         return Err(RenderError::Argument(format!(
-            "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes and dots, with a letter or digit at both ends of each part"
+            "--service-account: {service_account:?}; expected at most 253 lower-case letters, digits, dashes \
+             and dots, with a letter or digit at both ends of each part"
         ))
         .into());
     }
@@ -58,17 +68,16 @@ pub(crate) fn render(command: &RenderCommand) -> Result<String, CommandError> {
     Ok(format!("{}{text}", header_comment(namespace)))
 }
 
-/// What has to be there before, and what `run` has to be told: it takes another namespace than `render` where
-/// nobody says one.
+/// Comment with the prerequisites. It names the namespace because `run` and `render` have different defaults.
 fn header_comment(namespace: &str) -> String {
     format!(
-        "# The namespace has to exist: kubectl create namespace {namespace}\n\
-         # Outside of it the roles have to be told: cofferdam run --namespace {namespace}\n"
+        "# The namespace must exist: kubectl create namespace {namespace}\n\
+         # Outside of it, pass it to the roles: cofferdam run --namespace {namespace}\n"
     )
 }
 
-/// The rules of a process with these roles. A process without a role that works on the cluster knows the
-/// cluster only by its Node.
+/// Rules of a process with these roles. Without a role that reconciles the cluster, it reads at most its
+/// Node.
 fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     let drivers = match placement {
         DriverPlacementArg::Central => DriverPlacement::ClusterWide,
@@ -80,8 +89,8 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
         true => Vec::new(),
         false => rbac::rules(&roles.cluster, drivers),
     };
-    // The role `node` reads the labels once, where the manifest has keys that are labels; that does not
-    // depend on the driver's placement.
+    // The role `node` reads the Node's labels once if topology keys of the manifest are labels, for any
+    // placement of the driver.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
     if labels && roles.node.contains(&NodeRole::Node) {
         let nodes = |rule: &&mut PolicyRule| (rule.group, rule.resource) == ("", "nodes");
@@ -101,12 +110,12 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     rules
 }
 
-/// A DNS label, as namespaces are named.
+/// Reports if text is a DNS label, as names of namespaces are.
 fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
 
-/// A DNS subdomain, as most objects are named. Kubernetes limits its whole length only.
+/// Reports if text is a DNS subdomain, as most names are. Kubernetes limits only its total length.
 fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
@@ -127,7 +136,7 @@ fn objects(rules: &[PolicyRule], namespace: &str, account: &str) -> Vec<Value> {
         if rules.is_empty() {
             continue;
         }
-        // Two releases in two namespaces must not share what is cluster-wide.
+        // Installations in different namespaces must not share cluster-wide objects.
         let metadata = match reach {
             RuleScope::Cluster => json!({"name": format!("{namespace}:{account}")}),
             RuleScope::OwnNamespace => json!({"name": account, "namespace": namespace}),
@@ -197,7 +206,7 @@ mod tests {
         assert_eq!(claims.len(), 1);
         assert_eq!(claims[0]["verbs"], json!(["get", "list", "patch", "watch"]));
         assert!(!text.contains("pods"));
-        assert!(rendered(&[], "storage").unwrap().contains("pods"), "without a role it is all of them");
+        assert!(rendered(&[], "storage").unwrap().contains("pods"), "without --role all roles apply");
         let protection = rendered(&["protection"], "storage").unwrap();
         assert!(protection.contains("pods") && !protection.contains("- delete"), "{protection}");
         let attacher = rendered(&["attacher"], "storage").unwrap();
@@ -205,7 +214,7 @@ mod tests {
         assert!(attacher.contains("secrets") && !text.contains("secrets"), "{attacher}");
     }
 
-    /// Verbs, group and resource of every rule that is rendered.
+    /// Group, resource and verbs of every rendered rule.
     fn permissions(role: &[&str], drivers: DriverPlacementArg) -> Vec<String> {
         let text = rendered_for(role, drivers, "storage").unwrap();
         let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
@@ -244,7 +253,8 @@ mod tests {
         #[rustfmt::skip]
         let name = [
             "/events create,patch", "/namespaces get", "/persistentvolumeclaims get,list,patch,watch",
-            "/persistentvolumes create,delete,get,list,patch,watch", "storage.k8s.io/storageclasses list,watch",
+            "/persistentvolumes create,delete,get,list,patch,watch",
+            "storage.k8s.io/storageclasses list,watch",
             "storage.k8s.io/volumeattributesclasses list,watch", "/configmaps create,get,list,patch,watch",
         ];
         assert_eq!(rights(DriverPlacementArg::Node), name);
@@ -280,7 +290,8 @@ mod tests {
     fn unknown_roles_and_invalid_namespaces_are_rejected() {
         assert_eq!(
             rendered(&["resiser"], "storage").unwrap_err(),
-            "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
+            "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
+             pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
         );
         assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
     }

@@ -1,4 +1,4 @@
-//! A driver in the configuration.
+//! Sections of drivers in the configuration.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,11 +14,11 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::value::deserialize_from_str;
 
-/// Name of the driver that dev mode has when it is given none.
+/// Name of the default driver of dev mode.
 pub(crate) const MEMORY_BACKEND: &str = "memory";
 
-/// The component of a driver that the program carries, by the name of its section: it needs no file in dev
-/// mode.
+/// Component of a driver that is built into the program, by the name of its section. In dev mode the section
+/// needs no file.
 pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
     match name {
         MEMORY_BACKEND => Some(cofferdam_carried::MEMORY),
@@ -27,53 +27,53 @@ pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
     }
 }
 
-/// Keys of a section that are about components; a CSI driver has none of them.
+/// Keys of a section that apply to components only, not to CSI drivers.
 pub(crate) const COMPONENT_KEYS: [&str; 8] =
     ["file", "sha256", "settings", "grants", "http", "state", "pool", "limits"];
 
-/// `[backend.NAME]`: one component with what it is told and granted, or one CSI driver.
+/// `[backend.NAME]`: one component with its settings and grants, or one CSI driver.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct BackendSection {
-    /// The component; absent only for the driver that the program carries.
+    /// File of the component; absent for CSI drivers and for the built-in drivers.
     pub(crate) file: Option<PathBuf>,
-    /// Where an existing CSI driver listens, instead of a component.
+    /// Socket of an existing CSI driver, in place of a component.
     pub(crate) csi: Option<CsiSocketAddress>,
-    /// Where the role `csi-server` serves this driver.
+    /// Socket on which the role `csi-server` serves this driver.
     pub(crate) socket: Option<CsiSocketAddress>,
-    /// Which driver has to listen there.
+    /// Expected name of the CSI driver.
     pub(crate) driver_name: Option<DriverName>,
-    /// Which component the file has to hold.
+    /// Expected digest of the component's file.
     pub(crate) sha256: Option<Digest>,
-    /// What the component reads through its `settings` import.
+    /// Values that the component reads through its `settings` import.
     #[serde(default)]
     pub(crate) settings: BTreeMap<String, SettingValue>,
-    /// Files that hold secrets of every call, by the secrets' names.
+    /// Files with the secrets of every call, by the secrets' names.
     #[serde(default)]
     pub(crate) secrets: BTreeMap<String, PathBuf>,
-    /// What the component may import; absent grants what every component may have.
+    /// Imports that are granted; absent for the default grants.
     pub(crate) grants: Option<BTreeSet<Grant>>,
-    /// Where the component's HTTP requests may go, which grants it `http`.
+    /// Origins of the component's HTTP requests; grants `http`.
     #[serde(default)]
     pub(crate) http: HttpConfig,
-    /// Where the component's state is kept.
+    /// Storage of the component's state.
     #[serde(default)]
     pub(crate) state: StateConfig,
-    /// The component's directory, which grants it `pool`.
+    /// The component's directory; grants `pool`.
     pub(crate) pool: Option<PoolConfig>,
-    /// What the component and one call of it may use.
+    /// Limits of the component and of one call.
     #[serde(default)]
     pub(crate) limits: Limits,
 }
 
 impl BackendSection {
-    /// Whether it says where the driver is.
+    /// Reports if the section has a file or a socket.
     pub(crate) fn has_location(&self) -> bool {
         self.file.is_some() || self.csi.is_some()
     }
 }
 
-/// The socket of a CSI driver, theirs or ours.
+/// Address of a CSI driver's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CsiSocketAddress(pub(crate) Address);
 
@@ -84,14 +84,14 @@ impl<'de> Deserialize<'de> for CsiSocketAddress {
 }
 
 impl FromStr for CsiSocketAddress {
-    type Err = AddressError;
+    type Err = <Address as FromStr>::Err;
 
-    fn from_str(text: &str) -> Result<Self, AddressError> {
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse().map(Self)
     }
 }
 
-/// A value that a component reads; numbers and booleans reach it as text.
+/// A value that a component reads; numbers and booleans are converted to text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SettingValue(pub(crate) String);
 

@@ -1,17 +1,17 @@
-//! Durations as Go spells them, because manifests written for the Go sidecars must keep working.
+//! Durations in Go's syntax, for manifests written for the Go sidecars.
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// A duration above zero, spelled as Go's `time.ParseDuration` reads it: `10s`, `1m30s`, `500ms`, `1.5h`.
+/// A duration above zero in the syntax of Go's `time.ParseDuration`: `10s`, `1m30s`, `500ms`, `1.5h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GoDuration(Duration);
 
-/// A text that is no such duration.
+/// Text that is not a duration above zero.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration: expected one above zero such as 500ms, 10s or 1m30s")]
 pub(crate) struct InvalidDuration(String);
 
-/// Units, the longest spelling first where one starts with another.
+/// Units and their nanoseconds. A unit precedes those that are its prefix.
 const UNITS: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -23,7 +23,7 @@ const UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Digits behind the point that are read: more than a nanosecond of an hour needs.
+/// Digits after the decimal point that are parsed: more than a nanosecond of an hour needs.
 const FRACTION_DIGITS: usize = 15;
 
 impl GoDuration {
@@ -48,7 +48,7 @@ impl FromStr for GoDuration {
     }
 }
 
-/// One number with its unit, in nanoseconds, and what follows.
+/// Parses one number with its unit; returns the nanoseconds and the remaining text.
 fn parse_component(text: &str) -> Option<(u64, &str)> {
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = match rest.strip_prefix('.') {
@@ -85,7 +85,7 @@ impl From<Duration> for GoDuration {
 }
 
 impl fmt::Display for GoDuration {
-    /// As Go prints it, but without units that are zero: `1m`, not `1m0s`.
+    /// Go's format without units that are zero: `1m` in place of `1m0s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let nanoseconds = self.0.subsec_nanos();

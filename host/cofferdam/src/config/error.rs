@@ -1,12 +1,12 @@
-//! What is wrong with a configuration, in one line: where it stands, the key, the value, what was expected.
+//! Errors of the configuration. Each is one line with the origin, the key, the value and the expectation.
 
 use std::path::PathBuf;
 
 use figment::error::{Actual, Kind};
 
-use super::source::ValueOrigin;
+use super::origin::ValueOrigin;
 
-/// Why there is no configuration.
+/// An invalid configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
     #[error("{named_by}: cannot read configuration file {}: {source}", path.display())]
@@ -20,7 +20,8 @@ pub(crate) enum ConfigError {
     #[error("{}: {problem}", origin.with_key(key))]
     Value { origin: ValueOrigin, key: String, problem: String },
     #[error(
-        "two backends are called {name}, {first} and {second}: expected a name each, as in --backend NAME=FILE"
+        "two backends have the name {name}, {first} and {second}: expected different names, as in --backend \
+         NAME=FILE"
     )]
     DuplicateBackend { name: String, first: String, second: String },
     #[error("{origin}: backend name {name:?}: expected letters, digits, dashes and underscores")]
@@ -30,7 +31,7 @@ pub(crate) enum ConfigError {
 }
 
 impl ConfigError {
-    /// Says in our words what figment found; `origin` knows who said a key's value.
+    /// Converts an error of figment; `origin_of` returns the origin of a key's value.
     pub(crate) fn from_figment(error: figment::Error, origin_of: impl Fn(&str) -> ValueOrigin) -> Self {
         let mut path = error.path;
         if let Kind::UnknownField(field, _) = &error.kind
@@ -66,9 +67,8 @@ impl ConfigError {
     }
 }
 
-/// Somebody may have written the secret where the name of its file belongs.
-const SECRET_PROBLEM: &str =
-    "expected the path of a file that holds the secret; what stands there is not shown";
+/// The value is not quoted: it may be the secret itself in place of its file's path.
+const SECRET_PROBLEM: &str = "expected the path of a file with the secret; the value is not shown";
 
 fn is_secret_key(path: &[String]) -> bool {
     matches!(path, [backend, _, secrets, ..] if backend == "backend" && secrets == "secrets")
@@ -86,17 +86,17 @@ fn problem_text(kind: Kind) -> String {
         }
         Kind::UnknownField(..) => "is not known".to_owned(),
         Kind::MissingField(_) => "is missing".to_owned(),
-        Kind::DuplicateField(_) => "stands there twice".to_owned(),
+        Kind::DuplicateField(_) => "occurs twice".to_owned(),
         Kind::ISizeOutOfRange(number) => format!("{number} is out of range"),
         Kind::USizeOutOfRange(number) => format!("{number} is out of range"),
-        Kind::Unsupported(actual) => format!("found {}, which has no meaning here", actual_text(&actual)),
+        Kind::Unsupported(actual) => format!("found {}, which is not supported", actual_text(&actual)),
         Kind::UnsupportedKey(actual, expected) => {
             format!("found the key {}, expected {expected}", actual_text(&actual))
         }
     }
 }
 
-/// What was expected, without the names of Rust's types.
+/// The expectation without names of Rust types.
 fn expected_text(expected: &str) -> &str {
     match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",

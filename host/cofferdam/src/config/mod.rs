@@ -1,9 +1,13 @@
-//! Configuration: flags over environment over file over defaults, and for every value who said it.
+//! Configuration from flags, environment, file and defaults, in this order of precedence, with the origin of
+//! every value.
 
 mod backend;
 mod duration;
 mod error;
-mod keys;
+mod flags;
+mod origin;
+mod role;
+mod settings;
 mod source;
 mod value;
 
@@ -12,98 +16,39 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt::Write as _,
-    path::{Path, PathBuf},
     time::Duration,
 };
 
 use cofferdam_controllers::Role;
-use cofferdam_node::NodePolicy;
 use figment::{Figment, value::Value};
-use serde::Deserialize;
 
 pub(crate) use backend::{BackendSection, SettingValue, carried_component};
 use backend::{COMPONENT_KEYS, CsiSocketAddress, MEMORY_BACKEND};
 pub(crate) use duration::GoDuration;
 pub(crate) use error::ConfigError;
-pub(crate) use source::{ValueOrigin, backend_name, check_backend_location};
-pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat, Roles, ServerRole};
+pub(crate) use flags::{CliValues, ConnectionSelection, DevSelection, RunSelection, SettingFlags};
+pub(crate) use origin::ValueOrigin;
+pub(crate) use role::{NodeRole, Roles, ServerRole};
+pub(crate) use settings::Configuration;
+pub(crate) use source::{backend_name, check_backend_location};
+pub(crate) use value::{CompilationCache, HttpEndpoint, LogFormat};
 
-use keys::{KEYS, ValueKind};
-use source::{ConfigSource, ConfigSourceKind};
-use value::{LogFilter, MaxEntries, NamespaceName, ScanInterval, SocketGroup, SocketMode, WorkerCount};
+use settings::{SETTINGS, ValueKind};
+use source::{ConfigSource, ConfigSourceKind, Defaults};
 
-use crate::cli::{ClusterFlags, NodeFlags, ProcessFlags};
+use crate::table::TextTable;
 
-/// Shortest pause between two looks at everything.
+/// Shortest resync period.
 const MIN_RESYNC_PERIOD: Duration = Duration::from_secs(1);
 
-/// The value of a driver's setting that stands for the name of the node.
+/// Value of a driver's setting that is replaced by the name of the node.
 const NODE_NAME_PLACEHOLDER: &str = "$(node-name)";
-/// The variable that every program of this ecosystem reads for its log.
+/// Environment variable of the log filter, as in other Rust programs.
 const RUST_LOG: &str = "RUST_LOG";
-/// Name of the driver that `csi-address` gives.
+/// Name of the driver of `csi-address`.
 const CSI_ADDRESS_BACKEND: &str = "csi";
 
-/// Every setting, checked.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub(crate) struct Configuration {
-    #[serde(default)]
-    pub(crate) role: Roles,
-    #[serde(default)]
-    pub(crate) backend: BTreeMap<String, BackendSection>,
-    pub(crate) csi_address: Option<CsiSocketAddress>,
-    csi_socket: Option<CsiSocketAddress>,
-    pub(crate) socket_mode: SocketMode,
-    pub(crate) socket_group: Option<SocketGroup>,
-    pub(crate) kubeconfig: Option<PathBuf>,
-    pub(crate) context: Option<String>,
-    pub(crate) namespace: Option<NamespaceName>,
-    pub(crate) http_endpoint: Option<HttpEndpoint>,
-    pub(crate) timeout: GoDuration,
-    pub(crate) drain_timeout: GoDuration,
-    pub(crate) volume_name_prefix: String,
-    pub(crate) retry_interval_start: GoDuration,
-    pub(crate) retry_interval_max: GoDuration,
-    pub(crate) worker_threads: Option<WorkerCount>,
-    pub(crate) workers: WorkerCount,
-    pub(crate) resync_period: GoDuration,
-    pub(crate) handle_volume_inuse_error: bool,
-    pub(crate) extra_modify_metadata: bool,
-    pub(crate) resync: GoDuration,
-    pub(crate) reconcile_sync: GoDuration,
-    pub(crate) max_entries: MaxEntries,
-    pub(crate) default_fstype: Option<String>,
-    pub(crate) extra_create_metadata: bool,
-    pub(crate) strict_topology: bool,
-    pub(crate) immediate_topology: bool,
-    pub(crate) node_deployment: bool,
-    pub(crate) node_deployment_immediate_binding: bool,
-    pub(crate) node_deployment_base_delay: GoDuration,
-    pub(crate) node_deployment_max_delay: GoDuration,
-    pub(crate) disable_force_detach_on_timeout: bool,
-    pub(crate) orphan_scan_interval: ScanInterval,
-    pub(crate) single_process: bool,
-    pub(crate) manifest: Option<PathBuf>,
-    pub(crate) csi_endpoint: Option<CsiSocketAddress>,
-    pub(crate) node_name: Option<String>,
-    pub(crate) node_records: Option<PathBuf>,
-    pub(crate) kubelet_root: Vec<String>,
-    pub(crate) kubelet_registration_path: Option<String>,
-    pub(crate) plugin_registration_path: PathBuf,
-    pub(crate) probe_timeout: GoDuration,
-    pub(crate) health_port: Option<u16>,
-    /// What the driver may have done on this node.
-    #[serde(default)]
-    pub(crate) node: NodePolicy,
-    #[serde(default)]
-    pub(crate) compilation_cache: CompilationCache,
-    pub(crate) log: LogFilter,
-    pub(crate) log_format: LogFormat,
-}
-
-/// A configuration and where its values come from.
+/// A configuration with the origins of its values.
 #[derive(Debug)]
 pub(crate) struct ResolvedConfig {
     /// The settings.
@@ -117,83 +62,16 @@ struct Provenance {
     layers: Vec<ConfigSourceKind>,
 }
 
-/// What the command line says of each setting.
-type CliValues = Vec<(&'static str, Vec<String>)>;
-
-impl ProcessFlags {
-    fn cli_values(&self) -> CliValues {
-        let single = |text: &Option<String>| text.iter().cloned().collect();
-        vec![
-            ("role", self.role.clone()),
-            ("backend", self.backend.clone()),
-            ("csi-address", single(&self.csi_address)),
-            ("csi-socket", single(&self.csi_socket)),
-            ("socket-mode", single(&self.socket_mode)),
-            ("socket-group", single(&self.socket_group)),
-            ("http-endpoint", single(&self.http_endpoint)),
-            ("timeout", single(&self.timeout)),
-            ("drain-timeout", single(&self.drain_timeout)),
-            ("volume-name-prefix", single(&self.volume_name_prefix)),
-            ("retry-interval-start", single(&self.retry_interval_start)),
-            ("retry-interval-max", single(&self.retry_interval_max)),
-            ("worker-threads", single(&self.worker_threads)),
-            ("workers", single(&self.workers)),
-            ("resync-period", single(&self.resync_period)),
-            ("handle-volume-inuse-error", single(&self.handle_volume_inuse_error)),
-            ("extra-modify-metadata", single(&self.extra_modify_metadata)),
-            ("resync", single(&self.resync)),
-            ("reconcile-sync", single(&self.reconcile_sync)),
-            ("max-entries", single(&self.max_entries)),
-            ("default-fstype", single(&self.default_fstype)),
-            ("extra-create-metadata", single(&self.extra_create_metadata)),
-            ("strict-topology", single(&self.strict_topology)),
-            ("immediate-topology", single(&self.immediate_topology)),
-            ("disable-force-detach-on-timeout", single(&self.disable_force_detach_on_timeout)),
-            ("orphan-scan-interval", single(&self.orphan_scan_interval)),
-            ("compilation-cache", single(&self.compilation_cache)),
-            ("log", single(&self.log)),
-            ("log-format", single(&self.log_format)),
-        ]
-    }
-}
-
-impl NodeFlags {
-    fn cli_values(&self) -> CliValues {
-        let single = |text: &Option<String>| text.iter().cloned().collect();
-        vec![
-            ("single-process", single(&self.single_process)),
-            ("manifest", single(&self.manifest)),
-            ("csi-endpoint", single(&self.csi_endpoint)),
-            ("node-name", single(&self.node_name)),
-            ("node-records", single(&self.node_records)),
-            ("kubelet-root", self.kubelet_root.clone()),
-            ("kubelet-registration-path", single(&self.kubelet_registration_path)),
-            ("plugin-registration-path", single(&self.plugin_registration_path)),
-            ("probe-timeout", single(&self.probe_timeout)),
-            ("health-port", single(&self.health_port)),
-            ("node-deployment", single(&self.node_deployment)),
-            ("node-deployment-immediate-binding", single(&self.node_deployment_immediate_binding)),
-            ("node-deployment-base-delay", single(&self.node_deployment_base_delay)),
-            ("node-deployment-max-delay", single(&self.node_deployment_max_delay)),
-        ]
-    }
-}
-
 impl ResolvedConfig {
-    /// The settings of `run` and `config`.
+    /// Resolves the settings of `run` and `config`.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
     pub(crate) fn for_cluster(
-        flags: &ClusterFlags,
+        flags: &CliValues,
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let mut cli_values = flags.process.cli_values();
-        let cluster_values =
-            [("kubeconfig", &flags.kubeconfig), ("context", &flags.context), ("namespace", &flags.namespace)];
-        cli_values.extend(cluster_values.map(|(name, text)| (name, text.iter().cloned().collect())));
-        cli_values.extend(flags.node.cli_values());
-        let resolved = Self::load(&cli_values, environment, flags.process.config.as_deref(), &[])?;
+        let resolved = Self::load(flags, environment, Defaults::Run)?;
         resolved.check_known_roles(Roles::names)?;
         let missing = |(_, section): &(&String, &BackendSection)| !section.has_location();
         match resolved.configuration.backend.iter().find(missing) {
@@ -202,24 +80,24 @@ impl ResolvedConfig {
         }
     }
 
-    /// The settings of `dev`: every role unless told otherwise, the memory driver unless there are others, no
-    /// topology for claims that ask for none, for its cluster has no nodes, and a quiet log, for the timeline
-    /// tells what happens.
+    /// Resolves the settings of `dev`. Its defaults are all roles that reconcile a cluster, the memory
+    /// driver, no topology for claims without a selected node, and the log level warn, because the timeline
+    /// prints the steps.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
     pub(crate) fn for_dev(
-        flags: &ProcessFlags,
+        flags: &CliValues,
         environment: &HashMap<String, String>,
     ) -> Result<Self, ConfigError> {
-        let roles = Role::ALL.map(Role::as_str).join(",");
-        let overrides = [("role", roles.as_str()), ("immediate-topology", "false"), ("log", "warn")];
-        let mut resolved = Self::load(&flags.cli_values(), environment, flags.config.as_deref(), &overrides)?;
+        let mut resolved = Self::load(flags, environment, Defaults::Dev)?;
         let known = || Role::ALL.map(Role::as_str).join(", ");
         resolved.check_known_roles(known)?;
         if let Some(role) = resolved.configuration.role.first_role_without_cluster() {
-            let problem =
-                format!("{role} is for `cofferdam run`: expected roles that work on a cluster: {}", known());
+            let problem = format!(
+                "{role} is for `cofferdam run`: expected roles that reconcile a cluster: {}",
+                known()
+            );
             return Err(resolved.value_error("role", problem));
         }
         if resolved.configuration.backend.is_empty() {
@@ -235,23 +113,22 @@ impl ResolvedConfig {
     }
 
     fn load(
-        cli_values: &CliValues,
+        flags: &CliValues,
         environment: &HashMap<String, String>,
-        file: Option<&Path>,
-        overrides: &[(&'static str, &str)],
+        defaults: Defaults,
     ) -> Result<Self, ConfigError> {
-        let mut sources = vec![source::from_defaults(overrides)?, source::from_rust_log(environment)];
-        if let Some((path, named)) = source::config_file(file, environment) {
+        let mut sources = vec![source::from_defaults(defaults)?, source::from_rust_log(environment)];
+        if let Some((path, named)) = source::config_file(flags.config_file.as_deref(), environment) {
             sources.push(source::from_file(&path, &named)?);
         }
         sources.push(source::from_environment(environment)?);
-        sources.push(source::from_flags(cli_values)?);
+        sources.push(source::from_flags(flags)?);
         let provenance = Provenance::from_sources(sources);
         let mut configuration: Configuration = provenance
             .figment
             .extract()
             .map_err(|error| ConfigError::from_figment(error, |key| provenance.origin_of(key)))?;
-        // Roles of a node ask the driver there, and do not run it.
+        // Node roles connect to the socket as a client; they do not load the driver.
         let node_only = configuration.role.is_node_only();
         if let Some(socket) = configuration.csi_address.clone().filter(|_| !node_only) {
             let section = BackendSection { csi: Some(socket), ..BackendSection::default() };
@@ -260,7 +137,8 @@ impl ResolvedConfig {
                     origin: provenance.origin_of("csi-address"),
                     key: "csi-address".to_owned(),
                     problem: format!(
-                        "is the driver {CSI_ADDRESS_BACKEND}, and so is backend.{CSI_ADDRESS_BACKEND}: expected one of the two, or another name"
+                        "is the driver {CSI_ADDRESS_BACKEND}, and so is backend.{CSI_ADDRESS_BACKEND}: \
+                         expected one of the two, or another name"
                     ),
                 });
             }
@@ -272,7 +150,7 @@ impl ResolvedConfig {
         Ok(resolved)
     }
 
-    /// Puts `node-name` where a driver's setting asks for it: a DaemonSet has one file for all its nodes.
+    /// Replaces the placeholder in drivers' settings by `node-name`: a DaemonSet has one file for all nodes.
     fn expand_node_name(&mut self) -> Result<(), ConfigError> {
         let is_placeholder = |setting: &SettingValue| setting.0 == NODE_NAME_PLACEHOLDER;
         let sections = self.configuration.backend.iter();
@@ -286,7 +164,7 @@ impl ResolvedConfig {
         let Some(node) = self.configuration.node_name.clone() else {
             return Err(self.value_error(
                 &key,
-                format!("is {NODE_NAME_PLACEHOLDER}, and no node is named: expected --node-name"),
+                format!("is {NODE_NAME_PLACEHOLDER}, and node-name is not set: expected --node-name"),
             ));
         };
         let sections = self.configuration.backend.values_mut();
@@ -299,7 +177,7 @@ impl ResolvedConfig {
         Ok(())
     }
 
-    /// Gives `csi-socket` to the one driver that there is.
+    /// Assigns `csi-socket` to the only driver.
     fn assign_csi_socket(&mut self) -> Result<(), ConfigError> {
         let Some(socket) = self.configuration.csi_socket.take() else { return Ok(()) };
         let mut sections = self.configuration.backend.values_mut();
@@ -320,7 +198,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// What the role `csi-server` needs.
+    /// Checks the sockets of the role `csi-server`.
     fn check_csi_sockets(&self) -> Result<(), ConfigError> {
         let Configuration { role, backend, .. } = &self.configuration;
         if !role.servers.contains(&ServerRole::CsiServer) {
@@ -343,7 +221,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// What no single value can tell.
+    /// Checks combinations of values.
     fn check_combinations(&self) -> Result<(), ConfigError> {
         let Configuration { retry_interval_start, retry_interval_max, backend, .. } = &self.configuration;
         let Configuration { resync, resync_period, reconcile_sync, .. } = &self.configuration;
@@ -358,7 +236,10 @@ impl ResolvedConfig {
         if retry_interval_max < retry_interval_start {
             return Err(self.value_error(
                 "retry-interval-max",
-                format!("found {retry_interval_max}, expected at least retry-interval-start, {retry_interval_start}"),
+                format!(
+                    "found {retry_interval_max}, expected at least retry-interval-start, \
+                 {retry_interval_start}"
+                ),
             ));
         }
         let Configuration {
@@ -397,7 +278,7 @@ impl ResolvedConfig {
         Ok(())
     }
 
-    /// Refuses what has no meaning for the kind of driver that a section is.
+    /// Rejects keys of a section that do not apply to its kind of driver.
     fn check_backend_kind(&self, name: &str, section: &BackendSection) -> Result<(), ConfigError> {
         let key = |key: &str| format!("backend.{name}.{key}");
         if section.csi.is_none() {
@@ -419,7 +300,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// Refuses a role that does not exist, with those that this command has.
+    /// Rejects an unknown role; the error lists the roles of the command.
     fn check_known_roles(&self, known: impl FnOnce() -> String) -> Result<(), ConfigError> {
         match &self.configuration.role.unknown {
             Some(name) => {
@@ -429,14 +310,15 @@ impl ResolvedConfig {
         }
     }
 
-    /// Refuses a level that is none, but where it may be meant for other programs.
+    /// Rejects a misspelt log level, except in `RUST_LOG`, which may be meant for other programs.
     fn check_log(&self) -> Result<(), ConfigError> {
         let origin = self.origin("log");
         match self.configuration.log.unknown_level() {
             Some(directive) if origin != ValueOrigin::EnvVar(RUST_LOG.to_owned()) => Err(self.value_error(
                 "log",
                 format!(
-                    "{directive:?} is no level: expected off, error, warn, info, debug or trace, or directives such as \
+                    "{directive:?} is not a level: expected off, error, warn, info, debug or trace, or \
+                     directives such as \
                      info,cofferdam_controllers=debug"
                 ),
             )),
@@ -450,47 +332,36 @@ impl ResolvedConfig {
         ConfigError::Missing(format!("{key} is missing: expected it, or backend.{name}.csi, in {origin}"))
     }
 
-    /// The error that a key's value is not as it has to be.
+    /// Creates the error of an invalid value.
     pub(crate) fn value_error(&self, key: &str, problem: String) -> ConfigError {
         ConfigError::Value { origin: self.origin(key), key: key.to_owned(), problem }
     }
 
-    /// Who said a key's value.
+    /// Origin of a key's value.
     pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         self.provenance.origin_of(key)
     }
 
-    /// Every effective value with its origin, one a line, in columns.
+    /// Formats every effective value with its origin, one per line, in columns.
     pub(crate) fn to_table(&self) -> String {
-        let mut rows: Vec<[String; 3]> = vec![["KEY", "VALUE", "FROM"].map(str::to_owned)];
-        for key in &KEYS {
-            match self.provenance.figment.find_value(key.name) {
-                Ok(value) if matches!(key.kind, ValueKind::Backends | ValueKind::Table) => {
-                    self.push_leaf_rows(key.name, &value, &mut rows)
+        let mut table = TextTable::new(["KEY", "VALUE", "FROM"]);
+        for setting in SETTINGS.iter() {
+            match self.provenance.figment.find_value(&setting.name) {
+                Ok(value) if matches!(setting.kind, ValueKind::Backends(_) | ValueKind::Table) => {
+                    self.push_leaf_rows(&setting.name, &value, &mut table)
                 }
-                Ok(value) => self.push_row(key.name, &value, &mut rows),
-                Err(_) => {
-                    rows.push([key.name.to_owned(), "(not set)".to_owned(), ValueOrigin::Default.to_string()])
-                }
+                Ok(value) => self.push_row(&setting.name, &value, &mut table),
+                Err(_) => table.push([
+                    setting.name.clone(),
+                    "(not set)".to_owned(),
+                    ValueOrigin::Default.to_string(),
+                ]),
             }
         }
-        let width = |column: usize| {
-            rows.iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or_default()
-        };
-        let (keys, values) = (width(0), width(1));
-        let mut table = String::new();
-        for [key, value, origin] in &rows {
-            // Writing to a string cannot fail.
-            let _ = writeln!(table, "{key:keys$}  {value:values$}  {origin}");
-        }
-        table
+        table.to_string()
     }
 
-    fn push_leaf_rows(&self, key: &str, value: &Value, rows: &mut Vec<[String; 3]>) {
+    fn push_leaf_rows(&self, key: &str, value: &Value, rows: &mut TextTable<3>) {
         match value.as_dict() {
             Some(table) if !table.is_empty() => {
                 for (name, value) in table {
@@ -501,7 +372,7 @@ impl ResolvedConfig {
         }
     }
 
-    fn push_row(&self, key: &str, value: &Value, rows: &mut Vec<[String; 3]>) {
+    fn push_row(&self, key: &str, value: &Value, rows: &mut TextTable<3>) {
         rows.push([key.to_owned(), value::format_value(value), self.origin(key).to_string()]);
     }
 }
@@ -513,8 +384,7 @@ impl Provenance {
         Self { figment, layers }
     }
 
-    /// Looks at the closest key that somebody said: an error may be about a key inside of a value, or a
-    /// missing one.
+    /// Origin of a key, or of the closest enclosing key that is set: an error may be about a missing key.
     fn origin_of(&self, key: &str) -> ValueOrigin {
         let mut closest = key;
         loop {

@@ -1,13 +1,14 @@
-//! Where settings come from, as figment's providers: flags, environment, file, defaults.
+//! Sources of settings, as figment providers: flags, environment, file, defaults.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     ops::Range,
     path::{Path, PathBuf},
+    str::FromStr,
     sync::Arc,
 };
 
+use cofferdam_controllers::Role;
 use cofferdam_csi::Address;
 use figment::{
     Metadata, Profile, Provider,
@@ -20,83 +21,59 @@ use toml::{
 
 use super::{
     error::ConfigError,
-    keys::{ConfigKey, KEYS, ValueKind, env_var_name},
+    flags::CliValues,
+    origin::ValueOrigin,
+    settings::{SETTINGS, Setting, SettingDefault, ValueKind, env_var_name},
 };
 
-/// The largest configuration file that is read: far more than any has, far less than would hurt.
+/// Largest configuration file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The setting that names drivers.
+/// The setting with the drivers.
 const BACKEND_KEY: &str = "backend";
 
-/// Who said a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ValueOrigin {
-    /// A flag of this name.
-    Flag(String),
-    /// An environment variable of this name.
-    EnvVar(String),
-    /// A line of a file.
-    File(PathBuf, Option<usize>),
-    /// Nobody.
-    Default,
-}
-
-impl ValueOrigin {
-    /// The place and the key, which a flag says already.
-    pub(crate) fn with_key(&self, key: &str) -> String {
-        match self {
-            Self::Flag(name) if name == key => self.to_string(),
-            Self::Flag(_) | Self::EnvVar(_) | Self::File(..) | Self::Default => format!("{self}: {key}"),
-        }
-    }
-}
-
-impl fmt::Display for ValueOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flag(name) => write!(f, "flag --{name}"),
-            Self::EnvVar(name) => write!(f, "environment variable {name}"),
-            Self::File(path, Some(line)) => write!(f, "{}:{line}", path.display()),
-            Self::File(path, None) => write!(f, "{}", path.display()),
-            Self::Default => f.write_str("default"),
-        }
-    }
-}
-
-/// What kind of source a provider is.
+/// Kind of a source.
 #[derive(Clone, Debug)]
 pub(crate) enum ConfigSourceKind {
     /// The command line.
     Flags,
-    /// `COFFERDAM_…`
+    /// Variables with the prefix `COFFERDAM_`.
     Environment,
-    /// The file, with the line of every key in it.
+    /// The file, with the line of each key.
     File(Arc<KeyLines>),
-    /// `RUST_LOG`, which every program of this ecosystem knows.
+    /// `RUST_LOG`, as in other Rust programs.
     RustLog,
-    /// The table of settings.
+    /// The declarations of the settings.
     Defaults,
 }
 
-/// Lines of a file's keys.
+/// Line numbers of the keys in a file.
 #[derive(Debug)]
 pub(crate) struct KeyLines {
     path: PathBuf,
     lines: BTreeMap<String, usize>,
 }
 
+/// The command whose default values apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Defaults {
+    /// `run` and all other commands.
+    Run,
+    /// `dev`, which runs all roles that reconcile a cluster.
+    Dev,
+}
+
 /// Values of one source.
 #[derive(Clone, Debug)]
 pub(crate) struct ConfigSource {
-    /// What it is.
+    /// Kind of the source.
     pub(crate) kind: ConfigSourceKind,
-    /// What it says.
+    /// Values by key.
     pub(crate) values: Dict,
 }
 
 impl ConfigSourceKind {
-    /// The name under which figment keeps it.
+    /// Name in figment's metadata.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Flags => "flags",
@@ -107,7 +84,7 @@ impl ConfigSourceKind {
         }
     }
 
-    /// Who, within this source, said the value of a key.
+    /// Origin of a key's value within this source.
     pub(crate) fn origin(&self, key: &str) -> ValueOrigin {
         let root = key.split_once('.').map_or(key, |(root, _)| root);
         match self {
@@ -121,7 +98,7 @@ impl ConfigSourceKind {
 }
 
 impl KeyLines {
-    /// The line of a key, or of the closest table around it.
+    /// Line of a key, or of the closest enclosing table.
     fn line_of_key(&self, key: &str) -> Option<usize> {
         let mut key = key;
         loop {
@@ -143,16 +120,17 @@ impl Provider for ConfigSource {
     }
 }
 
-/// Says what `text` stands for; text that does not fit stays text, and the setting's type refuses it by name.
-fn parse_value(key: &ConfigKey, text: &str) -> Result<Value, ConfigError> {
-    Ok(match key.kind {
-        ValueKind::Text | ValueKind::Table => Value::from(text),
-        ValueKind::Number => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
+/// Converts text to a value of the setting's kind. Text that cannot be converted stays text; the type of the
+/// setting rejects it with an error that names the key.
+fn parse_value(setting: &Setting, text: &str) -> Result<Value, ConfigError> {
+    Ok(match setting.kind {
+        ValueKind::Text(_) | ValueKind::Table => Value::from(text),
+        ValueKind::Number(_) => text.parse::<u64>().map_or_else(|_| Value::from(text), Value::from),
         ValueKind::Bool => text.parse::<bool>().map_or_else(|_| Value::from(text), Value::from),
-        ValueKind::List => parse_list(text.split(',')),
-        ValueKind::Backends => {
+        ValueKind::List(_) => parse_list(text.split(',')),
+        ValueKind::Backends(_) => {
             let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-            parse_backends(entries, &ValueOrigin::EnvVar(key.env_var()))?
+            parse_backends(entries, &ValueOrigin::EnvVar(setting.env_var()))?
         }
     })
 }
@@ -161,8 +139,8 @@ fn parse_list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
     Value::from(items.map(str::trim).filter(|item| !item.is_empty()).map(Value::from).collect::<Vec<_>>())
 }
 
-/// Drivers as the table `backend`: `NAME=FILE`, or a file that is named as it is called. What begins with
-/// `unix:` is the socket of a CSI driver instead.
+/// Converts drivers to the table `backend`. An entry is `[NAME=]FILE` or `[NAME=]unix:PATH`, the socket of a
+/// CSI driver; the default name is the file's.
 fn parse_backends<'a>(
     entries: impl Iterator<Item = &'a str>,
     origin: &ValueOrigin,
@@ -173,10 +151,10 @@ fn parse_backends<'a>(
             Some((name, location)) if is_backend_name(name) => (name.to_owned(), location),
             _ => (backend_name(backend), backend),
         };
-        check_backend_location(location).map_err(|problem| ConfigError::Value {
+        check_backend_location(location).map_err(|error| ConfigError::Value {
             origin: origin.clone(),
             key: BACKEND_KEY.to_owned(),
-            problem,
+            problem: error.to_string(),
         })?;
         if let Some(first) = table.insert(name.clone(), location) {
             return Err(ConfigError::DuplicateBackend {
@@ -193,29 +171,40 @@ fn parse_backends<'a>(
     Ok(Value::from(table.into_iter().map(backend).collect::<Dict>()))
 }
 
-/// Refuses what is neither a file nor the socket of a driver.
+/// A location that is neither a file nor the socket of a driver.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BackendLocationError {
+    #[error("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH")]
+    Empty,
+    #[error("{0}")]
+    Socket(<Address as FromStr>::Err),
+    #[error("{0:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")]
+    Scheme(String),
+}
+
+/// Checks that a location is a file or the socket of a driver.
 ///
 /// # Errors
-/// What was expected instead.
-pub(crate) fn check_backend_location(location: &str) -> Result<(), String> {
+/// [`BackendLocationError`]
+pub(crate) fn check_backend_location(location: &str) -> Result<(), BackendLocationError> {
     if location.is_empty() {
-        return Err("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH".to_owned());
+        return Err(BackendLocationError::Empty);
     }
     if Address::has_scheme(location) {
-        return location.parse::<Address>().map(drop).map_err(|error| error.to_string());
+        return location.parse::<Address>().map(drop).map_err(BackendLocationError::Socket);
     }
     match location.contains("://") {
-        true => Err(format!("{location:?}: only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH")),
+        true => Err(BackendLocationError::Scheme(location.to_owned())),
         false => Ok(()),
     }
 }
 
-/// Whether a name can stand in the configuration: no dots, which separate keys.
+/// Reports if a name is valid in the configuration: it has no dots, which separate keys.
 pub(crate) fn is_backend_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
-/// The name of a driver that is given by its file alone.
+/// Default name of a driver: that of its file.
 pub(crate) fn backend_name(location: &str) -> String {
     let path = location
         .parse::<Address>()
@@ -226,64 +215,68 @@ pub(crate) fn backend_name(location: &str) -> String {
     if name.is_empty() { "backend".to_owned() } else { name }
 }
 
-/// The command line: what was given of each key.
-pub(crate) fn from_flags(cli_values: &[(&'static str, Vec<String>)]) -> Result<ConfigSource, ConfigError> {
+/// The values of the flags.
+pub(crate) fn from_flags(flags: &CliValues) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
-    for key in &KEYS {
-        let Some((_, texts)) = cli_values.iter().find(|(name, texts)| *name == key.name && !texts.is_empty())
-        else {
-            continue;
-        };
-        let value = match (key.kind, texts.last()) {
-            (ValueKind::List, _) => parse_list(texts.iter().flat_map(|text| text.split(','))),
-            (ValueKind::Backends, _) => {
-                parse_backends(texts.iter().map(|text| text.trim()), &ValueOrigin::Flag(key.name.to_owned()))?
+    for setting in SETTINGS.iter() {
+        let texts = flags.get(&setting.name);
+        let Some(last) = texts.last() else { continue };
+        let value = match setting.kind {
+            ValueKind::List(_) => parse_list(texts.iter().flat_map(|text| text.split(','))),
+            ValueKind::Backends(_) => {
+                let origin = ValueOrigin::Flag(setting.name.clone());
+                parse_backends(texts.iter().map(|text| text.trim()), &origin)?
             }
-            (ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::Table, Some(text)) => {
-                parse_value(key, text)?
+            ValueKind::Text(_) | ValueKind::Number(_) | ValueKind::Bool | ValueKind::Table => {
+                parse_value(setting, last)?
             }
-            (ValueKind::Text | ValueKind::Number | ValueKind::Bool | ValueKind::Table, None) => continue,
         };
-        values.insert(key.name.to_owned(), value);
+        values.insert(setting.name.clone(), value);
     }
     Ok(ConfigSource { kind: ConfigSourceKind::Flags, values })
 }
 
-/// The environment. Other variables with our prefix are none of ours: in a cluster, a Service that is called
-/// `cofferdam` puts `COFFERDAM_SERVICE_HOST` and more into every pod of its namespace.
+/// The values of environment variables. Unknown variables with the prefix are ignored: a Service named
+/// `cofferdam` adds `COFFERDAM_SERVICE_HOST` and others to every pod of its namespace.
 pub(crate) fn from_environment(variables: &HashMap<String, String>) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
-    for key in &KEYS {
-        if let Some(text) = variables.get(&key.env_var()) {
-            values.insert(key.name.to_owned(), parse_value(key, text)?);
+    for setting in SETTINGS.iter() {
+        if let Some(text) = variables.get(&setting.env_var()) {
+            values.insert(setting.name.clone(), parse_value(setting, text)?);
         }
     }
     Ok(ConfigSource { kind: ConfigSourceKind::Environment, values })
 }
 
-/// `RUST_LOG`, where it is set.
+/// The log filter in `RUST_LOG`, if set.
 pub(crate) fn from_rust_log(variables: &HashMap<String, String>) -> ConfigSource {
     let text = variables.get("RUST_LOG").filter(|text| !text.is_empty());
     let values = text.map(|text| ("log".to_owned(), Value::from(text.as_str()))).into_iter().collect();
     ConfigSource { kind: ConfigSourceKind::RustLog, values }
 }
 
-/// The table of settings, with what a command holds instead.
-pub(crate) fn from_defaults(overrides: &[(&'static str, &str)]) -> Result<ConfigSource, ConfigError> {
+/// The default values of the settings.
+pub(crate) fn from_defaults(defaults: Defaults) -> Result<ConfigSource, ConfigError> {
     let mut values = Dict::new();
-    for key in &KEYS {
-        let overrides = overrides.iter().find(|(name, _)| *name == key.name).map(|(_, text)| *text);
-        if let Some(text) = overrides.or(key.default) {
-            values.insert(key.name.to_owned(), parse_value(key, text)?);
-        }
+    for setting in SETTINGS.iter() {
+        let text = match (setting.default, defaults) {
+            (SettingDefault::Value(text), _)
+            | (SettingDefault::InDev(text, _), Defaults::Run)
+            | (SettingDefault::InDev(_, text), Defaults::Dev) => text,
+            (SettingDefault::Unset | SettingDefault::Computed(_), _) => continue,
+        };
+        values.insert(setting.name.clone(), parse_value(setting, text)?);
+    }
+    if defaults == Defaults::Dev {
+        values.insert("role".to_owned(), parse_list(Role::ALL.map(Role::as_str).into_iter()));
     }
     Ok(ConfigSource { kind: ConfigSourceKind::Defaults, values })
 }
 
-/// The variable that names the file, where no flag does.
+/// The variable with the path of the file, if no flag has it.
 const CONFIG_VARIABLE: &str = "COFFERDAM_CONFIG";
 
-/// The file with settings, if there is one, and who has named it.
+/// Path of the file with settings, if configured, and the origin of the path.
 pub(crate) fn config_file(
     flag: Option<&Path>,
     variables: &HashMap<String, String>,
@@ -296,7 +289,7 @@ pub(crate) fn config_file(
     }
 }
 
-/// A TOML file that somebody has named.
+/// Reads a TOML file; `named_by` is the origin of its path.
 pub(crate) fn from_file(path: &Path, named_by: &ValueOrigin) -> Result<ConfigSource, ConfigError> {
     let unreadable = |source| ConfigError::Read { named_by: named_by.clone(), path: path.to_owned(), source };
     let size = std::fs::metadata(path).map_err(unreadable)?.len();

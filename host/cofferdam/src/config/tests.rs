@@ -1,4 +1,11 @@
-use super::*;
+use std::path::{Path, PathBuf};
+
+use clap::{Args as _, FromArgMatches as _};
+
+use super::{
+    settings::{FlagScope, SettingDefault},
+    *,
+};
 
 fn write_config(name: &str, text: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("cofferdam-config-{}-{name}.toml", std::process::id()));
@@ -10,13 +17,17 @@ fn environment(variables: &[(&str, &str)]) -> HashMap<String, String> {
     variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-fn flags_with(change: impl FnOnce(&mut ProcessFlags)) -> ClusterFlags {
-    let mut flags = ClusterFlags::default();
-    change(&mut flags.process);
-    flags
+fn flags_with(values: &[(&'static str, &str)]) -> CliValues {
+    values
+        .iter()
+        .fold(CliValues::default(), |flags, &(setting, value)| flags.with(setting, [(*value).to_owned()]))
 }
 
-fn resolve_error(flags: &ClusterFlags, variables: &[(&str, &str)]) -> String {
+fn config_file(path: &Path) -> CliValues {
+    CliValues::from_file(Some(path.to_owned()))
+}
+
+fn resolve_error(flags: &CliValues, variables: &[(&str, &str)]) -> String {
     let line = ResolvedConfig::for_cluster(flags, &environment(variables)).unwrap_err().to_string();
     assert!(!line.contains('\n'), "one line: {line}");
     line
@@ -24,7 +35,7 @@ fn resolve_error(flags: &ClusterFlags, variables: &[(&str, &str)]) -> String {
 
 fn file_error(name: &str, text: &str) -> String {
     let path = write_config(name, text);
-    let line = resolve_error(&flags_with(|flags| flags.config = Some(path.clone())), &[]);
+    let line = resolve_error(&config_file(&path), &[]);
     std::fs::remove_file(&path).unwrap();
     line.replace(&path.display().to_string(), "FILE")
 }
@@ -36,11 +47,9 @@ fn flags_override_environment_file_and_defaults_with_origins() {
         "timeout = \"5s\"\nretry-interval-start = \"2s\"\nworker-threads = 7\nhttp-endpoint = \":1\"\n\
          [backend.array]\nfile = \"array.wasm\"\n[backend.array.settings]\nzone = 3\n",
     );
-    let flags = flags_with(|flags| {
-        flags.config = Some(path.clone());
-        flags.timeout = Some("7s".to_owned());
-        flags.backend = vec!["dir/memory-1.0.wasm".to_owned()];
-    });
+    let flags = config_file(&path)
+        .with("timeout", ["7s".to_owned()])
+        .with("backend", ["dir/memory-1.0.wasm".to_owned()]);
     let variables = [
         ("COFFERDAM_TIMEOUT", "6s"),
         ("COFFERDAM_RETRY_INTERVAL_START", "3s"),
@@ -91,10 +100,7 @@ fn flags_override_environment_file_and_defaults_with_origins() {
 fn a_flag_replaces_the_file_of_a_backend_and_keeps_its_settings() {
     let path =
         write_config("backend", "[backend.memory]\nfile = \"a.wasm\"\nsettings = { capacity = \"10Gi\" }\n");
-    let flags = flags_with(|flags| {
-        flags.config = Some(path.clone());
-        flags.backend = vec!["memory=b.wasm".to_owned()];
-    });
+    let flags = config_file(&path).with("backend", ["memory=b.wasm".to_owned()]);
     let resolved = ResolvedConfig::for_cluster(&flags, &HashMap::new()).unwrap();
     let section = &resolved.configuration.backend["memory"];
     assert_eq!(
@@ -106,22 +112,21 @@ fn a_flag_replaces_the_file_of_a_backend_and_keeps_its_settings() {
 
 #[test]
 fn lists_come_from_repeated_flags_and_from_commas() {
-    let flags = flags_with(|flags| {
-        flags.role = vec!["provisioner".to_owned(), "pv-controller,protection".to_owned()]
-    });
+    let flags = flags_with(&[("role", "provisioner"), ("role", "pv-controller,protection")]);
     let resolved = ResolvedConfig::for_cluster(&flags, &HashMap::new()).unwrap();
     assert_eq!(resolved.configuration.role.cluster.len(), 3);
     let variables = environment(&[("COFFERDAM_BACKEND", "a.wasm, second=dir/a.wasm")]);
-    let resolved = ResolvedConfig::for_cluster(&ClusterFlags::default(), &variables).unwrap();
+    let resolved = ResolvedConfig::for_cluster(&CliValues::default(), &variables).unwrap();
     assert_eq!(resolved.configuration.backend.keys().collect::<Vec<_>>(), ["a", "second"]);
 }
 
 #[test]
 fn a_csi_socket_is_a_backend() {
-    let flags = flags_with(|flags| {
-        flags.csi_address = Some("/run/csi/socket".to_owned());
-        flags.backend = vec!["array=unix:///run/array.sock".to_owned(), "unix:other.sock".to_owned()];
-    });
+    let flags = flags_with(&[
+        ("csi-address", "/run/csi/socket"),
+        ("backend", "array=unix:///run/array.sock"),
+        ("backend", "unix:other.sock"),
+    ]);
     let resolved = ResolvedConfig::for_cluster(&flags, &HashMap::new()).unwrap();
     let sockets: Vec<_> = resolved
         .configuration
@@ -132,41 +137,40 @@ fn a_csi_socket_is_a_backend() {
     let expected = [("array", "/run/array.sock"), ("csi", "/run/csi/socket"), ("other", "other.sock")];
     assert_eq!(sockets, expected.map(|(name, path)| (name, path.to_owned())));
     let variables = environment(&[("COFFERDAM_CSI_ADDRESS", "unix:///s")]);
-    let resolved = ResolvedConfig::for_cluster(&ClusterFlags::default(), &variables).unwrap();
+    let resolved = ResolvedConfig::for_cluster(&CliValues::default(), &variables).unwrap();
     assert_eq!(resolved.configuration.backend["csi"].csi.as_ref().unwrap().0.to_string(), "/s");
 }
 
 #[test]
 fn dev_runs_every_cluster_role_with_log_level_warn() {
-    let off = ProcessFlags { orphan_scan_interval: Some("off".to_owned()), ..ProcessFlags::default() };
+    let off = flags_with(&[("orphan-scan-interval", "off")]);
     let resolved = ResolvedConfig::for_dev(&off, &HashMap::new()).unwrap();
     assert_eq!(resolved.configuration.orphan_scan_interval.0, None);
-    let resolved = ResolvedConfig::for_dev(&ProcessFlags::default(), &HashMap::new()).unwrap();
+    let resolved = ResolvedConfig::for_dev(&CliValues::default(), &HashMap::new()).unwrap();
     assert_eq!(resolved.configuration.role.cluster.len(), 6);
     assert_eq!(resolved.configuration.log.0, "warn");
     assert_eq!(resolved.configuration.backend.keys().collect::<Vec<_>>(), [MEMORY_BACKEND]);
     for role in ["node", "registrar", "liveness", "csi-server"] {
-        let flags = ProcessFlags { role: vec![role.to_owned()], ..ProcessFlags::default() };
+        let flags = flags_with(&[("role", role)]);
         assert_eq!(
             ResolvedConfig::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
             format!(
-                "flag --role: {role} is for `cofferdam run`: expected roles that work on a cluster: provisioner, attacher, resizer, pv-controller, protection, attach-detach"
+                "flag --role: {role} is for `cofferdam run`: expected roles that reconcile a cluster: \
+                 provisioner, attacher, resizer, pv-controller, protection, attach-detach"
             )
         );
     }
-    let flags = ProcessFlags { role: vec!["foo".to_owned()], ..ProcessFlags::default() };
+    let flags = flags_with(&[("role", "foo")]);
     assert_eq!(
         ResolvedConfig::for_dev(&flags, &HashMap::new()).unwrap_err().to_string(),
-        "flag --role: unknown role \"foo\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach"
+        "flag --role: unknown role \"foo\": expected one of provisioner, attacher, resizer, pv-controller, \
+         protection, attach-detach"
     );
     let path = write_config("dev", "[backend.memory.settings]\ncapacity = \"1Gi\"\n");
-    let flags = ProcessFlags { config: Some(path.clone()), ..ProcessFlags::default() };
+    let flags = config_file(&path);
     let resolved = ResolvedConfig::for_dev(&flags, &HashMap::new()).unwrap();
     assert_eq!(resolved.configuration.backend[MEMORY_BACKEND].settings["capacity"].0, "1Gi");
-    let missing = ResolvedConfig::for_cluster(
-        &ClusterFlags { process: flags, ..ClusterFlags::default() },
-        &HashMap::new(),
-    );
+    let missing = ResolvedConfig::for_cluster(&flags, &HashMap::new());
     let line = missing.unwrap_err().to_string();
     assert_eq!(
         line,
@@ -180,97 +184,104 @@ fn dev_runs_every_cluster_role_with_log_level_warn() {
 
 #[test]
 fn an_invalid_flag_or_variable_is_reported_with_value_and_expectation() {
-    let text = |text: &str| Some(text.to_owned());
     for (flags, expected) in [
         (
-            flags_with(|flags| flags.role = vec!["resiser".to_owned()]),
-            "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
+            flags_with(&[("role", "resiser")]),
+            "flag --role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
+             pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
         ),
         (
-            flags_with(|flags| flags.timeout = text("10")),
+            flags_with(&[("timeout", "10")]),
             "flag --timeout: \"10\" is not a duration: expected one above zero such as 500ms, 10s or 1m30s",
         ),
         (
-            flags_with(|flags| flags.worker_threads = text("many")),
+            flags_with(&[("worker-threads", "many")]),
             "flag --worker-threads: found the text \"many\", expected a number from 1 to 10000",
         ),
-        (flags_with(|flags| flags.resync = text("10ms")), "flag --resync: found 10ms, expected at least 1s"),
+        (flags_with(&[("resync", "10ms")]), "flag --resync: found 10ms, expected at least 1s"),
         (
-            flags_with(|flags| flags.max_entries = text("-1")),
+            flags_with(&[("max-entries", "-1")]),
             "flag --max-entries: found the text \"-1\", expected a number from 0 to 10000",
         ),
         (
-            flags_with(|flags| flags.worker_threads = text("0")),
+            flags_with(&[("worker-threads", "0")]),
             "flag --worker-threads: found the number 0, expected a number from 1 to 10000",
         ),
         (
-            flags_with(|flags| flags.extra_create_metadata = text("yes")),
+            flags_with(&[("extra-create-metadata", "yes")]),
             "flag --extra-create-metadata: found the text \"yes\", expected a boolean",
         ),
         (
-            flags_with(|flags| flags.http_endpoint = text("8080")),
+            flags_with(&[("http-endpoint", "8080")]),
             "flag --http-endpoint: \"8080\" is not an address: expected [HOST]:PORT, such as :8080 or \
              127.0.0.1:8080",
         ),
         (
-            flags_with(|flags| flags.orphan_scan_interval = text("10ms")),
-            "flag --orphan-scan-interval: \"10ms\" is no pause between scans: expected one from 1s, \
-             such as 1h, or off",
+            flags_with(&[("orphan-scan-interval", "10ms")]),
+            "flag --orphan-scan-interval: \"10ms\" is not a scan interval: expected at least 1s, such as 1h, \
+             or off",
         ),
         (
-            flags_with(|flags| flags.log_format = text("xml")),
+            flags_with(&[("log-format", "xml")]),
             "flag --log-format: found \"xml\", expected one of text, json",
         ),
         (
-            flags_with(|flags| flags.retry_interval_max = text("500ms")),
+            flags_with(&[("retry-interval-max", "500ms")]),
             "flag --retry-interval-max: found 500ms, expected at least retry-interval-start, 1s",
         ),
         (
-            flags_with(|flags| flags.backend = vec!["a/x.wasm".to_owned(), "b/x.wasm".to_owned()]),
-            "two backends are called x, a/x.wasm and b/x.wasm: expected a name each, as in --backend NAME=FILE",
+            flags_with(&[("backend", "a/x.wasm"), ("backend", "b/x.wasm")]),
+            "two backends have the name x, a/x.wasm and b/x.wasm: expected different names, as in --backend \
+             NAME=FILE",
         ),
         (
-            flags_with(|flags| flags.backend = vec!["tcp://1.2.3.4:5".to_owned()]),
-            "flag --backend: \"tcp://1.2.3.4:5\": only unix: or a file: expected [NAME=]FILE, or [NAME=]unix:PATH",
+            flags_with(&[("backend", "tcp://1.2.3.4:5")]),
+            "flag --backend: \"tcp://1.2.3.4:5\": only unix: or a file: expected [NAME=]FILE, or \
+             [NAME=]unix:PATH",
         ),
         (
-            flags_with(|flags| flags.backend = vec![String::new()]),
+            flags_with(&[("backend", "")]),
             "flag --backend: found no file: expected [NAME=]FILE, or [NAME=]unix:PATH",
         ),
         (
-            flags_with(|flags| flags.backend = vec!["unix:".to_owned()]),
+            flags_with(&[("backend", "unix:")]),
             "flag --backend: \"unix:\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
         ),
         (
-            flags_with(|flags| flags.csi_address = text("unix://nope.sock")),
-            "flag --csi-address: \"unix://nope.sock\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
+            flags_with(&[("csi-address", "unix://nope.sock")]),
+            "flag --csi-address: \"unix://nope.sock\" is not a driver's socket: expected a path, unix:PATH \
+             or unix:///PATH",
         ),
         (
-            flags_with(|flags| flags.log = text("blah")),
-            "flag --log: \"blah\" is no level: expected off, error, warn, info, debug or trace, or directives such as \
+            flags_with(&[("log", "blah")]),
+            "flag --log: \"blah\" is not a level: expected off, error, warn, info, debug or trace, or \
+             directives such as \
              info,cofferdam_controllers=debug",
         ),
         (
-            flags_with(|flags| flags.config = Some("/nowhere.toml".into())),
-            "flag --config: cannot read configuration file /nowhere.toml: No such file or directory (os error 2)",
+            config_file(Path::new("/nowhere.toml")),
+            "flag --config: cannot read configuration file /nowhere.toml: No such file or directory (os \
+             error 2)",
         ),
     ] {
         assert_eq!(resolve_error(&flags, &[]), expected);
     }
     for allowed in ["Warn,cofferdam_controllers=debug", "off", "info,[span]=trace"] {
-        ResolvedConfig::for_cluster(&flags_with(|flags| flags.log = text(allowed)), &HashMap::new()).unwrap();
+        ResolvedConfig::for_cluster(&flags_with(&[("log", allowed)]), &HashMap::new()).unwrap();
     }
     let others = environment(&[("RUST_LOG", "hyper"), ("COFFERDAM_CONFIG", "")]);
-    ResolvedConfig::for_cluster(&ClusterFlags::default(), &others).unwrap();
+    ResolvedConfig::for_cluster(&CliValues::default(), &others).unwrap();
     assert_eq!(
-        resolve_error(&ClusterFlags::default(), &[("COFFERDAM_CONFIG", "/nowhere.toml")]),
-        "environment variable COFFERDAM_CONFIG: cannot read configuration file /nowhere.toml: No such file or directory (os \
+        resolve_error(&CliValues::default(), &[("COFFERDAM_CONFIG", "/nowhere.toml")]),
+        "environment variable COFFERDAM_CONFIG: cannot read configuration file /nowhere.toml: No such file \
+         or directory (os \
          error 2)"
     );
-    let none = ClusterFlags::default();
+    let none = CliValues::default();
     assert_eq!(
         resolve_error(&none, &[("COFFERDAM_DRAIN_TIMEOUT", "soon")]),
-        "environment variable COFFERDAM_DRAIN_TIMEOUT: drain-timeout: \"soon\" is not a duration: expected one above \
+        "environment variable COFFERDAM_DRAIN_TIMEOUT: drain-timeout: \"soon\" is not a duration: expected \
+         one above \
          zero such as 500ms, 10s or 1m30s"
     );
     assert!(
@@ -287,14 +298,16 @@ fn an_invalid_file_is_reported_with_its_line() {
     let unknown = file_error("unknown", "timeout = \"1s\"\ntimout = \"1s\"\n");
     assert!(
         unknown.starts_with(
-            "FILE:2: unknown key timout: expected one of role, backend, csi-address, csi-socket, socket-mode, socket-group, kubeconfig, "
+            "FILE:2: unknown key timout: expected one of role, backend, csi-address, csi-socket, \
+             socket-mode, socket-group, kubeconfig, "
         ),
         "{unknown}"
     );
     let nested = file_error("nested", "[backend.a]\nfile = \"a\"\nsetings = {}\n");
     assert!(
         nested.starts_with(
-            "FILE:3: unknown key backend.a.setings: expected one of file, csi, socket, driver-name, sha256, settings, secrets, grants, http, state, pool, limits"
+            "FILE:3: unknown key backend.a.setings: expected one of file, csi, socket, driver-name, sha256, \
+             settings, secrets, grants, http, state, pool, limits"
         ),
         "{nested}"
     );
@@ -302,12 +315,14 @@ fn an_invalid_file_is_reported_with_its_line() {
         (
             "type",
             "\n\ntimeout = 5\n",
-            "FILE:3: timeout: found the number 5, expected a duration such as \"500ms\", \"10s\" or \"1m30s\"",
+            "FILE:3: timeout: found the number 5, expected a duration such as \"500ms\", \"10s\" or \
+             \"1m30s\"",
         ),
         (
             "list",
             "role = \"x\"\n",
-            "FILE:1: role: unknown role \"x\": expected one of provisioner, attacher, resizer, pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
+            "FILE:1: role: unknown role \"x\": expected one of provisioner, attacher, resizer, \
+             pv-controller, protection, attach-detach, node, registrar, liveness, csi-server",
         ),
         (
             "number",
@@ -317,13 +332,15 @@ fn an_invalid_file_is_reported_with_its_line() {
         (
             "secret",
             "[backend.a]\nfile = \"x\"\n[backend.a.secrets]\npin = 4711\n",
-            "FILE:4: backend.a.secrets.pin: expected the path of a file that holds the secret; what stands there is not shown",
+            "FILE:4: backend.a.secrets.pin: expected the path of a file with the secret; the value is not \
+             shown",
         ),
         ("missing", "[backend.a]\n", "backend.a.file is missing: expected it, or backend.a.csi, in FILE:1"),
         (
             "csi",
             "[backend.a]\ncsi = \"tcp://array:9000\"\n",
-            "FILE:2: backend.a.csi: \"tcp://array:9000\" is not a driver's socket: expected a path, unix:PATH or unix:///PATH",
+            "FILE:2: backend.a.csi: \"tcp://array:9000\" is not a driver's socket: expected a path, \
+             unix:PATH or unix:///PATH",
         ),
         (
             "both",
@@ -343,7 +360,8 @@ fn an_invalid_file_is_reported_with_its_line() {
         (
             "twice",
             "csi-address = \"/s\"\n[backend.csi]\ncsi = \"/t\"\n",
-            "FILE:1: csi-address: is the driver csi, and so is backend.csi: expected one of the two, or another name",
+            "FILE:1: csi-address: is the driver csi, and so is backend.csi: expected one of the two, or \
+             another name",
         ),
         (
             "unserved",
@@ -352,13 +370,15 @@ fn an_invalid_file_is_reported_with_its_line() {
         ),
         (
             "shared",
-            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\nsocket = \"/s\"\n[backend.b]\nfile = \"x\"\nsocket = \"unix:///s\"\n",
+            "role = [\"csi-server\"]\n[backend.a]\nfile = \"x\"\nsocket = \"/s\"\n[backend.b]\nfile = \
+             \"x\"\nsocket = \"unix:///s\"\n",
             "FILE:7: backend.b.socket: is the socket of backend.a too: expected one of its own",
         ),
         (
             "several",
             "csi-socket = \"/s\"\n[backend.a]\nfile = \"x\"\n[backend.b]\nfile = \"x\"\n",
-            "FILE:1: csi-socket: is for one driver, and there are several: expected `socket` in the section of each",
+            "FILE:1: csi-socket: is for one driver, and there are several: expected `socket` in the section \
+             of each",
         ),
         (
             "served",
@@ -383,7 +403,8 @@ fn an_invalid_file_is_reported_with_its_line() {
         (
             "grant",
             "[backend.a]\nfile = \"x\"\ngrants = [\"network\"]\n",
-            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, secrets, reveal, session, http, state, pool",
+            "FILE:3: backend.a.grants.0: found \"network\", expected one of log, ambient, settings, secrets, \
+             reveal, session, http, state, pool",
         ),
         (
             "limit",
@@ -405,7 +426,7 @@ fn an_invalid_file_is_reported_with_its_line() {
     }
     let syntax = file_error("syntax", "timeout = \"1s\"\nrole = [\n");
     assert!(syntax.starts_with("flag --config: FILE:") && syntax.contains(": not TOML: "), "{syntax}");
-    let absent = resolve_error(&flags_with(|flags| flags.config = Some("/nowhere/c.toml".into())), &[]);
+    let absent = resolve_error(&config_file(Path::new("/nowhere/c.toml")), &[]);
     assert!(
         absent.starts_with("flag --config: cannot read configuration file /nowhere/c.toml: No such file"),
         "{absent}"
@@ -413,28 +434,100 @@ fn an_invalid_file_is_reported_with_its_line() {
 }
 
 #[test]
-fn every_config_key_has_a_field() {
+fn every_setting_has_a_field() {
     let known = file_error("known", "nothing = 1\n");
-    for key in &KEYS {
-        assert!(known.contains(key.name), "{}: {known}", key.name);
-    }
+    let (_, listed) = known.split_once("expected one of ").unwrap();
+    let names: Vec<&str> = SETTINGS.iter().map(|setting| setting.name.as_str()).collect();
+    assert_eq!(listed.split(", ").collect::<Vec<_>>(), names);
 }
 
 #[test]
-fn every_config_key_has_a_flag() {
-    let mut cli_values = ProcessFlags::default().cli_values();
-    cli_values.extend(NodeFlags::default().cli_values());
-    for key in &KEYS {
-        let cluster = ["kubeconfig", "context", "namespace", "node"].contains(&key.name);
-        assert!(cluster || cli_values.iter().any(|(name, _)| *name == key.name), "{}", key.name);
+fn every_setting_has_a_flag_of_its_scope() {
+    let has_flag = |command: &clap::Command, name: &str| {
+        command.get_arguments().any(|argument| argument.get_long() == Some(name))
+    };
+    let run = SettingFlags::<RunSelection>::augment_args(clap::Command::new("run"));
+    let dev = SettingFlags::<DevSelection>::augment_args(clap::Command::new("dev"));
+    for setting in SETTINGS.iter() {
+        let scope = setting.group.scope;
+        assert_eq!(has_flag(&run, &setting.name), scope != FlagScope::File, "{}", setting.name);
+        assert_eq!(has_flag(&dev, &setting.name), scope == FlagScope::Process, "{}", setting.name);
     }
+    assert_eq!(SETTINGS.len(), 47);
+    assert!(has_flag(&run, "config") && has_flag(&dev, "config"));
+    let connection = SettingFlags::<ConnectionSelection>::augment_args(clap::Command::new("status"));
+    assert!(has_flag(&connection, "kubeconfig") && has_flag(&connection, "context"));
+    assert!(!has_flag(&connection, "config") && !has_flag(&connection, "namespace"));
+}
+
+#[test]
+fn flags_are_read_from_a_command_line() {
+    let parse = |line: &[&str]| {
+        let command = SettingFlags::<RunSelection>::augment_args(clap::Command::new("run"));
+        let matches = command.try_get_matches_from([&["run"][..], line].concat())?;
+        SettingFlags::<RunSelection>::from_arg_matches(&matches).map(|flags| flags.values)
+    };
+    let values = parse(&["--strict-topology", "--immediate-topology=false", "--csi", "/s", "--role", "node"]);
+    let values = values.unwrap();
+    assert_eq!(values.get("strict-topology"), ["true"]);
+    assert_eq!(values.get("immediate-topology"), ["false"]);
+    assert_eq!(
+        (values.get("csi-address"), values.get("role")),
+        (&["/s".to_owned()][..], &["node".to_owned()][..])
+    );
+    assert!(values.get("timeout").is_empty());
+    let values = parse(&["--role", "node", "--role", "registrar", "--config", "c.toml"]).unwrap();
+    assert_eq!(values.get("role"), ["node", "registrar"]);
+    assert_eq!(values.config_file.as_deref(), Some(Path::new("c.toml")));
+    assert!(parse(&["--timeout", "1s", "--timeout", "2s"]).is_err(), "a single value cannot be repeated");
+    assert!(parse(&["--strict-topology", "false"]).is_err(), "a boolean needs an equals sign");
+}
+
+/// The table of docs/configuration.md.
+fn settings_table() -> String {
+    let mut table = "| setting | default | roles | meaning |\n|---|---|---|---|\n".to_owned();
+    for setting in SETTINGS.iter() {
+        let default = match setting.default {
+            SettingDefault::Unset => "none".to_owned(),
+            SettingDefault::Value(value) => format!("`{value}`"),
+            SettingDefault::InDev(value, in_dev) => format!("`{value}`; in `dev`: `{in_dev}`"),
+            SettingDefault::Computed(description) => description.to_owned(),
+        };
+        let (name, roles, help) = (&setting.name, setting.group.roles, setting.help);
+        table.push_str(&format!("| `{name}` | {default} | {roles} | {help} |\n"));
+    }
+    table
+}
+
+#[test]
+fn the_documentation_lists_every_setting() {
+    let page = include_str!("../../../../docs/configuration.md");
+    let (_, rest) = page.split_once("<!-- settings: generated -->\n").unwrap();
+    let (documented, _) = rest.split_once("<!-- end -->").unwrap();
+    let expected = settings_table();
+    assert!(documented == expected, "docs/configuration.md: expected between the markers\n{expected}");
+}
+
+#[test]
+fn the_defaults_of_settings_are_those_of_the_controllers() {
+    let resolved = ResolvedConfig::for_cluster(&CliValues::default(), &HashMap::new()).unwrap();
+    let defaults = cofferdam_controllers::Settings::default();
+    let configured =
+        crate::commands::run::controller_settings(&resolved.configuration, defaults.namespace.clone());
+    let expected = cofferdam_controllers::Settings {
+        roles: configured.roles.clone(),
+        identity: configured.identity.clone(),
+        ..defaults
+    };
+    assert_eq!(format!("{configured:?}"), format!("{expected:?}"));
 }
 
 #[test]
 fn the_node_name_placeholder_is_expanded_in_settings() {
-    let text = "[backend.pool]\nfile = \"pool.wasm\"\n[backend.pool.settings]\nnode = \"$(node-name)\"\nother = \"a$(node-name)\"\n";
+    let text = "[backend.pool]\nfile = \"pool.wasm\"\n[backend.pool.settings]\nnode = \
+     \"$(node-name)\"\nother = \"a$(node-name)\"\n";
     let path = write_config("node-name", text);
-    let flags = flags_with(|flags| flags.config = Some(path.clone()));
+    let flags = config_file(&path);
     let found = ResolvedConfig::for_cluster(&flags, &environment(&[("COFFERDAM_NODE_NAME", "n1")])).unwrap();
     let settings = &found.configuration.backend["pool"].settings;
     assert_eq!((settings["node"].0.as_str(), settings["other"].0.as_str()), ("n1", "a$(node-name)"));

@@ -1,29 +1,42 @@
-//! Types of settings that check themselves.
+//! Types of settings. Deserializing one validates it.
 
-use std::{collections::BTreeSet, fmt, path::PathBuf, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr, time::Duration};
 
-use cofferdam_controllers::Role;
 use cofferdam_csi::server::{UnixSocketGroup, UnixSocketMode};
 use figment::value::Value;
 use serde::{Deserialize, Deserializer, de};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use super::GoDuration;
-use crate::commands::run::node::NodeRole;
+use super::duration::GoDuration;
 
-/// Work that runs at once; more only adds memory, for the API and the driver are the limit long before.
+/// Most concurrent operations. More would only use memory: the API and the driver are slower than that.
 const MAX_WORKERS: u64 = 10_000;
 
-/// Entries per page; more do not fit what one call may return.
+/// Most entries per page. More would exceed the limit of a call's result.
 const MAX_ENTRIES: u32 = 10_000;
 
-/// Shortest pause between two listings of everything that a driver holds.
+/// Shortest interval between two scans of a driver's volumes.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest name of a namespace (RFC 1123 label).
 const MAX_NAMESPACE_LENGTH: usize = 63;
 
-/// Reads text with `FromStr`; its error names the value and what was expected.
+/// Text that is not a valid value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {kind}: expected {expected}")]
+pub(crate) struct InvalidValue {
+    text: String,
+    kind: Cow<'static, str>,
+    expected: &'static str,
+}
+
+impl InvalidValue {
+    fn new(text: &str, kind: impl Into<Cow<'static, str>>, expected: &'static str) -> Self {
+        Self { text: text.to_owned(), kind: kind.into(), expected }
+    }
+}
+
+/// Deserializes text with `FromStr`, whose error names the value and the expectation.
 pub(super) fn deserialize_from_str<'de, T, D>(deserializer: D, expected: &'static str) -> Result<T, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
@@ -44,116 +57,7 @@ where
     deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
 }
 
-/// A role that answers others and reconciles nothing: it needs no cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ServerRole {
-    /// Backends as CSI drivers, on sockets.
-    CsiServer,
-}
-
-impl ServerRole {
-    /// Every one.
-    pub(crate) const ALL: [Self; 1] = [Self::CsiServer];
-
-    /// The name, as `--role` has it.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::CsiServer => "csi-server",
-        }
-    }
-}
-
-/// The roles to run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Roles {
-    /// Those that work on a cluster.
-    pub(crate) cluster: BTreeSet<Role>,
-    /// Those of a node.
-    pub(crate) node: BTreeSet<NodeRole>,
-    /// Those that answer others.
-    pub(crate) servers: BTreeSet<ServerRole>,
-    /// The first name that is no role: each command says which it has.
-    pub(crate) unknown: Option<String>,
-}
-
-impl Roles {
-    /// Every role, for people.
-    pub(crate) fn names() -> String {
-        let names = Role::ALL.map(Role::as_str).into_iter().chain(NodeRole::ALL.map(NodeRole::as_str));
-        names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Takes one in, by its name.
-    ///
-    /// # Errors
-    /// That there is no such role.
-    pub(crate) fn insert(&mut self, name: &str) -> Result<(), String> {
-        if let Some(role) = NodeRole::from_name(name) {
-            self.node.insert(role);
-            return Ok(());
-        }
-        if let Some(role) = ServerRole::ALL.into_iter().find(|role| role.as_str() == name) {
-            self.servers.insert(role);
-            return Ok(());
-        }
-        let unknown = |_| format!("unknown role {name:?}: expected one of {}", Self::names());
-        self.cluster.insert(name.parse().map_err(unknown)?);
-        Ok(())
-    }
-
-    /// Takes one in, also a name that is none.
-    fn insert_or_record_unknown(&mut self, name: String) {
-        if self.insert(&name).is_err() {
-            self.unknown.get_or_insert(name);
-        }
-    }
-
-    /// Whether a driver runs in this process: every role but those of a node calls one.
-    pub(crate) fn has_driver_roles(&self) -> bool {
-        !self.cluster.is_empty() || !self.servers.is_empty()
-    }
-
-    /// Whether all are of a node.
-    pub(crate) fn is_node_only(&self) -> bool {
-        !self.has_driver_roles() && !self.node.is_empty()
-    }
-
-    /// The first, by name, of those that work on no cluster.
-    pub(crate) fn first_role_without_cluster(&self) -> Option<&'static str> {
-        let mut names = self.node.iter().map(|role| role.as_str());
-        names.next().or_else(|| self.servers.first().map(|role| role.as_str()))
-    }
-}
-
-impl<'de> Deserialize<'de> for Roles {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = Roles;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of roles, such as [\"provisioner\"]")
-            }
-
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
-                let mut roles = Roles::default();
-                while let Some(name) = items.next_element::<String>()? {
-                    roles.insert_or_record_unknown(name);
-                }
-                Ok(roles)
-            }
-
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<Roles, E> {
-                let mut roles = Roles::default();
-                roles.insert_or_record_unknown(name.to_owned());
-                Ok(roles)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
-    }
-}
-
-/// Permission bits of the sockets that are served.
+/// Permission bits of served sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketMode(pub(crate) UnixSocketMode);
 
@@ -163,7 +67,7 @@ impl<'de> Deserialize<'de> for SocketMode {
     }
 }
 
-/// The group of the sockets that are served.
+/// Group of served sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SocketGroup(pub(crate) UnixSocketGroup);
 
@@ -173,21 +77,20 @@ impl<'de> Deserialize<'de> for SocketGroup {
     }
 }
 
-/// An address to listen on; without a host it is every address of the machine, as Go reads `:8080`.
+/// An address to listen on. Without a host it means every address of the machine, as in Go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HttpEndpoint {
-    /// Host, or nothing for every address.
+    /// Host; absent for every address.
     pub(crate) host: Option<String>,
-    /// Port; 0 takes a free one.
+    /// Port; 0 for a free one.
     pub(crate) port: u16,
 }
 
 impl FromStr for HttpEndpoint {
-    type Err = String;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad =
-            || format!("{text:?} is not an address: expected [HOST]:PORT, such as :8080 or 127.0.0.1:8080");
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
+        let bad = || InvalidValue::new(text, "an address", "[HOST]:PORT, such as :8080 or 127.0.0.1:8080");
         let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
         let port = port.parse().map_err(|_| bad())?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -199,20 +102,26 @@ impl FromStr for HttpEndpoint {
     }
 }
 
+impl fmt::Display for HttpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host.as_deref().unwrap_or_default(), self.port)
+    }
+}
+
 impl<'de> Deserialize<'de> for HttpEndpoint {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserialize_from_str(deserializer, "an address such as \":8080\" or \"127.0.0.1:8080\"")
     }
 }
 
-/// A DNS label: the name of a namespace.
+/// Name of a namespace: a DNS label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NamespaceName(pub(crate) String);
 
 impl FromStr for NamespaceName {
-    type Err = String;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let inner = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
         if inner
             && !text.is_empty()
@@ -222,9 +131,10 @@ impl FromStr for NamespaceName {
         {
             Ok(Self(text.to_owned()))
         } else {
-            Err(format!(
-                "{text:?} is not a namespace: expected at most {MAX_NAMESPACE_LENGTH} lower-case letters, digits and dashes, with \
-                 no dash at its ends"
+            Err(InvalidValue::new(
+                text,
+                "a namespace",
+                "at most 63 lower-case letters, digits and dashes, with no dash at its ends",
             ))
         }
     }
@@ -236,7 +146,7 @@ impl<'de> Deserialize<'de> for NamespaceName {
     }
 }
 
-/// Work that runs at once.
+/// Maximum number of concurrent operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerCount(pub(crate) usize);
 
@@ -266,7 +176,7 @@ impl<'de> Deserialize<'de> for WorkerCount {
     }
 }
 
-/// Entries per page of a listing; absent leaves it to the driver, which is written 0.
+/// Entries per page of a listing; absent, written 0, for the driver's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxEntries(pub(crate) Option<u32>);
 
@@ -298,22 +208,22 @@ impl<'de> Deserialize<'de> for MaxEntries {
     }
 }
 
-/// Pause between two scans for orphans; absent for none.
+/// Interval between two scans for orphans; absent for no scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScanInterval(pub(crate) Option<Duration>);
 
 impl FromStr for ScanInterval {
-    type Err = String;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         if text == "off" {
             return Ok(Self(None));
         }
         let interval =
             text.parse::<GoDuration>().ok().map(GoDuration::get).filter(|time| *time >= MIN_SCAN_INTERVAL);
-        interval.map(|time| Self(Some(time))).ok_or_else(|| {
-            format!("{text:?} is no pause between scans: expected one from 1s, such as 1h, or off")
-        })
+        interval
+            .map(|time| Self(Some(time)))
+            .ok_or_else(|| InvalidValue::new(text, "a scan interval", "at least 1s, such as 1h, or off"))
     }
 }
 
@@ -323,15 +233,15 @@ impl<'de> Deserialize<'de> for ScanInterval {
     }
 }
 
-/// Where compiled components are kept.
+/// Storage of compiled components.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CompilationCache {
-    /// Where the user's caches are.
+    /// The user's cache directory.
     #[default]
     User,
-    /// Nowhere.
+    /// No storage: components are compiled at every start.
     Off,
-    /// In this directory.
+    /// This directory.
     Directory(PathBuf),
 }
 
@@ -342,37 +252,38 @@ impl<'de> Deserialize<'de> for CompilationCache {
     }
 }
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// What is logged: directives that the subscriber can read.
+/// Directives of `tracing_subscriber::EnvFilter`, which can parse them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogFilter(pub(crate) String);
 
 impl FromStr for LogFilter {
-    type Err = String;
+    type Err = InvalidValue;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, InvalidValue> {
         match EnvFilter::try_new(text) {
             Ok(_) => Ok(Self(text.to_owned())),
-            Err(error) => Err(format!(
-                "{text:?} is not a log filter ({error}): expected a level, or directives such as \
-                 info,cofferdam_controllers=debug"
+            Err(error) => Err(InvalidValue::new(
+                text,
+                format!("a log filter ({error})"),
+                "a level, or directives such as info,cofferdam_controllers=debug",
             )),
         }
     }
 }
 
 impl LogFilter {
-    /// A word that stands alone and is no level. The subscriber takes it for a part of a program, all of
-    /// which is to be logged, and a level that is misspelt for a part that nobody has.
+    /// Returns a directive that is a single word and not a level. `EnvFilter` parses such a word as the name
+    /// of a module; a misspelt level would select a module that does not exist.
     pub(crate) fn unknown_level(&self) -> Option<&str> {
         let is_level = |directive: &str| directive.parse::<LevelFilter>().is_ok();
         let mut directives =
@@ -387,7 +298,7 @@ impl<'de> Deserialize<'de> for LogFilter {
     }
 }
 
-/// A value as `config` prints it.
+/// Formats a value for `cofferdam config`.
 pub(crate) fn format_value(value: &Value) -> String {
     match value {
         Value::String(_, text) => text.clone(),

@@ -116,7 +116,7 @@ enum BindingError {
     #[error("StorageClass {0} has no volumeBindingMode")]
     NoBindingMode(StorageClassName),
     #[error("spec.selector is invalid: {0}")]
-    InvalidSelector(String),
+    InvalidSelector(InvalidRequirement),
 }
 
 /// Decides the next effect for a claim. Source: `syncClaim`.
@@ -403,7 +403,7 @@ fn find_volume(
     let selector = match claim.selector.as_deref() {
         None => None,
         Some(Ok(selector)) => Some(selector),
-        Some(Err(reason)) => return Err(BindingError::InvalidSelector(reason.clone())),
+        Some(Err(error)) => return Err(BindingError::InvalidSelector(error.clone())),
     };
     // An invalid request matches no volume.
     let Ok(request) = claim.request.clone() else { return Ok(None) };

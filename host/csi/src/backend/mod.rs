@@ -233,8 +233,11 @@ where
         request: CsiRequest<Q, R>,
     ) -> Result<R, CsiCallFailure> {
         let (backend, path, deadline) = (self.backend, self.path, context.deadline);
-        let connection =
-            backend.connection.grpc_connection(deadline).await.map_err(|error| CsiCallFailure::NotConnected(error.to_string()))?;
+        let connection = backend
+            .connection
+            .grpc_connection(deadline)
+            .await
+            .map_err(|error| CsiCallFailure::NotConnected(error.to_string()))?;
         if Instant::now() >= deadline {
             return Err(CsiCallFailure::Overloaded);
         }

@@ -63,7 +63,12 @@ async fn failures_without_a_driver_status_are_not_final() {
     let oversized = vec![0; (4 << 20) + 1];
     let table = [
         ("a broken connection", ScriptedReply::CloseConnection, ErrorKind::Unavailable, "connection-lost"),
-        ("no end", ScriptedReply::MessageWithoutStatus(valid_response()), ErrorKind::Internal, "contract-violation"),
+        (
+            "no end",
+            ScriptedReply::MessageWithoutStatus(valid_response()),
+            ErrorKind::Internal,
+            "contract-violation",
+        ),
         ("a web server", ScriptedReply::Http(404), ErrorKind::Internal, "contract-violation"),
         ("a web server's error", ScriptedReply::Http(503), ErrorKind::Internal, "contract-violation"),
         ("no message", ScriptedReply::RawBytes(Vec::new()), ErrorKind::Internal, "contract-violation"),

@@ -176,7 +176,10 @@ async fn invalid_snapshots_are_rejected() {
             changed(|snapshot| snapshot.creation_time = Some(Timestamp { seconds: i64::MAX, nanos: 0 })),
             "the creation time is",
         ),
-        (changed(|snapshot| snapshot.source_volume_id = "w".to_owned()), "the response is about another source than v"),
+        (
+            changed(|snapshot| snapshot.source_volume_id = "w".to_owned()),
+            "the response is about another source than v",
+        ),
     ];
     for (n, (snapshot, expected)) in table.into_iter().enumerate() {
         driver.queue_reply(
@@ -280,7 +283,10 @@ async fn invalid_capacities_are_rejected() {
     for (response, expected) in [
         (response(-1, None, None), "the available capacity is -1 bytes"),
         (response(1, Some(-1), None), "the maximum volume size is -1 bytes"),
-        (response(1, Some(1), Some(2)), "the minimum volume size is 2 bytes; expected at most the maximum, 1"),
+        (
+            response(1, Some(1), Some(2)),
+            "the minimum volume size is 2 bytes; expected at most the maximum, 1",
+        ),
     ] {
         driver.queue_reply("/csi.v1.Controller/GetCapacity", message_reply(&response));
         assert_contract_violation(backend.get_capacity(call(), CapacityQuery::default()).await, expected);

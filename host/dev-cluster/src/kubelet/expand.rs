@@ -134,8 +134,10 @@ impl Kubelet {
         let target = format!("PersistentVolumeClaim {}", cached.key);
         let read = self.client.read(&path, &target).await?;
         let object = read.ok_or_else(|| VolumeError::ClaimNotFound(cached.key.clone()))?;
-        let claim = Claim::decode(&object.to_string())
-            .map_err(|error| VolumeError::InvalidClaim { claim: cached.key.clone(), message: error.to_string() })?;
+        let claim = Claim::decode(&object.to_string()).map_err(|error| VolumeError::InvalidClaim {
+            claim: cached.key.clone(),
+            message: error.to_string(),
+        })?;
         // Update the cache, so that the expansion is not repeated.
         self.client.claims.apply(Ok(claim.clone()));
         let live = VolumeToMount { claim: Some(Arc::new(claim.clone())), ..desired.clone() };

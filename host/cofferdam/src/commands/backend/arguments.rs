@@ -1,4 +1,4 @@
-//! From flags to the arguments of a function: each function takes its own, and what is left over is an error.
+//! Converts flags to the arguments of a function. Flags that the function does not use are an error.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,10 @@ use cofferdam_domain::{
     },
 };
 
-use super::{BackendCommandError, flags::ArgumentFlags};
+use super::error::BackendCommandError;
+use crate::cli::backend::{AccessModeArg, ArgumentFlags};
 
-/// Flags that no function has taken yet.
+/// Flags that are not used yet.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     function: String,
@@ -71,13 +72,13 @@ impl Arguments {
         CapacityRange { required: self.remaining.size.take(), limit: self.remaining.size_limit.take() }
     }
 
-    /// The ways of use: those that were said, or the one of the flags for a single one.
+    /// The capabilities of `--capability`, or the one of the single flags.
     pub(crate) fn capabilities(&mut self) -> Vec<VolumeCapability> {
         let capabilities = std::mem::take(&mut self.remaining.capabilities);
         if capabilities.is_empty() { vec![self.capability_from_flags()] } else { capabilities }
     }
 
-    /// The only way of use.
+    /// The only capability.
     pub(crate) fn capability(&mut self) -> Result<VolumeCapability, BackendCommandError> {
         let several_error =
             BackendCommandError::Argument(format!("{} takes one --capability", self.function));
@@ -90,7 +91,7 @@ impl Arguments {
 
     fn capability_from_flags(&mut self) -> VolumeCapability {
         let flags = &mut self.remaining;
-        let mode = flags.access_mode.take().unwrap_or(super::flags::AccessModeArg::SingleNodeWriter);
+        let mode = flags.access_mode.take().unwrap_or(AccessModeArg::SingleNodeWriter);
         let access = if std::mem::take(&mut flags.block) {
             AccessType::Block
         } else {
@@ -103,7 +104,7 @@ impl Arguments {
         VolumeCapability { access_mode: mode.into(), access_type: access }
     }
 
-    /// The ways of use, none when nothing of them was said.
+    /// The capabilities; none without any of their flags.
     pub(crate) fn optional_capabilities(&mut self) -> Vec<VolumeCapability> {
         let flags = &self.remaining;
         let is_given = flags.access_mode.is_some()
@@ -115,7 +116,7 @@ impl Arguments {
         if is_given { self.capabilities() } else { Vec::new() }
     }
 
-    /// The only way of use, if anything of it was said.
+    /// The only capability, if any of its flags is set.
     pub(crate) fn optional_capability(&mut self) -> Result<Option<VolumeCapability>, BackendCommandError> {
         let mut capabilities = self.optional_capabilities();
         let capability = capabilities.pop();
@@ -161,7 +162,7 @@ impl Arguments {
         }
     }
 
-    /// The part of a creation that does not depend on where the content comes from.
+    /// The request to create a volume, without its content source.
     pub(crate) fn create_request(&mut self) -> Result<CreateVolume, BackendCommandError> {
         let topologies = self.topologies()?;
         let topology = (!topologies.is_empty())
@@ -178,7 +179,7 @@ impl Arguments {
         })
     }
 
-    /// Refuses what the function does not have.
+    /// Rejects flags that the function does not have.
     pub(crate) fn reject_unused(self) -> Result<(), BackendCommandError> {
         let ArgumentFlags {
             volume_name,
@@ -237,12 +238,12 @@ impl Arguments {
     }
 }
 
-/// Pairs as a map; a key that stands there twice is an error.
+/// Converts pairs to a map; a repeated key is an error.
 pub(crate) fn unique_pairs(flag: &str, pairs: Pairs) -> Result<Parameters, BackendCommandError> {
     let mut map = Parameters::new();
     for (key, value) in pairs {
         if map.contains_key(&key) {
-            return Err(BackendCommandError::Argument(format!("{flag} {key}=… was given twice")));
+            return Err(BackendCommandError::Argument(format!("{flag} {key}=… was set twice")));
         }
         map.insert(key, value);
     }

@@ -1,10 +1,10 @@
-//! What stands on a command line, and what a driver is asked then.
+//! Command lines and the requests that they produce.
 
 use clap::Parser as _;
 use cofferdam_domain::{ReclaimPolicy, storage::CsiAccessMode};
 
 use super::*;
-use crate::commands::backend::flags::ArgumentFlags;
+use crate::cli::backend::ArgumentFlags;
 
 #[derive(Debug, clap::Parser)]
 struct TestCommand {

@@ -16,23 +16,21 @@ use cofferdam_wasm::{CallUsage, Grant};
 use futures::TryFutureExt as _;
 use serde_json::Value;
 
-use super::{
-    BackendCommandError,
-    arguments::Arguments,
-    component::ConfiguredComponent,
-    csi,
-    flags::{CallFlags, CallFormat, ContractFunction},
+use super::{arguments::Arguments, component::ConfiguredComponent, csi, error::BackendCommandError};
+use crate::{
+    cli::backend::{CallFlags, CallFormat, ContractFunction},
+    config::GoDuration,
+    error::CommandError,
 };
-use crate::{config::GoDuration, error::CommandError};
 
-/// Said when the next call will not find what this one kept.
+/// Printed if the state of this call is not kept for the next one.
 const STATE_NOT_KEPT_NOTE: &str =
-    "its state was empty before this call and ends with it: --state FILE keeps it for the next call\n";
+    "the state was empty before this call and is now discarded: --state FILE keeps it for the next call\n";
 
-/// Makes the call; the text is what is printed, and the boolean whether the driver answered without an error.
+/// Calls a function of the driver. Returns the text to print, and `true` if the driver returned no error.
 ///
 /// # Errors
-/// [`Failure`], when the call could not be made.
+/// [`CommandError`] if the call could not be sent.
 pub(crate) async fn call(
     flags: CallFlags,
     environment: &HashMap<String, String>,
@@ -69,14 +67,14 @@ pub(crate) async fn call(
     Ok((output, success))
 }
 
-/// Makes the call, and says how long it took.
+/// Runs the call and measures its duration.
 async fn call_timed(call: PreparedCall<'_>) -> (Result<Value, StorageError>, Duration) {
     let started = Instant::now();
     let outcome = call.await;
     (outcome, started.elapsed())
 }
 
-/// What is printed; `usage` is only known of components.
+/// Formats the outcome; `usage` is known for components only.
 fn format_outcome(
     outcome: &Result<Value, StorageError>,
     duration: Duration,
@@ -97,7 +95,7 @@ fn format_outcome(
                 "microseconds": u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
             });
             let (key, value) = match outcome {
-                Ok(answer) => ("answer", answer.clone()),
+                Ok(response) => ("response", response.clone()),
                 Err(failed) => ("error", error(failed)),
             };
             if let Some(object) = output.as_object_mut() {
@@ -105,34 +103,34 @@ fn format_outcome(
                 if let Some(usage) = usage {
                     let cpu_ms = u64::try_from(usage.cpu_time.as_millis()).unwrap_or(u64::MAX);
                     object.insert("memoryBytes".to_owned(), usage.memory_bytes.into());
-                    object.insert("computedMilliseconds".to_owned(), cpu_ms.into());
+                    object.insert("cpuMilliseconds".to_owned(), cpu_ms.into());
                 }
             }
             format!("{output:#}\n")
         }
         CallFormat::Text => {
-            let answer = match outcome {
+            let response = match outcome {
                 Ok(Value::Null) => "done".to_owned(),
-                Ok(answer) => format!("{answer:#}"),
+                Ok(response) => format!("{response:#}"),
                 Err(failed) => format!("{failed} ({:?})", failed.finality),
             };
             let usage_text = usage.map_or_else(String::new, |usage| {
-                format!(", computed {:.1?}, memory {} KiB", usage.cpu_time, usage.memory_bytes.div_ceil(1024))
+                format!(", cpu {:.1?}, memory {} KiB", usage.cpu_time, usage.memory_bytes.div_ceil(1024))
             });
-            format!("{answer}\n\ntook {duration:.1?}{usage_text}\n")
+            format!("{response}\n\ntook {duration:.1?}{usage_text}\n")
         }
     }
 }
 
-/// A call that answers in JSON.
+/// A call whose response is converted to JSON.
 type PreparedCall<'a> = BackendFuture<'a, Value>;
 
-/// An answer as JSON. It is made of texts and numbers only, which always have a form.
-fn to_json<T: serde::Serialize + Send + 'static>(answer: BackendFuture<'_, T>) -> PreparedCall<'_> {
-    Box::pin(answer.map_ok(|answer| serde_json::to_value(answer).unwrap_or_default()))
+/// Converts the response to JSON. Responses consist of strings and numbers, which always can be encoded.
+fn to_json<T: serde::Serialize + Send + 'static>(response: BackendFuture<'_, T>) -> PreparedCall<'_> {
+    Box::pin(response.map_ok(|response| serde_json::to_value(response).unwrap_or_default()))
 }
 
-/// Makes a call of the flags. Nothing happens before it is awaited.
+/// Prepares a call from the flags. The call starts when it is awaited.
 fn prepare_call<'a>(
     backend: &'a dyn Backend,
     function: ContractFunction,

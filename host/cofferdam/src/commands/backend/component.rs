@@ -1,4 +1,4 @@
-//! A component with what the command line and the configuration give it.
+//! A component with its configuration from the command line and the file.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,26 +10,27 @@ use cofferdam_domain::storage::{Secret, Secrets};
 use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, Grant, OriginConfig, PoolConfig, WasmBackend};
 use prometheus_client::registry::Registry;
 
-use super::{BackendCommandError, arguments::unique_pairs, flags::ComponentFlags};
+use super::{arguments::unique_pairs, error::BackendCommandError};
 use crate::{
-    cli::ProcessFlags,
-    config::{ResolvedConfig, backend_name, check_backend_location},
+    cli::backend::ComponentFlags,
+    config::{CliValues, ResolvedConfig, backend_name, check_backend_location},
     drivers::{self, DriverLoader},
     error::CommandError,
     logging,
+    secret::read_secret,
 };
 
-/// A component, and what it is loaded with.
+/// A component and its configuration.
 pub(crate) struct ConfiguredComponent {
-    /// The engine that runs it.
+    /// Engine that runs the component.
     pub(crate) engine: Engine,
-    /// What it is called in messages and in the configuration.
+    /// Name in messages and in the configuration.
     pub(crate) name: String,
-    /// Where it is.
+    /// Location of the component.
     pub(crate) source: ComponentSource,
-    /// What it is told and granted.
+    /// Settings, grants and limits.
     pub(crate) config: BackendConfig,
-    /// The secrets of its calls.
+    /// Secrets of its calls.
     pub(crate) secrets: Secrets,
 }
 
@@ -37,7 +38,7 @@ impl ConfiguredComponent {
     /// Reads flags and configuration.
     ///
     /// # Errors
-    /// [`Failure`], one line.
+    /// [`CommandError`], one line.
     pub(crate) fn open(
         flags: &ComponentFlags,
         environment: &HashMap<String, String>,
@@ -56,41 +57,38 @@ impl ConfiguredComponent {
     /// Loads the component.
     ///
     /// # Errors
-    /// [`Failure::Backend`]
+    /// [`CommandError::Backend`]
     pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, CommandError> {
         let result = self.engine.load(self.source.clone(), self.config.clone()).await;
         result.map_err(|source| CommandError::Component { name: self.name.clone(), source })
     }
 }
 
-/// The name of a driver, and the configuration with its section. The log is started.
+/// Returns the name of the driver and the configuration with its section, and starts logging.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) fn load_configuration(
     flags: &ComponentFlags,
     environment: &HashMap<String, String>,
 ) -> Result<(String, ResolvedConfig), CommandError> {
     let file = flags.file.display().to_string();
-    // Before the configuration does, which would name a flag that nobody gave.
-    check_backend_location(&file).map_err(BackendCommandError::Argument)?;
+    // Check before the configuration does: its error would name the flag --backend, which is not in use here.
+    check_backend_location(&file).map_err(|error| BackendCommandError::Argument(error.to_string()))?;
     let name = flags.name.clone().unwrap_or_else(|| backend_name(&file));
     if let Some(path) = &flags.config {
         check_section(path, &name)?;
     }
-    let process = ProcessFlags {
-        config: flags.config.clone(),
-        backend: vec![format!("{name}={file}")],
-        compilation_cache: flags.compilation_cache.clone(),
-        ..ProcessFlags::default()
-    };
-    // Roles and their settings may stand in the file; only the driver's section is used.
-    let resolved = ResolvedConfig::for_dev(&process, environment)?;
+    let values = CliValues::from_file(flags.config.clone())
+        .with("backend", [format!("{name}={file}")])
+        .with("compilation-cache", flags.compilation_cache.clone());
+    // The file may also have roles and their settings; only the driver's section is used.
+    let resolved = ResolvedConfig::for_dev(&values, environment)?;
     logging::start(&resolved.configuration);
     Ok((name, resolved))
 }
 
-/// What stands behind the imports, over that of the configuration.
+/// Applies the flags over the configuration of the imports.
 fn apply_flags(config: &mut BackendConfig, flags: &ComponentFlags) {
     if let Some(file) = &flags.state {
         config.state.file = Some(file.clone());
@@ -121,8 +119,8 @@ fn parse_grants(names: &[String]) -> Result<BTreeSet<Grant>, BackendCommandError
     names.iter().map(grant).collect()
 }
 
-/// Refuses a file that says nothing of the component: it would be given something else than what is meant. A
-/// file that cannot be read is told by whoever reads it in earnest.
+/// Rejects a file without a section for the component, which would be loaded with other settings than
+/// intended. The configuration reports a file that cannot be read.
 fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     let Some(values) = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok())
     else {
@@ -134,17 +132,17 @@ fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     }
     let known: Vec<_> =
         sections.into_iter().flat_map(|sections| sections.keys()).map(String::as_str).collect();
-    let known = if known.is_empty() { "no [backend.NAME] at all".to_owned() } else { known.join(", ") };
+    let known = if known.is_empty() { "no section [backend.NAME]".to_owned() } else { known.join(", ") };
     Err(BackendCommandError::Argument(format!(
-        "{} has no section [backend.{name}]; it has {known}: give its name with --name",
+        "{} has no section [backend.{name}]; it has {known}: expected the name of a section in --name",
         path.display()
     )))
 }
 
-/// Secrets by name. Errors name the secret and where it was looked for, and nothing of what was found.
+/// Reads secrets by name. Errors have the secret's name and location, never its value.
 ///
 /// # Errors
-/// [`VendorError::Argument`]
+/// [`BackendCommandError::Argument`]
 pub(crate) fn resolve_secrets(
     flags: &[(String, String)],
     environment: &HashMap<String, String>,
@@ -155,13 +153,13 @@ pub(crate) fn resolve_secrets(
             let failed =
                 |problem: String| BackendCommandError::Argument(format!("--secret {name}: {problem}"));
             let text = if let Some(file) = location.strip_prefix('@') {
-                drivers::read_secret(Path::new(file)).map_err(failed)?
+                read_secret(Path::new(file)).map_err(|error| failed(error.to_string()))?
             } else if let Some(variable) = location.strip_prefix('$') {
                 let value = environment.get(variable);
                 value.cloned().ok_or_else(|| failed(format!("the variable {variable} is not set")))?
             } else {
                 return Err(failed(
-                    "expected @FILE or $VARIABLE: what stands on a command line is no secret".to_owned(),
+                    "expected @FILE or $VARIABLE: a command line is visible to other users".to_owned(),
                 ));
             };
             Ok((name, Secret::new(text)))

@@ -1,7 +1,7 @@
-//! `cofferdam backend inspect` and `call` on an existing CSI driver: what names a socket instead of a
-//! component's file.
+//! `cofferdam backend inspect` and `call` on an existing CSI driver: the command line has a socket in place
+//! of a component's file.
 
-use std::{collections::HashMap, fmt::Write as _, path::Path, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend as _;
 use cofferdam_csi::{Address, CsiBackend, CsiConfig};
@@ -9,27 +9,26 @@ use cofferdam_domain::storage::Secrets;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 
-use super::{
-    BackendCommandError, component,
-    flags::{ComponentFlags, InspectFormat},
-};
+use super::{component, error::BackendCommandError};
 use crate::{
+    cli::backend::{ComponentFlags, InspectFormat},
     drivers::{DriverLoader, csi_config},
     error::CommandError,
+    table::TextTable,
 };
 
-/// How long a person waits for a driver that is not there, or not ready.
+/// Timeout for a driver to appear and to become ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whether a file on the command line is a socket: its address names the scheme.
+/// Reports if a file on the command line is a socket: its address has a scheme.
 pub(crate) fn is_socket(file: &Path) -> bool {
     file.to_str().is_some_and(Address::has_scheme)
 }
 
-/// Connects to the driver, for calls of at most `deadline`; with the secrets of the flags.
+/// Connects to the driver and reads the secrets of the flags. Calls last at most `deadline`.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn connect(
     flags: &ComponentFlags,
     environment: &HashMap<String, String>,
@@ -57,17 +56,17 @@ pub(crate) async fn connect(
     Ok((loader.connect(&name, config).await?, secrets))
 }
 
-/// What a driver is and can do; the text is what is printed.
+/// Describes a driver and its abilities; returns the text to print.
 ///
 /// # Errors
-/// [`Failure`], when it cannot be asked.
+/// [`CommandError`] if the connection or a call fails.
 pub(crate) async fn inspect(
     flags: &ComponentFlags,
     output: InspectFormat,
     environment: &HashMap<String, String>,
 ) -> Result<String, CommandError> {
     if output == InspectFormat::Manifest {
-        let problem = "--output manifest is for components: a CSI driver brings its own node service";
+        let problem = "--output manifest is for components: a CSI driver has its own Node service";
         return Err(BackendCommandError::Argument(problem.to_owned()).into());
     }
     let (driver, _) = connect(flags, environment, CONNECT_TIMEOUT).await?;
@@ -91,17 +90,16 @@ pub(crate) async fn inspect(
     }
     let list = |items: &[&str]| if items.is_empty() { "nothing".to_owned() } else { items.join(", ") };
     let features: Vec<_> = description.features.iter().map(String::as_str).collect();
-    let mut text = String::new();
+    let mut table = TextTable::without_header();
     for (name, value) in [
         ("socket", driver.address().to_string()),
         ("driver", format!("{} {}", description.name, description.version)),
-        ("can also", list(&abilities)),
+        ("abilities", list(&abilities)),
         ("features", list(&features)),
         ("CSI controller", list(&controller)),
         ("CSI plugin", list(&plugin)),
     ] {
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{name:14}  {value}");
+        table.push([name.to_owned(), value]);
     }
-    Ok(text)
+    Ok(table.to_string())
 }

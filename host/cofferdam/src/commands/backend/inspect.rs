@@ -1,9 +1,9 @@
-//! `cofferdam backend inspect`: what a component can do and what it wants.
+//! `cofferdam backend inspect`: the abilities and requested grants of a component.
 //!
-//! What it imports and exports is read without running it. Who it is, it is asked as any component is, with
-//! every import in place and nothing behind those that reach outside.
+//! Imports and exports are read without running the component. Its description comes from a call of
+//! `identity.describe`, with imports that cannot reach anything outside the sandbox.
 
-use std::{collections::HashMap, fmt::Write as _};
+use std::collections::HashMap;
 
 use cofferdam_domain::storage::{
     Description, Feature,
@@ -12,28 +12,29 @@ use cofferdam_domain::storage::{
 use cofferdam_wasm::{BackendConfig, ComponentInfo, Digest, Grant};
 use serde_json::{Value, json};
 
-use super::{
-    component::ConfiguredComponent,
-    csi,
-    flags::{InspectFlags, InspectFormat},
+use super::{component::ConfiguredComponent, csi, error::BackendCommandError};
+use crate::{
+    cli::backend::{InspectFlags, InspectFormat},
+    client::one_line,
+    error::CommandError,
+    table::TextTable,
 };
-use crate::{client::one_line, error::CommandError};
 
 /// Version of the manifest's format.
 const MANIFEST_VERSION: u32 = 1;
 
-/// What is known of a component.
+/// Result of inspecting a component.
 struct ComponentReport {
     file: String,
     inspection: ComponentInfo,
-    /// What it says of itself, or why it does not.
+    /// The component's description, or the error of the call.
     description: Result<Description, String>,
 }
 
-/// Inspects a component; the text is what is printed.
+/// Inspects a component; returns the text to print.
 ///
 /// # Errors
-/// [`Failure`], when the file is no component of the contract.
+/// [`CommandError`] if the file is not a component that implements the contract.
 pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
@@ -66,7 +67,7 @@ impl ComponentReport {
         names(self.inspection.interfaces.grants.iter().map(|grant| grant.as_str()))
     }
 
-    /// Imports that are granted only by configuration.
+    /// Grants that the component has only if the configuration names them.
     fn grants_by_configuration(&self) -> Vec<String> {
         let by_default = Grant::DEFAULT;
         let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));
@@ -87,7 +88,7 @@ impl ComponentReport {
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
 
-    /// Features that mean nothing to this version.
+    /// Features that this version does not know.
     fn unknown_features(description: &Description) -> Vec<String> {
         let known = |name: &&String| Feature::ALL.iter().any(|feature| feature.as_str() == *name);
         description.features.iter().filter(|name| !known(name)).cloned().collect()
@@ -120,16 +121,16 @@ impl ComponentReport {
             "contract": "cofferdam:storage@0.1.0",
             "description": description,
             "abilities": self.abilities(),
-            "grants": { "wanted": self.grants(), "onlyByConfiguration": self.grants_by_configuration() },
+            "grants": { "requested": self.grants(), "requireConfiguration": self.grants_by_configuration() },
             "imports": { "all": self.inspection.interfaces.imports, "inert": self.inert_imports() },
             "exports": self.inspection.interfaces.exports,
         })
     }
 
-    /// What a node needs to know of a driver that it never runs.
+    /// The manifest for the role `node`, which serves a driver without running it.
     fn manifest(&self) -> Result<String, CommandError> {
         let description =
-            self.description.as_ref().map_err(|problem| CommandError::DescribeFailed(problem.clone()))?;
+            self.description.as_ref().map_err(|problem| BackendCommandError::Describe(problem.clone()))?;
         let digest: Digest = self.inspection.digest;
         let manifest = json!({
             "manifestVersion": MANIFEST_VERSION,
@@ -167,7 +168,7 @@ impl ComponentReport {
                         placement.as_str().unwrap_or_default()
                     ),
                 ));
-                rows.push(("can also", list(self.abilities())));
+                rows.push(("abilities", list(self.abilities())));
                 rows.push(("features", list(description.features.clone())));
                 rows.push(("CSI controller", list(self.controller_capabilities(description))));
                 rows.push(("CSI plugin", list(self.plugin_capabilities(description))));
@@ -175,7 +176,7 @@ impl ComponentReport {
                     rows.push(("topology", description.topology_keys.join(", ")));
                 }
                 if let Some(volumes) = description.volumes_per_node {
-                    rows.push(("volumes a node", volumes.to_string()));
+                    rows.push(("max volumes per node", volumes.to_string()));
                 }
                 let unknown = Self::unknown_features(description);
                 if !unknown.is_empty() {
@@ -183,19 +184,15 @@ impl ComponentReport {
                 }
             }
             Err(problem) => {
-                rows.push(("can also", list(self.abilities())));
+                rows.push(("abilities", list(self.abilities())));
                 rows.push(("description", format!("none: {problem}")));
             }
         }
-        rows.push(("wants", list(self.grants())));
-        rows.push(("only if granted", list(self.grants_by_configuration())));
-        rows.push(("linked inert", list(self.inert_imports())));
-        let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-        let mut text = String::new();
-        for (name, value) in rows {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{name:width$}  {value}");
-        }
-        text
+        rows.push(("requested grants", list(self.grants())));
+        rows.push(("grants that need configuration", list(self.grants_by_configuration())));
+        rows.push(("inert imports", list(self.inert_imports())));
+        let mut table = TextTable::without_header();
+        rows.into_iter().for_each(|(name, value)| table.push([name.to_owned(), value]));
+        table.to_string()
     }
 }

@@ -1,40 +1,22 @@
-//! `cofferdam backend`: what a vendor does with a driver component, without a cluster.
+//! `cofferdam backend`: commands for developers of driver components. They need no cluster.
 
 mod arguments;
 mod call;
 mod component;
 mod csi;
-mod flags;
+mod error;
 mod inspect;
 mod new;
 mod test;
 
-use std::{collections::HashMap, path::PathBuf};
+use std::collections::HashMap;
 
-pub(crate) use flags::BackendCommand;
+use crate::{cli::backend::BackendCommand, error::CommandError};
 
-use crate::error::CommandError;
-
-/// Why a command of a vendor was not carried out.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BackendCommandError {
-    /// A flag makes no sense.
-    #[error("{0}")]
-    Argument(String),
-    /// A file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
-
-/// Carries a command out; the text is what is printed, and the boolean whether it held.
+/// Runs a command; returns the text to print, and `false` for a negative result.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(
     command: BackendCommand,
     environment: &HashMap<String, String>,

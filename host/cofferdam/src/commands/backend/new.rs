@@ -1,35 +1,35 @@
 //! `cofferdam backend new`: a project for a new driver.
 //!
-//! The project is the driver of `examples/starter` with another name, and carries the SDK beside it: it
-//! builds wherever cargo reaches the registry of crates, without a checkout of this repository.
+//! The project is the driver of `examples/starter` with another name and a copy of the SDK. It builds without
+//! a checkout of this repository if cargo can reach the crate registry.
 
 use std::path::{Path, PathBuf};
 
 use include_dir::{Dir, DirEntry, include_dir};
 
-use super::{BackendCommandError, flags::NewFlags};
+use super::error::BackendCommandError;
+use crate::cli::backend::NewFlags;
 
-/// The driver that a project begins with.
+/// Source of the initial driver.
 const STARTER: &str = include_str!("../../../../../examples/starter/src/lib.rs");
-/// The SDK and the contract, as they are built into this program.
+/// The SDK and the contract, embedded in this program.
 static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
-/// The workspace's versions of what the SDK depends on.
+/// Versions of the SDK's dependencies.
 const WORKSPACE_MANIFEST: &str = include_str!("../../../../../Cargo.toml");
-/// The versions of everything that the SDK was built and tested with.
+/// Versions of all packages with which the SDK was built and tested.
 const WORKSPACE_LOCK: &str = include_str!("../../../../../Cargo.lock");
-/// The compiler that it was built and tested with.
+/// Compiler with which it was built and tested.
 const RUST_TOOLCHAIN_FILE: &str = include_str!("../../../../../rust-toolchain.toml");
-/// The dependencies of the SDK and the starter.
+/// Dependencies of the SDK and the starter.
 const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha2", "wit-bindgen"];
-/// The SDK's crate.
+/// Name of the SDK's crate.
 const SDK_CRATE: &str = "cofferdam-guest";
-/// What follows a crate's name in the driver's.
+/// Suffix of the driver's name after the crate's name.
 const DRIVER_NAME_SUFFIX: &str = ".example.com";
-/// Longest name of a crate: with the domain it is a driver's name of 63 characters, the longest that the
-/// contract has.
+/// Longest name of a crate. With the suffix it is a driver name of 63 characters, the limit of the contract.
 const MAX_NAME: usize = 63 - DRIVER_NAME_SUFFIX.len();
-/// Names that Rust has already: its keywords, and the crates of its own distribution.
+/// Names reserved by Rust: keywords, and crates of its distribution.
 const RESERVED_NAMES: [&str; 59] = [
     "abstract",
     "alloc",
@@ -92,11 +92,11 @@ const RESERVED_NAMES: [&str; 59] = [
     "rustc",
 ];
 
-/// Makes the project; the text is what to do next.
+/// Creates the project; returns the next steps.
 ///
 /// # Errors
-/// [`VendorError`], when the name is none of a driver and a crate, the directory holds something, or it
-/// cannot be written.
+/// [`BackendCommandError`] if the name is not valid for a driver and a crate, or the directory is not empty
+/// or cannot be written.
 pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     let name = &flags.name;
     let packages = locked_packages()?;
@@ -126,11 +126,10 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     Ok(NEXT_STEPS.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
 }
 
-/// Refuses what cannot be the name of a crate beside those that the project uses, or cannot begin the name of
-/// a driver.
+/// Rejects names that conflict with a crate of the project, or cannot start the name of a driver.
 fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommandError> {
     let name_error = |reason: String| {
-        Err(BackendCommandError::Argument(format!("{name:?} is no name of a driver: {reason}")))
+        Err(BackendCommandError::Argument(format!("{name:?} is not the name of a driver: {reason}")))
     };
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let well_formed = name.bytes().all(inner)
@@ -138,13 +137,13 @@ fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommand
         && !name.ends_with('-');
     if name.len() > MAX_NAME || !well_formed {
         return name_error(format!(
-            "expected up to {MAX_NAME} of a-z, 0-9 and -, beginning with a letter and not ending with -"
+            "expected up to {MAX_NAME} of a-z, 0-9 and -, starting with a letter and not ending with -"
         ));
     }
     if RESERVED_NAMES.contains(&name) {
-        return name_error("Rust has that name already; expected another".to_owned());
+        return name_error("the name is reserved by Rust; expected another".to_owned());
     }
-    // In a program's text both are spelled with `_`.
+    // Rust source has `_` in both names.
     if packages.iter().any(|package| package.name.replace('_', "-") == name) {
         return name_error("the project uses a crate of that name; expected another".to_owned());
     }
@@ -154,7 +153,7 @@ fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommand
 /// A package of the lock file.
 struct Package<'a> {
     name: &'a str,
-    /// Its lines, without the one that begins a package.
+    /// Its lines without `[[package]]`.
     block: &'a str,
 }
 
@@ -164,7 +163,7 @@ impl<'a> Package<'a> {
         block.lines().find_map(value)
     }
 
-    /// What it needs: names, with a version where several have the name.
+    /// Dependencies: names, with a version if several packages have the name.
     fn dependencies(&self) -> impl Iterator<Item = (&'a str, Option<&'a str>)> {
         let lines = self.block.lines().filter_map(|line| line.strip_prefix(" \"")?.strip_suffix("\","));
         lines.map(|entry| match entry.split_once(' ') {
@@ -178,7 +177,7 @@ impl<'a> Package<'a> {
     }
 }
 
-/// The SDK and everything that it needs, in the order of the lock file.
+/// The SDK and its transitive dependencies, in the order of the lock file.
 fn locked_packages() -> Result<Vec<Package<'static>>, BackendCommandError> {
     let mut remaining: Vec<_> = WORKSPACE_LOCK
         .split("[[package]]\n")
@@ -199,13 +198,13 @@ fn locked_packages() -> Result<Vec<Package<'static>>, BackendCommandError> {
             "this program was built without the versions of {SDK_CRATE}"
         )));
     }
-    // As cargo does: by name, then by version.
+    // Cargo sorts by name, then by version.
     packages.sort_by_key(|package| package.block);
     Ok(packages)
 }
 
-/// The project's lock file. Cargo's first build takes out what others of this program's crates need of the
-/// same crates, and changes nothing else.
+/// The project's lock file. The first build removes dependencies that only other crates of this workspace
+/// need, and changes nothing else.
 fn lock_file(name: &str, packages: &[Package<'_>]) -> String {
     let own_block = format!(
         "name = \"{name}\"\nversion = \"0.1.0\"\ndependencies = [\n \"{SDK_CRATE}\",\n \"serde\",\n]"
@@ -215,7 +214,8 @@ fn lock_file(name: &str, packages: &[Package<'_>]) -> String {
     blocks.sort_by_key(|(name, _)| *name);
     let blocks: Vec<_> = blocks.into_iter().map(|(_, block)| format!("[[package]]\n{block}\n")).collect();
     format!(
-        "# This file is automatically @generated by Cargo.\n# It is not intended for manual editing.\nversion = 4\n\n{}",
+        "# This file is automatically @generated by Cargo.\n# It is not intended for manual \
+         editing.\nversion = 4\n\n{}",
         blocks.join("\n")
     )
 }
@@ -228,8 +228,8 @@ fn toolchain_file() -> Result<String, BackendCommandError> {
     Ok(TOOLCHAIN.replace("{channel}", channel))
 }
 
-/// The project's manifest. It is a workspace with the SDK as a member, whose own manifest then needs no
-/// change.
+/// The project's manifest. It is a workspace with the SDK as a member, so that the SDK's manifest needs no
+/// changes.
 fn manifest_file(name: &str) -> Result<String, BackendCommandError> {
     let line = |dependency: &&str| {
         let begins = |line: &&str| {
@@ -283,7 +283,7 @@ serde = { version = "1", features = ["derive"] }
 members = ["sdk/guest-sdk"]
 resolver = "3"
 
-# What the SDK takes from its workspace.
+# Inherited by the SDK.
 [workspace.package]
 version = "0.1.0"
 edition = "2024"
@@ -296,7 +296,7 @@ publish = false
 
 [workspace.lints.rust]
 
-# Small, and the same bytes every time.
+# Small and reproducible.
 [profile.release]
 opt-level = "s"
 lto = true
@@ -305,7 +305,7 @@ strip = true
 "#;
 
 const TOOLCHAIN: &str = r#"[toolchain]
-# What the SDK is tested with; it needs at least 1.95.
+# The SDK is tested with this version; it needs at least 1.95.
 channel = "{channel}"
 targets = ["wasm32-wasip2"]
 "#;
@@ -313,7 +313,7 @@ targets = ["wasm32-wasip2"]
 const CARGO_CONFIG: &str = r#"[alias]
 component = "build --release --target wasm32-wasip2"
 
-# The stack: the default, 1 MiB, is most of a driver's memory, which has to be wiped after each call.
+# Stack size: the default, 1 MiB, is most of a driver's memory, which is zeroed after each call.
 [target.wasm32-wasip2]
 rustflags = ["-Clink-arg=-zstack-size=131072"]
 "#;
@@ -322,19 +322,21 @@ const README: &str = r"# {name}
 
 A storage driver for Cofferdam: one WebAssembly component.
 
-    cargo test                                                        # unit tests, on this machine
-    cargo component                                                   # builds target/wasm32-wasip2/release/{file}.wasm
+    cargo test                 # unit tests, on this machine
+    cargo component            # builds target/wasm32-wasip2/release/{file}.wasm
     cofferdam backend inspect target/wasm32-wasip2/release/{file}.wasm
     cofferdam backend test target/wasm32-wasip2/release/{file}.wasm
     cofferdam dev --backend target/wasm32-wasip2/release/{file}.wasm
 
-`Cargo.lock` has the versions that the SDK was tested with. The first build shortens it; then keep it in your repository.
+`Cargo.lock` has the versions with which the SDK was tested.
+The first build removes unused packages; then commit the file.
 
-`src/lib.rs` keeps volumes in the `state` import; put your storage there. `sdk/` is the SDK and the contract of the program that
-made this project; `cargo doc --open -p cofferdam-guest` shows its documentation.
+`src/lib.rs` stores volumes in the `state` import; replace that with your storage.
+`sdk/` has the SDK and the contract of the program that created this project.
+`cargo doc --open -p cofferdam-guest` shows its documentation.
 ";
 
-const NEXT_STEPS: &str = "made {directory}\n
+const NEXT_STEPS: &str = "created {directory}\n
 next:
   cd {directory}
   rustup target add wasm32-wasip2
@@ -361,11 +363,11 @@ mod tests {
         let too_long = "n".repeat(52);
         for name in ["", "-a", "a-", "1a", "A", "my_array", "a_", "ä", "a.b", "a/b", "..", &too_long] {
             let refused = name_error(name).unwrap();
-            assert!(refused.starts_with(&format!("{name:?} is no name")), "{refused}");
+            assert!(refused.starts_with(&format!("{name:?} is not the name")), "{refused}");
             assert!(refused.contains("up to 51 of a-z, 0-9 and -"), "{refused}");
         }
         for name in ["core", "std", "test", "fn", "self", "async", "proc-macro"] {
-            assert!(name_error(name).unwrap().contains("Rust has that name"), "{name}");
+            assert!(name_error(name).unwrap().contains("reserved by Rust"), "{name}");
         }
         for name in ["serde", "serde-json", "cofferdam-guest", "sha2", "wit-bindgen", "percent-encoding"] {
             assert!(name_error(name).unwrap().contains("uses a crate of that name"), "{name}");
@@ -377,14 +379,14 @@ mod tests {
         let packages = locked_packages().unwrap();
         assert!(
             packages.iter().all(|package| package.name != "wasmtime"),
-            "what the SDK does not need is left out"
+            "packages that the SDK does not need are removed"
         );
         let lock = lock_file("my-array", &packages);
         for name in DEPENDENCIES.iter().chain(&[SDK_CRATE, "my-array"]) {
             assert_eq!(lock.matches(&format!("[[package]]\nname = \"{name}\"\n")).count(), 1, "{name}");
         }
         let digest = |text: &str| text.lines().filter(|line| line.starts_with("checksum")).count();
-        assert_eq!(digest(&lock), packages.len() - 1, "everything but the SDK comes with its digest");
+        assert_eq!(digest(&lock), packages.len() - 1, "every package but the SDK has a checksum");
         assert!(toolchain_file().unwrap().contains("channel = \"1."));
         assert!(manifest_file("my-array").unwrap().contains("name = \"my-array\""));
     }

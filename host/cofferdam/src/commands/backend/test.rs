@@ -1,4 +1,4 @@
-//! `cofferdam backend test`: the conformance suite over a component.
+//! `cofferdam backend test`: runs the conformance suite on a component.
 
 use std::{
     collections::HashMap,
@@ -12,24 +12,22 @@ use cofferdam_domain::{
 };
 use cofferdam_suite::{SuiteOptions, cases};
 
-use super::{
-    BackendCommandError,
-    arguments::unique_pairs,
-    component::ConfiguredComponent,
-    csi,
-    flags::{ReportFormat, TestFlags},
+use super::{arguments::unique_pairs, component::ConfiguredComponent, csi, error::BackendCommandError};
+use crate::{
+    cli::backend::{ReportFormat, TestFlags},
+    config::GoDuration,
+    error::CommandError,
 };
-use crate::{config::GoDuration, error::CommandError};
 
-/// Seeds are numbers that people type again.
+/// Upper bound of random seeds, which users type to repeat a run.
 const SEED_LIMIT: u64 = 1_000_000;
-/// Less than a block has no storage.
+/// Smallest volume: one block.
 const MIN_VOLUME_SIZE: u64 = 4_096;
 
-/// Tries the rules; the text is the report card, and the boolean whether none is broken.
+/// Runs the suite; returns the report, and `true` if no case failed.
 ///
 /// # Errors
-/// [`Failure`], when the component was not tried.
+/// [`CommandError`] if the suite could not run.
 pub(crate) async fn test(
     flags: TestFlags,
     environment: &HashMap<String, String>,
@@ -43,7 +41,7 @@ pub(crate) async fn test(
     let options = suite_options(flags, &component)?;
     if let Some(pattern) = options.only.iter().find(|filter| !has_matching_case(filter)) {
         return Err(BackendCommandError::Argument(format!(
-            "--only {pattern:?}: no case is called so; docs/backend-test.md lists them"
+            "--only {pattern:?}: no case matches; docs/backend-test.md lists them"
         ))
         .into());
     }
@@ -70,7 +68,7 @@ fn suite_options(
     if flags.size < MIN_VOLUME_SIZE {
         let size = flags.size;
         return Err(BackendCommandError::Argument(format!(
-            "--size: {size}; expected at least {MIN_VOLUME_SIZE}, of which cases ask for parts"
+            "--size: {size}; expected at least {MIN_VOLUME_SIZE}"
         )));
     }
     let access = if flags.block {
@@ -102,12 +100,12 @@ fn suite_options(
         command: repeat_command(std::env::args()),
         only: flags.only,
         deadline: parse_duration("--timeout", &flags.timeout)?,
-        retry_timeout: parse_duration("--patience", &flags.retry_timeout)?,
+        retry_timeout: parse_duration("--retry-timeout", &flags.retry_timeout)?,
         ..base
     })
 }
 
-/// A command line without what chooses cases, the seed and the form of the output.
+/// The command line to repeat a run, without the flags for the selection of cases, the seed and the output.
 fn repeat_command(arguments: impl Iterator<Item = String>) -> String {
     const LEFT_OUT: [&str; 4] = ["--only", "--seed", "--output", "-o"];
     let mut arguments_out = vec!["cofferdam".to_owned()];
@@ -122,7 +120,7 @@ fn repeat_command(arguments: impl Iterator<Item = String>) -> String {
     arguments_out.join(" ")
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn shell_quote(argument: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:@%+".contains(c);
     if !argument.is_empty() && argument.chars().all(plain) {
@@ -137,7 +135,7 @@ fn parse_duration(flag: &str, text: &str) -> Result<Duration, BackendCommandErro
     Ok(parsed.map_err(|problem| BackendCommandError::Argument(format!("{flag}: {problem}")))?.get())
 }
 
-/// Two runs at once over the same storage should not have the same names.
+/// A random seed: concurrent runs on the same storage need different names.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::from(now.subsec_nanos()) % SEED_LIMIT

@@ -1,4 +1,4 @@
-//! The demo: what a user does with kubectl, done through the API's socket, with a check after every step.
+//! The demo: a user's steps through the API's socket, with a check after each.
 
 use std::{fmt, time::Duration};
 
@@ -18,40 +18,46 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::config::{ConfigError, ResolvedConfig};
-
-use super::{
-    timeline::{Timeline, TimelineLineKind},
+use super::timeline::{Timeline, TimelineLineKind};
+use crate::{
+    config::{ConfigError, ResolvedConfig},
+    error::CommandError,
     wait::{self, Expectation, WaitTimeout},
 };
 
-/// Each step takes milliseconds; on a machine that is busy with a build it may take seconds.
+/// Timeout of a step. A step takes milliseconds, on a busy machine seconds.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const NAMESPACE: &str = "default";
-/// Name of everything that it applies.
+/// Name of all objects of the demo.
 pub(crate) const NAME: &str = "demo";
 const SIZE: &str = "1Gi";
 const EXPANDED_SIZE: &str = "2Gi";
 
-/// What did not hold.
+/// The first step of the demo that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    #[error("{action}: {source}")]
+    #[error("the demo failed: {action}: {source}")]
     Request { action: &'static str, source: kube::Error },
-    #[error("the demo's own {kind} cannot be made: {source}")]
+    #[error("the demo failed: cannot create its {kind}: {source}")]
     Manifest { kind: &'static str, source: serde_json::Error },
-    #[error(transparent)]
+    #[error("the demo failed: {0}")]
     WaitTimeout(#[from] WaitTimeout),
-    #[error("{subject} is {found}: expected {expected}")]
+    #[error("the demo failed: {subject} is {found}: expected {expected}")]
     Mismatch { subject: &'static str, found: String, expected: String },
 }
 
-/// Refuses a demo that would wait for a role that nobody has.
+impl From<DemoError> for CommandError {
+    fn from(error: DemoError) -> Self {
+        Self::Other(Box::new(error))
+    }
+}
+
+/// Rejects a demo without the roles that it needs.
 ///
 /// # Errors
-/// [`ConfigError::Value`] of the key `role`, which names them.
+/// [`ConfigError::Value`] of the key `role`, with the missing roles.
 pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(), ConfigError> {
-    // Without a pod nothing is attached, and nothing grows.
+    // Without a pod no volume is attached or expanded.
     let required_roles: &[Role] = match nodes {
         0 => &[provisioner::ROLE, pv_controller::ROLE, protection::ROLE],
         1.. => &Role::ALL,
@@ -69,31 +75,31 @@ pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(),
     Err(resolved.value_error("role", problem))
 }
 
-/// What the demo works with.
+/// The demo.
 pub(crate) struct Demo<'a> {
-    /// A client like a user's.
+    /// A user's client.
     pub(crate) client: Client,
-    /// The driver that it shows.
+    /// Name of the driver.
     pub(crate) driver: &'a str,
-    /// What it can do.
+    /// Backend of the driver, with its abilities.
     pub(crate) backend: &'a dyn Backend,
-    /// The class that it applies.
+    /// Manifest of the class.
     pub(crate) class: Value,
-    /// The nodes, and how many there are, where pods can have its volumes.
+    /// The nodes and their number, if pods can mount the driver's volumes.
     pub(crate) nodes: Option<(&'a NodesView, usize)>,
-    /// Whether it is on every node.
+    /// Set if the driver is on every node.
     pub(crate) on_every_node: bool,
-    /// Keys in the driver's state, where it keeps any.
+    /// Keys in the driver's state; `None` for a driver without state.
     pub(crate) state_keys: &'a (dyn Fn() -> Option<Vec<String>> + Sync),
-    /// Where it tells what it does.
+    /// Output of the steps.
     pub(crate) timeline: &'a Timeline,
 }
 
 impl Demo<'_> {
-    /// Shows a volume come, a pod with it, and both go.
+    /// Provisions a volume, runs a pod with it, expands the volume, moves the pod, and deletes both.
     ///
     /// # Errors
-    /// [`DemoError`]: the first thing that did not hold.
+    /// [`DemoError`] of the first failed step.
     pub(crate) async fn run(&self) -> Result<(), DemoError> {
         let started = Instant::now();
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), NAMESPACE);
@@ -116,14 +122,14 @@ impl Demo<'_> {
                 bound
             }
             None => {
-                self.log_step("applies no pod: there is no node that could mount the volume".to_owned());
+                self.log_step("applies no pod: no node can mount the volume".to_owned());
                 self.wait_for_bound_claim(&claims, &volumes).await?
             }
         };
         let volume_keys = self.state_keys_of_volume(&handle);
         if let Some(volume_keys) = &volume_keys {
             ensure(
-                "what the driver keeps of the volume",
+                "the driver's state of the volume",
                 &format_list(volume_keys),
                 "something",
                 !volume_keys.is_empty(),
@@ -142,22 +148,24 @@ impl Demo<'_> {
         wait_for_deletion(&volumes, &volume).await?;
         if let Some(remaining) = self.state_keys_of_volume(&handle) {
             ensure(
-                "what the driver keeps of the volume",
+                "the driver's state of the volume",
                 &format_list(&remaining),
                 "nothing",
                 remaining.is_empty(),
             )?;
             let other_keys = format_list(&(self.state_keys)().unwrap_or_default());
-            self.log_step(format!("finds nothing of the volume in the driver's state; left is {other_keys}"));
+            self.log_step(format!(
+                "finds no entry of the volume in the driver's state; other entries: {other_keys}"
+            ));
         }
         self.check_cleanup().await?;
         self.log_step(format!("deletes StorageClass {NAME}"));
         delete(&classes, "delete StorageClass").await?;
-        self.log_step(format!("has taken {:.2} s", started.elapsed().as_secs_f64()));
+        self.log_step(format!("took {:.2} s", started.elapsed().as_secs_f64()));
         Ok(())
     }
 
-    /// Starts the pod and waits until it runs; its node.
+    /// Creates the pod and waits until it runs; returns its node.
     async fn create_pod(&self, pods: &Api<Pod>) -> Result<String, DemoError> {
         self.log_step(format!("applies Pod {NAME} with the claim"));
         create(pods, "apply Pod", "Pod", pod_manifest()).await?;
@@ -174,16 +182,16 @@ impl Demo<'_> {
         Ok(node)
     }
 
-    /// Asks for a larger claim and waits until it is.
+    /// Expands the claim and waits for the new capacity.
     async fn expand_claim(&self, claims: &Api<PersistentVolumeClaim>) -> Result<(), DemoError> {
-        self.log_step(format!("asks for {EXPANDED_SIZE}"));
+        self.log_step(format!("requests {EXPANDED_SIZE}"));
         let change = json!({"spec": {"resources": {"requests": {"storage": EXPANDED_SIZE}}}});
         patch(claims, NAME, "patch PersistentVolumeClaim", change).await?;
         let is_grown = |claim: Option<&PersistentVolumeClaim>| {
             claim.is_some_and(|claim| claim_size(claim) == EXPANDED_SIZE && !is_expanding(claim))
         };
         let state = |claim: Option<&PersistentVolumeClaim>| match claim {
-            Some(claim) if is_expanding(claim) => format!("{}, growing", claim_size(claim)),
+            Some(claim) if is_expanding(claim) => format!("{}, expanding", claim_size(claim)),
             Some(claim) => claim_size(claim),
             None => "absent".to_owned(),
         };
@@ -198,7 +206,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Takes the pod from its node to another one, where there is one that reaches the volume.
+    /// Moves the pod to another node, if another node can reach the volume.
     async fn move_pod(
         &self,
         pods: &Api<Pod>,
@@ -210,9 +218,9 @@ impl Demo<'_> {
         let found = found.map_err(|source| DemoError::Request { action: "get PersistentVolume", source })?;
         let is_bound_to_node = found.spec.is_some_and(|spec| spec.node_affinity.is_some());
         let skip_reason = match (count < 2, is_bound_to_node, self.on_every_node) {
-            (true, ..) => Some("there is no other one"),
-            (false, true, _) => Some("the volume is there and nowhere else"),
-            (false, false, false) => Some("the driver mounts there and nowhere else"),
+            (true, ..) => Some("there is no other node"),
+            (false, true, _) => Some("the volume is on this node only"),
+            (false, false, false) => Some("the driver is on this node only"),
             (false, false, true) => None,
         };
         if let Some(reason) = skip_reason {
@@ -220,7 +228,7 @@ impl Demo<'_> {
             return Ok(());
         }
         let nodes: Api<Node> = Api::all(self.client.clone());
-        self.log_step(format!("cordons {node}, and puts the pod elsewhere"));
+        self.log_step(format!("cordons {node} and recreates the pod"));
         patch(&nodes, node, "cordon Node", json!({"spec": {"unschedulable": true}})).await?;
         delete(pods, "delete Pod").await?;
         wait_for_deletion(pods, NAME).await?;
@@ -230,7 +238,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Checks that the nodes hold nothing any more.
+    /// Checks that nothing is mounted or attached.
     async fn check_cleanup(&self) -> Result<(), DemoError> {
         let Some((view, _)) = self.nodes else { return Ok(()) };
         let attachments: Api<VolumeAttachment> = Api::all(self.client.clone());
@@ -239,21 +247,26 @@ impl Demo<'_> {
             listed.map_err(|source| DemoError::Request { action: "list VolumeAttachments", source })?;
         let names: Vec<String> = listed.iter().map(kube::ResourceExt::name_any).collect();
         ensure("the list of VolumeAttachments", &format_list(&names), "nothing", names.is_empty())?;
-        // A volume that is never attached may go before its last directory does.
+        // A volume that is not attached may be deleted before its last directory is.
         let waited = tokio::time::timeout(STEP_TIMEOUT, view.wait_until_unmounted()).await;
         let remaining = view.leftovers();
-        ensure("what the nodes have mounted", &format_list(&remaining), "nothing", waited.is_ok())?;
-        ensure("what the nodes hold", &format_list(&remaining), "nothing", remaining.is_empty())?;
+        ensure("the list of mounts", &format_list(&remaining), "nothing", waited.is_ok())?;
+        ensure(
+            "the list of leftovers on the nodes",
+            &format_list(&remaining),
+            "nothing",
+            remaining.is_empty(),
+        )?;
         self.log_step("finds nothing mounted and nothing attached".to_owned());
         Ok(())
     }
 
-    /// Keys of the driver's state that name the volume, where it keeps a state.
+    /// Keys of the driver's state with the volume's handle; `None` for a driver without state.
     fn state_keys_of_volume(&self, handle: &str) -> Option<Vec<String>> {
         (self.state_keys)().map(|keys| keys.into_iter().filter(|key| key.contains(handle)).collect())
     }
 
-    /// Waits for the claim and checks what it is bound to; the volume's name and handle.
+    /// Waits until the claim is bound and checks its volume; returns the volume's name and handle.
     async fn wait_for_bound_claim(
         &self,
         claims: &Api<PersistentVolumeClaim>,
@@ -356,7 +369,7 @@ fn claim_size(claim: &PersistentVolumeClaim) -> String {
     capacity.and_then(|capacity| capacity.get("storage").cloned()).unwrap_or_default().0
 }
 
-/// Whether somebody has a part to do yet.
+/// Reports if an expansion is in progress.
 fn is_expanding(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     status.is_some_and(|status| {

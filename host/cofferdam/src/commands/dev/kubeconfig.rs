@@ -1,4 +1,4 @@
-//! The kubeconfig that dev mode writes: for this user's eyes only, and gone when dev mode ends.
+//! The kubeconfig of dev mode. Only its user can read it, and dev mode removes it at the end.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions},
@@ -7,23 +7,34 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// First line of what we write: how a file of ours that a killed process left is known.
-const HEADER: &str = "# Written by `cofferdam dev`; it goes when that ends.\n";
+use crate::error::CommandError;
 
-/// The kubeconfig cannot be written.
+/// First line of the file. It identifies a file that a killed process left behind.
+const HEADER: &str = "# Written by `cofferdam dev`, which removes it at the end.\n";
+
+/// An error of writing the kubeconfig.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KubeconfigError {
     #[error("cannot write the kubeconfig {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("{} exists and is not ours: expected a path for the kubeconfig that is free", path.display())]
+    #[error(
+        "{} exists and was not written by cofferdam: expected an unused path for the kubeconfig",
+        path.display()
+    )]
     NotOwned { path: PathBuf },
+}
+
+impl From<KubeconfigError> for CommandError {
+    fn from(error: KubeconfigError) -> Self {
+        Self::Other(Box::new(error))
+    }
 }
 
 /// A written kubeconfig; dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct KubeconfigFile {
     path: PathBuf,
-    /// The directory that was made for it.
+    /// The directory that was created for it.
     directory: Option<PathBuf>,
 }
 
@@ -31,7 +42,7 @@ impl KubeconfigFile {
     /// Writes to `path`, or to a new directory under `base`.
     ///
     /// # Errors
-    /// [`KubeconfigError`], which names the path.
+    /// [`KubeconfigError`], with the path.
     pub(crate) fn write(path: Option<&Path>, base: &Path, text: &str) -> Result<Self, KubeconfigError> {
         let file = match path {
             Some(path) => {
@@ -45,20 +56,20 @@ impl KubeconfigFile {
             }
         };
         let failed = |source| KubeconfigError::Write { path: file.path.clone(), source };
-        // Never through a link, and never readable by others: it holds the token.
+        // The file has the token: do not follow links, and do not let others read it.
         let mut out =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file.path).map_err(failed)?;
         out.write_all(HEADER.as_bytes()).and_then(|()| out.write_all(text.as_bytes())).map_err(failed)?;
         Ok(file)
     }
 
-    /// Where it is.
+    /// The path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// A directory that is surely ours: a process of the same id may have left one behind.
+/// Creates a private directory. A killed process with the same id may have left one behind.
 fn create_directory(directory: &Path) -> Result<(), KubeconfigError> {
     let failed = |source| KubeconfigError::Write { path: directory.to_owned(), source };
     let build = || DirBuilder::new().mode(0o700).create(directory);
@@ -149,7 +160,7 @@ mod tests {
         let path = scratch.0.join("config");
         std::fs::write(&path, "mine").unwrap();
         let error = KubeconfigFile::write(Some(&path), &scratch.0, "new").unwrap_err();
-        assert!(error.to_string().contains("exists and is not ours"), "{error}");
+        assert!(error.to_string().contains("exists and was not written by cofferdam"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
     }
 }

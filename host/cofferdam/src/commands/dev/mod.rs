@@ -1,11 +1,9 @@
-//! `cofferdam dev`: a Kubernetes API, a driver, every role and simulated nodes in this process, for kubectl
-//! on this machine.
+//! `cofferdam dev`: a simulated cluster in this process: Kubernetes API, driver, roles and nodes.
 
 mod demo;
 mod kubeconfig;
 mod nodes;
 mod timeline;
-pub(crate) mod wait;
 
 use std::{
     collections::HashMap,
@@ -31,9 +29,6 @@ use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-pub(crate) use demo::DemoError;
-pub(crate) use kubeconfig::KubeconfigError;
-
 use demo::Demo;
 use kubeconfig::KubeconfigFile;
 use nodes::RunningNodes;
@@ -47,25 +42,26 @@ use crate::{
     drivers::{DriverKind, DriverLoader, LoadedDriver},
     error::CommandError,
     logging, process_metrics,
+    signals::{ProcessOutcome, Signals},
     style::{Colour, Style},
-    supervisor::{self, ProcessOutcome, Signals, SupervisedProcess, Workload},
+    supervisor::{self, SupervisedProcess, Workload},
 };
 
-/// Namespace of the intent journal: that of a cluster's own components.
+/// Namespace of the intent journal, as for other components of a cluster.
 const NAMESPACE: &str = "kube-system";
-/// How Kubernetes marks the class of claims that name none.
+/// Kubernetes' annotation of the default StorageClass.
 const IS_DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// Runs until a signal, or until the end of the demo.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(
     flags: &DevFlags,
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
     let start = Instant::now();
-    let mut resolved = ResolvedConfig::for_dev(&flags.process, environment)?;
+    let mut resolved = ResolvedConfig::for_dev(&flags.settings.values, environment)?;
     if flags.demo {
         demo::check_roles(&resolved, flags.nodes)?;
     }
@@ -77,9 +73,9 @@ pub(crate) async fn run(
     if let Ok(ProcessOutcome::Drained) = &result {
         timeline.text(style.paint(Colour::Dim, "stopped"));
     }
-    // Everything is written before the error, if there is one, is.
+    // Print the whole timeline before the error.
     timeline.close();
-    // Whoever reads it may stand still: then another signal ends that, too.
+    // A blocked terminal or pipe can delay this; another signal ends the process.
     let mut signals = Signals::install()?;
     let written = tokio::select! {
         written = printer.finish() => written,
@@ -100,12 +96,12 @@ async fn run_session(
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
     let drivers = DriverLoader::new(configuration, &mut registry)?.load_all(configuration).await?;
-    // Until here a signal ends the process by itself; from here on there are files to remove.
+    // Until here a signal ends the process without cleanup; from here on there are files to remove.
     let signals = &mut Signals::install()?;
     let (mut session, mut running) = tokio::select! {
         built = DevSession::build(flags, configuration, timeline, drivers, registry) => built?,
         name = signals.next() => {
-            tracing::info!("{name} before everything was up");
+            tracing::info!("{name} during startup");
             return Ok(ProcessOutcome::Drained);
         }
     };
@@ -123,7 +119,7 @@ async fn run_session(
             return Err(CommandError::NodesStopped);
         }
         name = signals.next() => {
-            tracing::info!("{name} before everything was shown");
+            tracing::info!("{name} during the demo");
             None
         }
         demo_result = async {
@@ -137,7 +133,7 @@ async fn run_session(
         } => Some(demo_result),
     };
     if let Some(Ok(true)) = demo_result {
-        timeline.text(style.paint(Colour::Green, "demo: everything held"));
+        timeline.text(style.paint(Colour::Green, "demo: succeeded"));
     }
     let end = match demo_result {
         Some(Ok(demo)) if flags.keep_running || !demo => {
@@ -159,14 +155,14 @@ async fn run_session(
             Err(failure)
         }
     };
-    // Who insists does not wait for what is mounted either.
+    // After a second signal do not wait for unmounts either.
     let limit = if matches!(end, Ok(ProcessOutcome::Forced)) { Duration::ZERO } else { drain };
     session.stop_nodes(signals, limit).await;
     session.serving.shutdown().await;
     end
 }
 
-/// Waits until the nodes are over by themselves, where there are any.
+/// Waits until the nodes end without a signal; without nodes it never returns.
 async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     match nodes {
         Some(nodes) => nodes.wait_for_exit().await,
@@ -174,20 +170,20 @@ async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     }
 }
 
-/// What stands while dev mode runs.
+/// Components of a running dev mode.
 struct DevSession {
     serving: ServerHandle,
     kubeconfig: KubeconfigFile,
     drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
-    /// The node of drivers whose storage is in one.
+    /// The node of node-local drivers.
     node_local_node: Option<String>,
 }
 
 impl DevSession {
-    /// Builds everything and waits until the roles run. Who stops waiting drops it, and with it its files;
-    /// nothing is mounted yet.
+    /// Builds all components and waits until the roles run. Dropping the future removes the files; nothing is
+    /// mounted yet.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
@@ -201,7 +197,7 @@ impl DevSession {
         let text = serving.kubeconfig();
         let kubeconfig = KubeconfigFile::write(flags.kubeconfig_out.as_deref(), &runtime_directory(), &text)?;
 
-        // The roles need no socket to reach an API of the same process.
+        // The roles call the API in this process, without a socket.
         let client = Client::new(api.service(), "default");
         let node_local_node = (flags.nodes > 0).then(|| nodes::first_node_name(configuration, &drivers));
         let classes = create_classes(&client, &drivers, node_local_node.as_deref())
@@ -239,17 +235,17 @@ impl DevSession {
         }
     }
 
-    /// Ends the nodes, within a time and until another signal.
+    /// Stops the nodes, until the timeout or another signal.
     async fn stop_nodes(&mut self, signals: &mut Signals, limit: Duration) {
         if let Some(nodes) = self.nodes.take() {
             nodes.stop(limit, signals.next()).await;
         }
     }
 
-    /// Shows the demo where it is wanted; whether it was.
+    /// Runs the demo if enabled; returns `true` if it ran.
     async fn run_demo(&self, enabled: bool, timeline: &Timeline) -> Result<bool, CommandError> {
         let Some(driver) = self.drivers.first().filter(|_| enabled) else { return Ok(false) };
-        // As a user does: through the socket, with the kubeconfig.
+        // Connect as a user does: through the socket, with the kubeconfig.
         let user_connection =
             client::connect_with_kubeconfig(&self.serving.kubeconfig(), "of dev mode").await?;
         let state = || match &driver.kind {
@@ -305,14 +301,14 @@ impl DevSession {
 
     fn usage_text(&self, style: Style) -> String {
         let text = format!(
-            "Ctrl-C ends this; kubectl works in another terminal after: {}",
+            "Press Ctrl-C to stop; to use kubectl in another terminal: {}",
             export_command(self.kubeconfig.path())
         );
         style.paint(Colour::Dim, &text)
     }
 }
 
-/// The line for another shell.
+/// The command that sets KUBECONFIG in another shell.
 fn export_command(path: &Path) -> String {
     let path = path.display().to_string();
     let needs_no_quotes =
@@ -324,7 +320,7 @@ fn export_command(path: &Path) -> String {
     }
 }
 
-/// The user's runtime directory, which other users cannot enter, else the temporary one.
+/// The user's runtime directory, which is private, else the temporary directory.
 fn runtime_directory() -> PathBuf {
     std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
@@ -332,7 +328,7 @@ fn runtime_directory() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// A class for each driver; that of the first is for claims that name none.
+/// Creates a class for each driver; that of the first driver is the default class.
 async fn create_classes(
     client: &Client,
     drivers: &[LoadedDriver],
@@ -352,8 +348,8 @@ async fn create_classes(
     Ok(names)
 }
 
-/// How a class says where volumes may be: those of a driver whose storage is in one node come after their
-/// pod, which goes there.
+/// Binding mode and topology of a class. Volumes of a node-local driver are provisioned after the scheduler
+/// has selected the node of their pod.
 fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({
@@ -364,7 +360,7 @@ fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     }
 }
 
-/// A class, as it is applied.
+/// The manifest of a class.
 fn class_manifest(name: &str, driver: &LoadedDriver, node: Option<&str>) -> Value {
     let backend = driver.backend();
     let mut class = json!({

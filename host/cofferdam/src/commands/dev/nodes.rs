@@ -1,4 +1,4 @@
-//! The nodes of dev mode, with the drivers of the configuration.
+//! The simulated nodes of dev mode, with the drivers of the configuration.
 
 use std::{
     fs::{self, DirBuilder},
@@ -13,7 +13,7 @@ use cofferdam_dev_cluster::{
     DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView, has_node_service,
 };
 use cofferdam_domain::storage::{Ability, Placement};
-use cofferdam_node::{ConnectionKind as AttachmentKind, DriverManifest, NodePolicy};
+use cofferdam_node::{ConnectionKind, DriverManifest, NodePolicy};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::{Api, Client, api::PostParams};
 use serde_json::json;
@@ -28,44 +28,44 @@ use crate::{
     error::CommandError,
 };
 
-/// How long drivers may take to register before dev mode goes on without them.
+/// Time to wait for drivers to register; then dev mode continues without them.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most memory of one volume that is mounted for real, where the operator says nothing: 16 GiB.
+/// Default limit of a tmpfs volume with real mounts: 16 GiB.
 const MAX_TMPFS_BYTES: u64 = 16 << 30;
 
-/// Name of the first node, where nothing else is said.
+/// Default name of the first node.
 const FIRST_NODE: &str = "node-1";
-/// The setting by which a driver whose storage is in a node hears the node's name.
+/// Setting of node-local drivers with the node's name.
 const NODE_SETTING: &str = "node";
-/// The driver with that setting that the program carries.
+/// The built-in driver with that setting.
 const POOL_BACKEND: &str = "pool";
 
-/// The nodes while they run.
+/// Running nodes.
 pub(crate) struct RunningNodes {
-    /// What is on them.
+    /// View of pods, mounts and registrations.
     pub(crate) view: NodesView,
-    /// Their names.
+    /// Names of the nodes.
     pub(crate) names: Vec<String>,
-    /// Drivers without a Node service: no pod gets their volumes.
+    /// Drivers without a Node service; pods cannot mount their volumes.
     pub(crate) without_node_service: Vec<String>,
-    /// Drivers with a Node service of their own, which mounts by itself.
+    /// Drivers with their own Node service, which mounts on this machine.
     pub(crate) with_own_node_service: Vec<String>,
     real_mounts: bool,
-    /// Whether every driver has one.
+    /// Set if every driver has its own Node service.
     all_with_own_node_service: bool,
     stop: CancellationToken,
     task: JoinHandle<Result<(), DevError>>,
-    /// Cancelled when the task is over, however.
+    /// Cancelled when the task has ended, for any reason.
     exited: CancellationToken,
     directory: NodesDirectory,
 }
 
 impl RunningNodes {
-    /// Starts them; absent where no nodes are wanted. Whoever drops them leaves behind what they have
-    /// mounted: [`Self::stop`] does not.
+    /// Starts the nodes; returns `None` for 0 nodes. Dropping the result leaves mounts behind; [`Self::stop`]
+    /// unmounts.
     ///
     /// # Errors
-    /// [`Failure`], one line.
+    /// [`CommandError`], one line.
     pub(crate) async fn start(
         flags: &DevFlags,
         configuration: &Configuration,
@@ -133,36 +133,36 @@ impl RunningNodes {
         }))
     }
 
-    /// Waits until they are over, which they never are by themselves in order: [`Self::stop`] tells why.
+    /// Waits until the nodes end without a signal, which is an error; [`Self::stop`] logs the reason.
     pub(crate) async fn wait_for_exit(&self) {
         self.exited.cancelled().await;
     }
 
-    /// Waits until the drivers are registered, and not for ever.
+    /// Waits until the drivers are registered, or for [`REGISTRATION_TIMEOUT`].
     pub(crate) async fn wait_for_registration(&self) {
         if tokio::time::timeout(REGISTRATION_TIMEOUT, self.view.wait_until_registered()).await.is_err() {
             tracing::warn!(
-                "drivers are not registered after {REGISTRATION_TIMEOUT:?}; the log of level info says why"
+                "drivers are not registered after {REGISTRATION_TIMEOUT:?}; --log info shows the reason"
             );
         }
     }
 
-    /// The nodes, for people.
+    /// Describes the nodes for output.
     pub(crate) fn describe(&self) -> String {
         let names = self.names.join(", ");
         let mounts = match (self.real_mounts, self.all_with_own_node_service) {
             (_, true) => "",
             (true, false) => "mounts are real, ",
-            (false, false) => "mounts are recorded, not made, ",
+            (false, false) => "mounts are only recorded, ",
         };
-        format!("{names}, simulated: {mounts}no container is run")
+        format!("{names}, simulated: {mounts}no containers run")
     }
 
-    /// What differs for single drivers, for people: a line each.
+    /// Notes on single drivers for output, one line each.
     pub(crate) fn driver_notes(&self) -> impl Iterator<Item = String> {
         let first = self.names.first().map_or(FIRST_NODE, String::as_str);
         let with_own = self.with_own_node_service.iter().map(move |driver| {
-            format!("{driver} mounts by itself, on real directories, and on {first} only")
+            format!("{driver} has its own Node service, which mounts on this machine, for {first} only")
         });
         let without = self.without_node_service.iter();
         with_own.chain(
@@ -170,8 +170,7 @@ impl RunningNodes {
         )
     }
 
-    /// Ends them: what is mounted is unmounted, as far as that goes within `limit`, and until somebody
-    /// insists.
+    /// Stops the nodes and unmounts volumes, until the timeout or a second signal.
     pub(crate) async fn stop(mut self, timeout: Duration, second_signal: impl Future<Output = &'static str>) {
         self.stop.cancel();
         let task = self.task.abort_handle();
@@ -189,27 +188,27 @@ impl RunningNodes {
     }
 }
 
-/// Waits for the nodes' task; whether it has ended, and left nothing running.
+/// Waits for the nodes' task; returns `true` if it ended without a panic.
 async fn wait_for_task(
     task: JoinHandle<Result<(), DevError>>,
     timeout: Duration,
     second_signal: impl Future<Output = &'static str>,
 ) -> bool {
     tokio::select! {
-        // Who insists learns nevertheless why it has ended.
+        // Log the reason of a task that has ended even if there is a second signal.
         biased;
         ended = tokio::time::timeout(timeout, task) => match ended {
             Ok(Ok(Ok(()))) => true,
             Ok(Ok(Err(error))) => {
-                tracing::error!(%error, "the nodes ended");
+                tracing::error!(%error, "the nodes failed");
                 true
             }
             Ok(Err(panicked)) => {
-                tracing::error!(%panicked, "the nodes' task ended");
+                tracing::error!(%panicked, "the task of the nodes panicked");
                 false
             }
             Err(_) => {
-                tracing::warn!("the nodes have not ended within {timeout:?}");
+                tracing::warn!("the nodes did not stop within {timeout:?}");
                 false
             }
         },
@@ -220,19 +219,19 @@ async fn wait_for_task(
     }
 }
 
-/// What is allowed where mounts are real: what the operator says, else memory alone.
+/// Policy of real mounts: the configured one, else only tmpfs.
 fn mount_policy(configuration: &Configuration) -> NodePolicy {
     if configuration.node != NodePolicy::default() {
         return configuration.node.clone();
     }
     NodePolicy {
-        connection_kinds: [AttachmentKind::Tmpfs, AttachmentKind::None].into(),
+        connection_kinds: [ConnectionKind::Tmpfs, ConnectionKind::None].into(),
         tmpfs_max_bytes: Some(MAX_TMPFS_BYTES),
         ..NodePolicy::default()
     }
 }
 
-/// Who serves kubelet for a driver; absent where nobody does.
+/// The Node service of a driver, if it has one.
 async fn node_driver(
     driver: &LoadedDriver,
     configuration: &Configuration,
@@ -245,7 +244,7 @@ async fn node_driver(
             Ok(true) => NodePlugin::External(backend.address().clone()),
             Ok(false) => return Ok(None),
             Err(problem) => {
-                tracing::warn!(driver = name, "its Node service does not answer: {problem}");
+                tracing::warn!(driver = name, "the Node service does not respond: {problem}");
                 return Ok(None);
             }
         },
@@ -263,8 +262,8 @@ async fn node_driver(
     Ok(Some(NodeDriver { name, plugin: node, on_every_node }))
 }
 
-/// Whether a driver is on every node: one that brings its own Node service is where that runs, and one whose
-/// storage is in a node is there.
+/// Reports if a driver is on every node. A driver with its own Node service and a node-local driver are on
+/// one.
 pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     match driver.kind {
         DriverKind::Component(_) => driver.backend().description().placement == Placement::Central,
@@ -272,8 +271,7 @@ pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     }
 }
 
-/// Name of the first node: as a driver calls it whose storage is there, by the setting that such drivers
-/// have.
+/// Name of the first node: that in the setting of a node-local driver, else the default.
 pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDriver]) -> String {
     let node_local =
         drivers.iter().filter(|driver| driver.backend().description().placement == Placement::Node);
@@ -282,7 +280,7 @@ pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDr
     named.map_or_else(|| FIRST_NODE.to_owned(), |name| name.0.clone())
 }
 
-/// Tells the pool that the program carries which node it is in, where the operator does not.
+/// Sets the node of the built-in pool driver, unless the configuration does.
 pub(crate) fn set_pool_node(configuration: &mut Configuration) {
     if let Some(section) =
         configuration.backend.get_mut(POOL_BACKEND).filter(|section| !section.has_location())
@@ -299,7 +297,7 @@ fn node_names(count: usize, configuration: &Configuration, drivers: &[LoadedDriv
     std::iter::once(first_node_name(configuration, drivers)).chain(others).take(count).collect()
 }
 
-/// What a driver's own manifests would say of it.
+/// Creates the CSIDriver objects, which a driver's own manifests would have.
 async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
     let api: Api<CSIDriver> = Api::all(client.clone());
     for driver in drivers {
@@ -322,7 +320,7 @@ async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result
     Ok(())
 }
 
-/// A directory for sockets and mounts; dropping it removes it, unless something is mounted there, or may be.
+/// A directory for sockets and mounts. Dropping it removes it, unless something is or may be mounted there.
 #[derive(Debug)]
 struct NodesDirectory {
     path: PathBuf,
@@ -331,14 +329,14 @@ struct NodesDirectory {
 
 impl NodesDirectory {
     fn new(base: &Path) -> Result<Self, DevError> {
-        // The table of mounts knows no links.
+        // Paths in the mount table have no links.
         let base = fs::canonicalize(base)
             .map_err(|error| DevError::Setup(format!("cannot find {}: {error}", base.display())))?;
         let path = base.join(format!("cofferdam-{}-nodes", std::process::id()));
-        let failed = |error: io::Error| DevError::Setup(format!("cannot make {}: {error}", path.display()));
+        let failed = |error: io::Error| DevError::Setup(format!("cannot create {}: {error}", path.display()));
         let make = || DirBuilder::new().mode(0o700).create(&path);
         match make() {
-            // Of a process of the same id that was killed.
+            // A killed process with the same id left it behind.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 drop(Self { path: path.clone(), is_kept: false });
                 make().map_err(failed)?;
@@ -348,21 +346,21 @@ impl NodesDirectory {
         Ok(Self { path, is_kept: false })
     }
 
-    /// It stays: from now on something may be mounted there.
+    /// Keeps the directory from now on, because something may be mounted there.
     fn keep(&mut self) {
         self.is_kept = true;
     }
 
-    /// Nothing is mounted there any more, and nobody mounts anything.
+    /// Removes the directory on drop, because nothing is mounted there any more.
     fn release(&mut self) {
         self.is_kept = false;
     }
 
-    /// What is mounted there. Data of a volume must never be taken for a file of ours.
+    /// Finds a mount point in the directory. Data of a volume must never be deleted with the directory.
     fn find_mount(&self) -> Option<String> {
         let table = match fs::read_to_string("/proc/self/mountinfo") {
             Ok(table) => table,
-            // Elsewhere nothing is mounted for real.
+            // Other systems have no real mounts.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => return Some(error.to_string()),
         };
@@ -375,14 +373,16 @@ impl NodesDirectory {
 impl Drop for NodesDirectory {
     fn drop(&mut self) {
         if self.is_kept {
-            tracing::warn!(directory = %self.path.display(), "left there, for something may be mounted");
+            let directory = self.path.display();
+            tracing::warn!(%directory, "not removed, because something may be mounted there");
             return;
         }
         let plain = self.path.display().to_string().chars().all(|c| !c.is_whitespace() && c != '\\');
         if let Some(mount_point) =
-            self.find_mount().or_else(|| (!plain).then(|| "a path that cannot be looked up".to_owned()))
+            self.find_mount().or_else(|| (!plain).then(|| "a path with special characters".to_owned()))
         {
-            tracing::warn!(directory = %self.path.display(), mount_point, "left there, for something may be mounted");
+            let directory = self.path.display();
+            tracing::warn!(%directory, mount_point, "not removed, because something may be mounted there");
             return;
         }
         if let Err(error) = fs::remove_dir_all(&self.path) {
@@ -413,7 +413,7 @@ mod tests {
         directory.keep();
         drop(directory);
         assert!(path.join("data").exists());
-        // The next process of this id takes its place.
+        // The next process with this id replaces it.
         let mut directory = NodesDirectory::new(&link).unwrap();
         directory.keep();
         directory.release();
@@ -432,6 +432,6 @@ mod tests {
         assert!(start.elapsed() >= limit);
         let start = tokio::time::Instant::now();
         assert!(!wait_for_task(stuck(), limit, ready("SIGINT")).await);
-        assert!(start.elapsed() < limit, "who insists does not wait");
+        assert!(start.elapsed() < limit, "a second signal ends the wait");
     }
 }

@@ -1,4 +1,4 @@
-//! The timeline: who does what for which claim, as it happens.
+//! The timeline: prints the steps of roles, users and simulated components as they happen.
 
 use std::{
     collections::HashMap,
@@ -21,46 +21,46 @@ use tokio::{
 
 use crate::style::{Colour, Style};
 
-/// Lines that wait for the terminal. A burst beyond it is counted and told in one line: the terminal must not
-/// slow the roles.
+/// Lines that wait for the terminal. Lines beyond it are dropped and counted, so that a slow terminal does
+/// not block the roles.
 const CHANNEL_CAPACITY: usize = 4096;
-/// How long a line waits for others that began before it: lines come when something is done, and are shown in
-/// the order in which it began. What takes longer than this is shown when it is done.
+/// Delay of a line to sort it by start time: steps are reported when they end. A step that takes longer is
+/// printed at its end.
 const REORDER_DELAY: Duration = Duration::from_millis(20);
-/// Lines that wait at once.
+/// Maximum number of delayed lines.
 const MAX_BUFFERED_LINES: usize = 1024;
-/// Objects whose last line is remembered, so that the same wait is told once.
+/// Objects whose last line is remembered, to print a repeated wait once.
 const MAX_REMEMBERED_OBJECTS: usize = 1024;
-/// Columns start this wide, and grow with what they hold up to the limits.
+/// Initial and largest width of the column OBJECT.
 const OBJECT_WIDTH: (usize, usize) = (18, 40);
 const COMPONENT_WIDTH: usize = 13;
 const MESSAGE_WIDTH: usize = 52;
 
-/// One line.
+/// A line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimelineLine {
-    /// When it was done, since the start.
+    /// End of the step, since the start of dev mode.
     pub(crate) finished_at: Duration,
     /// Claim, volume or pod.
     pub(crate) object: String,
     /// A role, `demo` or `api`.
     pub(crate) component: &'static str,
-    /// How it ended.
+    /// Kind of the line.
     pub(crate) kind: TimelineLineKind,
-    /// What happened.
+    /// Description of the step.
     pub(crate) message: String,
-    /// How long it took.
+    /// Duration of the step.
     pub(crate) duration: Option<Duration>,
 }
 
-/// What colours a line.
+/// Kind of a line, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimelineLineKind {
-    /// A role's step.
+    /// Step of a role.
     Step(StepResult),
-    /// What a user did.
+    /// Action of a user.
     User,
-    /// What became of an object.
+    /// Change of an object.
     Object,
 }
 
@@ -69,13 +69,13 @@ enum TimelineMessage {
     Text(String),
 }
 
-/// Takes lines in from anywhere; clones share it.
+/// Collects lines; clones share the output.
 #[derive(Clone)]
 pub(crate) struct Timeline {
     shared: Arc<TimelineState>,
 }
 
-/// What was last told of an object by whom.
+/// Last line of a component about an object.
 type LastSteps = HashMap<(String, &'static str), (TimelineLineKind, String)>;
 
 struct TimelineState {
@@ -85,7 +85,7 @@ struct TimelineState {
     last_steps: Mutex<LastSteps>,
 }
 
-/// Writes the lines; ends once the timeline is closed and everything is written.
+/// Prints the lines; ends after the timeline is closed.
 pub(crate) struct TimelinePrinter {
     task: JoinHandle<io::Result<()>>,
 }
@@ -105,7 +105,7 @@ impl Timeline {
             last_steps: Mutex::new(HashMap::new()),
         });
         let printing = Arc::clone(&shared);
-        // A terminal can block for as long as it likes (Ctrl-S).
+        // A terminal can block indefinitely (Ctrl-S).
         let task = tokio::task::spawn_blocking(move || run_printer(receiver, &printing, style, out));
         (Self { shared }, TimelinePrinter { task })
     }
@@ -134,12 +134,12 @@ impl Timeline {
         }));
     }
 
-    /// Adds text that is no line of the table.
+    /// Adds text outside of the table.
     pub(crate) fn text(&self, text: impl Into<String>) {
         self.shared.send(TimelineMessage::Text(text.into()));
     }
 
-    /// Tells what becomes of claims and volumes.
+    /// Adds lines for changes of claims and volumes.
     pub(crate) fn subscribe(&self, cache: &Cache) {
         let timeline = self.clone();
         cache.claims.subscribe(move |change| timeline.on_claim_change(change));
@@ -151,20 +151,20 @@ impl Timeline {
         let message = match (&change.old, &change.new) {
             (None, Some(new)) => claim_text(new),
             (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => {
-                "claim is to be deleted".to_owned()
+                "claim is being deleted".to_owned()
             }
-            (Some(_), None) => "claim is gone".to_owned(),
+            (Some(_), None) => "claim deleted".to_owned(),
             (Some(_), Some(_)) | (None, None) => return,
         };
         self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
     }
 
-    /// Phases are not told: the role that changes one does.
+    /// Changes of the phase add no line: the role that changes it reports its step.
     fn on_volume_change(&self, change: &Change<Volume>) {
         let (state, volume) = match (&change.old, &change.new) {
-            (Some(old), None) => ("is gone", old),
-            (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => ("is to be deleted", new),
-            (None, Some(new)) if new.provisioned_by().is_none() => ("is there", new),
+            (Some(old), None) => ("deleted", old),
+            (Some(old), Some(new)) if !old.meta.deleting && new.meta.deleting => ("is being deleted", new),
+            (None, Some(new)) if new.provisioned_by().is_none() => ("created", new),
             (Some(_) | None, Some(_)) | (None, None) => return,
         };
         let object = match &volume.claim_ref {
@@ -174,7 +174,7 @@ impl Timeline {
         self.line("api", TimelineLineKind::Object, object, format!("volume {} {state}", volume.name), None);
     }
 
-    /// Takes no more lines.
+    /// Closes the timeline; further lines are ignored.
     pub(crate) fn close(&self) {
         self.shared.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -192,10 +192,10 @@ fn claim_text(claim: &Claim) -> String {
 }
 
 impl TimelinePrinter {
-    /// Waits until everything is written.
+    /// Waits until all lines are printed.
     ///
     /// # Errors
-    /// What writing failed with; a pipe whose reader is gone is no failure.
+    /// The error of writing; a closed pipe is no error.
     pub(crate) async fn finish(self) -> io::Result<()> {
         match self.task.await {
             Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -216,7 +216,7 @@ impl StepObserver for Timeline {
     }
 }
 
-/// What is simulated tells its steps as roles do.
+/// Steps of simulated components are printed like those of roles.
 impl cofferdam_dev_cluster::ClusterStepObserver for Timeline {
     fn on_step(&self, step: cofferdam_dev_cluster::ClusterStep) {
         let kind = match step.result {
@@ -239,7 +239,7 @@ impl TimelineState {
         }
     }
 
-    /// A role says again what it found before, because something else about the object changed.
+    /// Reports if a role repeats its last result, which happens after unrelated changes of the object.
     fn is_repetition(
         &self,
         object: &str,
@@ -263,7 +263,7 @@ impl TimelineState {
             TimelineLineKind::Step(StepResult::Applied | StepResult::Failed)
             | TimelineLineKind::User
             | TimelineLineKind::Object => {
-                // After an effect the same wait is news; the same rest is not.
+                // Print a repeated wait again after an effect, but not a repeated UpToDate.
                 if last_steps.get(&key).is_some_and(|(last_message, _)| {
                     *last_message == TimelineLineKind::Step(StepResult::Waiting)
                 }) {
@@ -275,7 +275,7 @@ impl TimelineState {
     }
 }
 
-/// Puts lines in order and writes them.
+/// Sorts lines and writes them.
 struct TimelineWriter<W> {
     out: W,
     style: Style,
@@ -302,7 +302,7 @@ impl<W: Write> TimelineWriter<W> {
         }
     }
 
-    /// Writes the lines that began until then, or all.
+    /// Writes the lines of steps that started until then, or all lines.
     fn write_buffered(&mut self, until: Option<Duration>) -> io::Result<()> {
         self.buffered.sort_by_key(TimelineLine::started_at);
         let count = until
@@ -316,7 +316,7 @@ impl<W: Write> TimelineWriter<W> {
 }
 
 impl TimelineLine {
-    /// Where it stands in the order.
+    /// Start of the step, the sort key.
     fn started_at(&self) -> Duration {
         let took = self.duration.filter(|took| *took <= REORDER_DELAY).unwrap_or_default();
         self.finished_at.saturating_sub(took)
@@ -349,11 +349,7 @@ fn run_printer<W: Write>(
         let dropped = shared.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
             writer.write_buffered(None)?;
-            writeln!(
-                writer.out,
-                "{}",
-                style.paint(Colour::Dim, &format!("… {dropped} lines that came too fast"))
-            )?;
+            writeln!(writer.out, "{}", style.paint(Colour::Dim, &format!("… {dropped} lines dropped")))?;
         }
         if receiver.is_empty() {
             writer.out.flush()?;
@@ -363,12 +359,12 @@ fn run_printer<W: Write>(
     writer.out.flush()
 }
 
-/// The head of the table.
+/// The header of the table.
 pub(crate) fn table_header(style: Style) -> String {
     let width = OBJECT_WIDTH.0;
     let text = format!(
-        "{:>9}  {:width$}  {:COMPONENT_WIDTH$}  {:MESSAGE_WIDTH$}  TOOK",
-        "TIME", "OBJECT", "WHO", "WHAT"
+        "{:>9}  {:width$}  {:COMPONENT_WIDTH$}  {:MESSAGE_WIDTH$}  DURATION",
+        "TIME", "OBJECT", "COMPONENT", "MESSAGE"
     );
     style.paint(Colour::Dim, &text)
 }
@@ -400,7 +396,7 @@ fn render(line: &TimelineLine, width: usize, style: Style) -> String {
     row.trim_end().to_owned()
 }
 
-/// Cuts uids, which fill a line without telling more than their first part.
+/// Shortens uids to their first part.
 fn shorten(text: &str) -> String {
     let mut parts: Vec<String> = Vec::new();
     for part in text.split(' ') {
@@ -424,7 +420,7 @@ fn is_uid(text: &str) -> bool {
         && groups.iter().all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Three digits are what people compare.
+/// Formats a duration with about three digits.
 fn format_duration(duration: Duration) -> String {
     let micros = duration.as_secs_f64() * 1e6;
     if micros < 1_000.0 {

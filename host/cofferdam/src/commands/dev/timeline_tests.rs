@@ -3,7 +3,7 @@ use cofferdam_domain::ClaimKey;
 
 use super::*;
 
-/// What was written, shared with the printer.
+/// Captured output, shared with the printer.
 #[derive(Clone, Default)]
 struct SharedOutput(Arc<Mutex<Vec<u8>>>);
 

@@ -1,14 +1,16 @@
-//! `cofferdam orphans`: volumes that drivers hold and nothing in the cluster stands for, shown and deleted
+//! `cofferdam orphans`: lists volumes of drivers that no object in the cluster refers to, and deletes them
 //! one at a time.
 //!
-//! It talks to the cluster only. What is shown is what the process that owns the driver has reported; a
-//! deletion is a request to it, which it looks into by itself.
+//! The command uses the API only. The list comes from the reports of the provisioners. A deletion is a
+//! request to the provisioner of the driver, which checks the volume again.
 
+mod error;
+mod report;
 mod table;
 
 use std::{collections::HashMap, time::Duration};
 
-use cofferdam_cluster::{Kind as _, OrphanReport, orphan_report};
+use cofferdam_cluster::orphan_report;
 use cofferdam_controllers::orphans::report::{
     DELETE, DELETING, DeletionRequest, DeletionRequestError, DeletionResponse, DeletionResult, ScanReport,
 };
@@ -22,55 +24,21 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    cli::{
-        ClusterFlags, ConnectionFlags, DeleteFlags, ListFlags, OrphansCommand, OrphansFlags, OutputFormat,
-    },
+    cli::{DeleteFlags, ListFlags, OrphansCommand, OrphansFlags, OutputFormat, ReportFlags},
     client::{self, ClientEnvironment, ClusterConnection, one_line},
-    commands::dev::wait::{self, Expectation},
     commands::run,
     config::{GoDuration, ResolvedConfig},
     error::CommandError,
     style::escape_control_chars,
+    wait::{self, Expectation},
 };
+use error::OrphansError;
+use report::{DriverReport, PendingRequest};
 
-/// Why a command was not carried out.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum OrphansError {
-    #[error("cannot list the reports of the API at {api}: {problem}")]
-    List { api: String, problem: String },
-    #[error("cannot read the reports: {0}")]
-    Read(String),
-    #[error("cannot ask for the deletion: {0}")]
-    RequestDeletion(String),
-    #[error("no process reports about driver {0}: expected one that runs the role provisioner with it")]
-    NoReport(String),
-    #[error(
-        "driver {driver} has reports in the namespaces {namespaces}: expected --namespace with one of them"
-    )]
-    MultipleReports { driver: String, namespaces: String },
-    #[error("flag --timeout: {0}")]
-    Timeout(String),
-    #[error(
-        "driver {driver} is asked to delete {handle} by {requested_by} since {since}: expected that to be answered first"
-    )]
-    RequestPending { driver: String, handle: String, requested_by: String, since: Timestamp },
-    #[error("driver {0} has a request that this version cannot read: expected that to be answered first")]
-    UnreadableRequest(String),
-    #[error(
-        "no answer within {limit}: the request stands, and is refused when it is an hour old and not begun; `cofferdam orphans \
-         --driver {driver}` tells what became of it. Expected a process to run the role provisioner with the driver"
-    )]
-    ResponseTimeout { driver: String, limit: GoDuration },
-    #[error(
-        "the request was taken back, or another one was answered after it: `cofferdam orphans --driver {0}` shows what is left"
-    )]
-    RequestReplaced(String),
-}
-
-/// Carries a command out; the text is what is printed, and the boolean whether it held.
+/// Runs a command; returns the text to print, and `false` for a negative result.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(
     flags: OrphansFlags,
     environment: &HashMap<String, String>,
@@ -82,42 +50,18 @@ pub(crate) async fn run(
     }
 }
 
-/// The cluster, and the namespace where somebody has said one.
+/// Connects to the cluster; returns the connection, and the namespace if it is configured.
 async fn connect(
-    flags: &ConnectionFlags,
+    flags: &ReportFlags,
     environment: &HashMap<String, String>,
 ) -> Result<(ClusterConnection, Option<String>), CommandError> {
-    let ConnectionFlags { kubeconfig, context, namespace } = flags.clone();
-    let flags = ClusterFlags { kubeconfig, context, namespace, ..ClusterFlags::default() };
-    let resolved = ResolvedConfig::for_cluster(&flags, environment)?;
+    let values = flags.connection.values.clone().with("namespace", flags.namespace.clone());
+    let resolved = ResolvedConfig::for_cluster(&values, environment)?;
     let namespace_flag = resolved.configuration.namespace.as_ref().map(|label| label.0.clone());
     Ok((client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?, namespace_flag))
 }
 
-/// A report where it stands.
-struct DriverReport {
-    config_map: OrphanReport,
-    driver: String,
-}
-
-impl DriverReport {
-    fn from_config_map(map: &ConfigMap) -> Result<Self, OrphansError> {
-        let json = serde_json::to_string(map).map_err(|error| OrphansError::Read(error.to_string()))?;
-        let map = OrphanReport::decode(&json).map_err(|error| OrphansError::Read(error.to_string()))?;
-        let driver = map.data_value("driver").unwrap_or_default().to_owned();
-        Ok(Self { config_map: map, driver })
-    }
-
-    /// The request that waits or is being carried out.
-    fn pending_request(&self) -> Option<Result<DeletionRequest, DeletionRequestError>> {
-        self.config_map
-            .data_value(DELETING)
-            .or(self.config_map.data_value(DELETE))
-            .map(DeletionRequest::parse)
-    }
-}
-
-/// Every report, of one driver or of all, by driver.
+/// Lists the reports of one driver or of all, sorted by driver.
 async fn find_reports(
     cluster: &ClusterConnection,
     namespace: Option<&str>,
@@ -132,7 +76,7 @@ async fn find_reports(
     let listed = match namespace {
         Some(namespace) => namespaced_api(namespace).list(&parameters).await,
         None => match Api::<ConfigMap>::all(cluster.client.clone()).list(&parameters).await {
-            // Who may not look everywhere may still look where the context points to.
+            // A user without cluster-wide access may have access to the namespace of the context.
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 namespaced_api(&cluster.namespace).list(&parameters).await
             }
@@ -148,7 +92,7 @@ async fn find_reports(
 }
 
 async fn list(flags: &ListFlags, environment: &HashMap<String, String>) -> Result<String, CommandError> {
-    let (cluster, namespace) = connect(&flags.connection, environment).await?;
+    let (cluster, namespace) = connect(&flags.reports, environment).await?;
     let reports = find_reports(&cluster, namespace.as_deref(), flags.driver.as_deref()).await?;
     if let Some(driver) = flags.driver.as_ref().filter(|_| reports.is_empty()) {
         return Err(OrphansError::NoReport(driver.clone()).into());
@@ -162,14 +106,14 @@ async fn list(flags: &ListFlags, environment: &HashMap<String, String>) -> Resul
 }
 
 fn to_json(report: &DriverReport) -> serde_json::Value {
-    let request = report.pending_request().and_then(Result::ok);
+    let request = report.readable_request();
     json!({
         "driver": report.driver,
         "namespace": report.config_map.key.namespace,
         "configMap": report.config_map.key.name,
         "report": ScanReport::read(&report.config_map),
         "request": request,
-        "deleting": report.config_map.data_value(DELETING).is_some(),
+        "deleting": report.is_deleting(),
         "response": DeletionResponse::read(&report.config_map),
     })
 }
@@ -180,7 +124,7 @@ async fn delete(
 ) -> Result<(String, bool), CommandError> {
     let limit: GoDuration =
         flags.timeout.parse().map_err(|error| OrphansError::Timeout(format!("{error}")))?;
-    let (cluster, namespace) = connect(&flags.connection, environment).await?;
+    let (cluster, namespace) = connect(&flags.reports, environment).await?;
     let driver = &flags.driver;
     let mut reports = find_reports(&cluster, namespace.as_deref(), Some(driver)).await?;
     if reports.len() > 1 {
@@ -204,7 +148,7 @@ async fn delete(
     Ok((text, success))
 }
 
-/// Places a request, or finds the one that asks for the same.
+/// Writes a request, or returns a pending request for the same volume.
 async fn request_deletion(
     api: &Api<ConfigMap>,
     report: &DriverReport,
@@ -213,8 +157,8 @@ async fn request_deletion(
 ) -> Result<DeletionRequest, OrphansError> {
     let driver = &report.driver;
     match report.pending_request() {
-        Some(Ok(pending)) if pending.handle == *handle => return Ok(pending),
-        Some(Ok(DeletionRequest { handle, requested_at, requested_by })) => {
+        Some(PendingRequest::Known(pending)) if pending.handle == *handle => return Ok(pending),
+        Some(PendingRequest::Known(DeletionRequest { handle, requested_at, requested_by })) => {
             return Err(OrphansError::RequestPending {
                 driver: driver.clone(),
                 handle: escape_control_chars(handle.as_str()),
@@ -222,13 +166,15 @@ async fn request_deletion(
                 since: requested_at,
             });
         }
-        Some(Err(_)) => return Err(OrphansError::UnreadableRequest(driver.clone())),
+        Some(PendingRequest::Unreadable) => {
+            return Err(OrphansError::UnreadableRequest(driver.clone()));
+        }
         None => {}
     }
     let request = DeletionRequest { handle: handle.clone(), requested_at: Timestamp::now(), requested_by };
     let mut patch = request.patch();
     if let Some(patch) = patch.as_object_mut() {
-        // Two people who ask at the same time do not write over each other.
+        // The resource version keeps concurrent requests from overwriting each other.
         let version = json!({"resourceVersion": report.config_map.meta.resource_version.to_string()});
         patch.insert("metadata".to_owned(), version);
     }
@@ -237,7 +183,7 @@ async fn request_deletion(
     patched.map_err(|error| {
         let is_conflict = matches!(&error, kube::Error::Api(status) if status.code == 409);
         let message = if is_conflict {
-            "the report has changed this moment: ask again".to_owned()
+            "the report changed concurrently: try again".to_owned()
         } else {
             one_line(&error)
         };
@@ -246,7 +192,7 @@ async fn request_deletion(
     Ok(request)
 }
 
-/// Waits for the answer to a request.
+/// Waits for the response to a request.
 async fn wait_for_response(
     api: &Api<ConfigMap>,
     report: &DriverReport,
@@ -265,9 +211,9 @@ async fn wait_for_response(
         Some((response, is_pending))
     };
     let expectation = Expectation {
-        expected: "answered",
+        expected: "completed",
         is_met: &|map| read_state(map).is_none_or(|(_, is_pending)| !is_pending),
-        describe: &|_| "unanswered".to_owned(),
+        describe: &|_| "without a response".to_owned(),
         timeout: limit,
     };
     let map = wait::wait_for(api, &report.config_map.key.name, &expectation)

@@ -1,18 +1,18 @@
-//! Reports for people.
+//! Text output of `cofferdam orphans`.
 
 use std::fmt::Write as _;
 
 use cofferdam_controllers::orphans::{
-    report::{DELETING, DeletionRequest, DeletionResponse, DeletionResult, Orphan, ScanReport, VolumeCounts},
+    report::{DeletionRequest, DeletionResponse, DeletionResult, Orphan, ScanReport, VolumeCounts},
     rules,
 };
 use cofferdam_domain::DriverName;
 use jiff::Timestamp;
 
-use super::DriverReport;
-use crate::style::escape_control_chars;
+use super::report::DriverReport;
+use crate::{style::escape_control_chars, table::TextTable};
 
-/// What became of a request.
+/// Formats the response to a deletion request.
 pub(super) fn format_response(
     driver: &DriverName,
     request: &DeletionRequest,
@@ -30,7 +30,7 @@ pub(super) fn format_response(
     format!("volume {} of {driver}: {result}{message}\n", escape_control_chars(request.handle.as_str()))
 }
 
-/// Every report, one after the other.
+/// Formats all reports.
 pub(super) fn format_reports(reports: &[DriverReport], now: Timestamp) -> String {
     if reports.is_empty() {
         return "no process reports about a driver: expected one that runs the role provisioner\n".to_owned();
@@ -80,12 +80,8 @@ fn write_report(text: &mut String, report_entry: &DriverReport, now: Timestamp) 
     if report.counts.total() > 0 {
         line(format!("  volumes: {}", format_counts(&report.counts)));
     }
-    if let Some(request) = report_entry.pending_request().and_then(Result::ok) {
-        let state = if report_entry.config_map.data_value(DELETING).is_some() {
-            "being deleted"
-        } else {
-            "to be deleted"
-        };
+    if let Some(request) = report_entry.readable_request() {
+        let state = if report_entry.is_deleting() { "being deleted" } else { "to be deleted" };
         let (handle, by) =
             (escape_control_chars(request.handle.as_str()), escape_control_chars(&request.requested_by));
         line(format!(
@@ -129,7 +125,7 @@ fn format_counts(counts: &VolumeCounts) -> String {
     text
 }
 
-/// The volumes that are listed, as a table.
+/// Writes the table of volumes.
 fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
     let row = |state: &str, orphan: &Orphan| {
         [
@@ -143,35 +139,24 @@ fn write_volumes(text: &mut String, report: &ScanReport, now: Timestamp) {
     };
     let orphans = report.orphans.iter().map(|orphan| row("orphan", orphan));
     let within_grace_period = report.within_grace_period.iter().map(|orphan| row("grace period", orphan));
-    let mut rows =
-        vec![["STATE", "HANDLE", "SIZE", "UNCHANGED SINCE", "CREATED AS", "FOR CLAIM"].map(str::to_owned)];
-    rows.extend(orphans.chain(within_grace_period));
-    if rows.len() == 1 {
+    let mut table = TextTable::new(["STATE", "HANDLE", "SIZE", "UNCHANGED SINCE", "CREATED AS", "FOR CLAIM"])
+        .indented("  ");
+    if report.orphans.is_empty() && report.within_grace_period.is_empty() {
         return;
     }
-    let mut widths = [0; 6];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    for row in &rows {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
-        let line = cells.collect::<Vec<_>>().join("  ");
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "  {}", line.trim_end());
-    }
-    for (count, kind) in [
+    orphans.chain(within_grace_period).for_each(|row| table.push(row));
+    text.push_str(&table.to_string());
+    for (more, what) in [
         (report.unlisted_orphans, "orphans"),
         (report.unlisted_within_grace_period, "volumes within the grace period"),
     ] {
-        if count > 0 {
-            let _ = writeln!(text, "  … and {count} more {kind}: the report is full");
+        if more > 0 {
+            let _ = writeln!(text, "  … and {more} more {what}: the report is full");
         }
     }
 }
 
-/// A time, and how long ago it was.
+/// Formats a time with its age.
 fn format_time_and_age(time: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(time).as_secs().max(0);
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
@@ -185,7 +170,7 @@ fn format_time_and_age(time: Timestamp, now: Timestamp) -> String {
     format!("{time} ({ago} ago)")
 }
 
-/// Bytes in the largest unit of which there is at least one.
+/// Formats bytes in the largest unit with a value of at least one.
 fn format_size(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {

@@ -26,7 +26,9 @@ fn orphan(handle: &str, since: &str) -> Orphan {
 fn driver_report(data: Value) -> DriverReport {
     let map: ConfigMap = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": data,
-        "metadata": {"name": "cofferdam-orphans-drv", "namespace": "storage", "uid": "u", "resourceVersion": "7"},
+        "metadata": {
+            "name": "cofferdam-orphans-drv", "namespace": "storage", "uid": "u", "resourceVersion": "7",
+        },
     }))
     .unwrap();
     DriverReport::from_config_map(&map).unwrap()
@@ -94,7 +96,8 @@ fn a_report_shows_frozen_deletions_scan_failures_and_requests() {
         "deletions frozen: the cluster was restored from a backup",
         "deletions are frozen while ConfigMap storage/cofferdam-restored exists",
         "the scan of 2026-06-03T11:59:30Z (30s ago) failed: Unavailable: no array",
-        "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume pv references",
+        "last request, answered 2026-06-03T11:59:00Z (1m ago): volume h-1 of drv: refused: PersistentVolume \
+         pv references",
     ] {
         assert!(answered.contains(part), "{part} in\n{answered}");
     }

@@ -1,6 +1,5 @@
-//! `cofferdam status`: what each driver's claims, volumes and attachments are doing, what waits and since
-//! when, and what went wrong last. It reads the API and nothing else, so it tells the same of every
-//! controller and every CSI driver.
+//! `cofferdam status`: claims, volumes and attachments of each driver by state, waiting and stuck operations,
+//! and the last errors. It reads only the API, so it works with every controller and every CSI driver.
 
 mod summary;
 mod table;
@@ -20,7 +19,7 @@ use kube::{Api, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    cli::{ClusterFlags, OutputFormat, StatusFlags},
+    cli::{OutputFormat, StatusFlags},
     client::{self, ClientEnvironment, ClusterConnection, one_line},
     config::{GoDuration, ResolvedConfig},
     error::CommandError,
@@ -29,10 +28,10 @@ use crate::{
 };
 use summary::StatusObjects;
 
-/// Objects of one page of a list.
+/// Objects per page of a list.
 const LIST_PAGE_SIZE: u32 = 500;
 
-/// Why a cluster's state is not shown.
+/// An error of `status`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StatusError {
     #[error("cannot list {resource} of the API at {api}: {problem}")]
@@ -40,24 +39,28 @@ pub(crate) enum StatusError {
     #[error("flag --stuck-after: {0}")]
     StuckAfter(String),
     #[error(
-        "nothing in the cluster speaks of driver {0}: expected a CSIDriver, a class, a volume or a node that names it"
+        "driver {0} is not in the cluster: expected a CSIDriver, a class, a volume or a node that names it"
     )]
     UnknownDriver(String),
 }
 
-/// Reads the cluster; the text is what is printed.
+impl From<StatusError> for CommandError {
+    fn from(error: StatusError) -> Self {
+        Self::Other(Box::new(error))
+    }
+}
+
+/// Reads the cluster and returns the text to print.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(
     flags: StatusFlags,
     environment: &HashMap<String, String>,
 ) -> Result<(String, bool), CommandError> {
     let stuck_after: GoDuration =
         flags.stuck_after.parse().map_err(|error| StatusError::StuckAfter(format!("{error}")))?;
-    let cluster_flags =
-        ClusterFlags { kubeconfig: flags.kubeconfig, context: flags.context, ..ClusterFlags::default() };
-    let resolved = ResolvedConfig::for_cluster(&cluster_flags, environment)?;
+    let resolved = ResolvedConfig::for_cluster(&flags.connection.values, environment)?;
     let cluster = client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?;
     let objects = list_objects(&cluster).await?;
     let now = Timestamp::now();
@@ -77,7 +80,7 @@ pub(crate) async fn run(
     Ok((text, true))
 }
 
-/// Reads everything; what this user may not list is left out and named.
+/// Lists all objects. Kinds that the user may not list are skipped and recorded.
 async fn list_objects(cluster: &ClusterConnection) -> Result<StatusObjects, StatusError> {
     let mut forbidden = Vec::new();
     let all = ListParams::default();
@@ -106,14 +109,14 @@ async fn list_objects(cluster: &ClusterConnection) -> Result<StatusObjects, Stat
     Ok(objects)
 }
 
-/// Driver and number of orphans of a report; absent where this build cannot read it.
+/// Driver and number of orphans of a report; absent if this version cannot read it.
 fn read_orphan_count(map: &ConfigMap) -> Option<(String, u64)> {
     let map = OrphanReport::decode(&serde_json::to_string(map).ok()?).ok()?;
     let report = ScanReport::read(&map)?;
     Some((report.driver.to_string(), report.counts.orphan))
 }
 
-/// All objects of a kind, page by page.
+/// Lists all objects of a kind, page by page.
 async fn list_kind<K>(
     cluster: &ClusterConnection,
     resource: &'static str,
@@ -133,7 +136,8 @@ where
                 forbidden.push(resource);
                 return Ok(Vec::new());
             }
-            // The rest of a list that took longer than the API keeps its past: begun anew.
+            // The continue token expired: the list took longer than the API retains old versions. Start
+            // again.
             Err(kube::Error::Api(status)) if status.code == 410 && parameters.continue_token.is_some() => {
                 objects.clear();
                 parameters.continue_token = None;

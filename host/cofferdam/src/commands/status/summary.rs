@@ -1,4 +1,4 @@
-//! From the API's objects to what an operator wants to know. Pure: objects and the time in, facts out.
+//! Summarizes the objects of the API for `cofferdam status`. Pure: the input is objects and the current time.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -19,12 +19,12 @@ use k8s_openapi::{
 };
 use serde::Serialize;
 
-/// Errors that are shown of a driver, the newest.
+/// Maximum number of errors per driver; the newest are shown.
 const MAX_ERRORS: usize = 5;
-/// Provisioner of classes whose volumes are made by people.
+/// Provisioner of classes with statically provisioned volumes.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// What was read.
+/// Objects of the cluster.
 #[derive(Debug, Default)]
 pub(super) struct StatusObjects {
     pub(super) drivers: Vec<CSIDriver>,
@@ -33,9 +33,9 @@ pub(super) struct StatusObjects {
     pub(super) claims: Vec<PersistentVolumeClaim>,
     pub(super) volumes: Vec<PersistentVolume>,
     pub(super) attachments: Vec<VolumeAttachment>,
-    /// Warnings.
+    /// Events of type Warning.
     pub(super) events: Vec<Event>,
-    /// Orphans by driver, where a process reports them.
+    /// Number of orphans by driver, from the reports.
     pub(super) orphans: BTreeMap<String, u64>,
     /// Kinds that this user may not list.
     pub(super) forbidden: Vec<&'static str>,
@@ -45,25 +45,25 @@ pub(super) struct StatusObjects {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ClusterStatus {
-    /// By name; what belongs to no driver comes last.
+    /// Drivers by name; the last entry has objects without a driver.
     pub(super) drivers: Vec<DriverStatus>,
-    /// Kinds that could not be looked at: their counts are missing.
+    /// Kinds that could not be listed; their counts are missing.
     pub(super) forbidden: Vec<&'static str>,
 }
 
-/// What concerns one driver.
+/// The state of one driver.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DriverStatus {
-    /// Absent for claims and volumes without a CSI driver.
+    /// Name of the driver; absent for claims and volumes without a CSI driver.
     pub(super) driver: Option<String>,
-    /// Whether there is a CSIDriver object.
+    /// Set if there is a CSIDriver object.
     pub(super) installed: bool,
-    /// Whether its volumes are attached.
+    /// `attachRequired` of the CSIDriver.
     pub(super) attach_required: bool,
-    /// Nodes on which it is registered.
+    /// Number of nodes on which it is registered.
     pub(super) nodes: usize,
-    /// Volumes that it holds and nothing stands for; absent where nobody reports.
+    /// Number of orphans; absent without a report.
     pub(super) orphans: Option<u64>,
     /// Claims by state.
     pub(super) claims: BTreeMap<&'static str, usize>,
@@ -71,25 +71,25 @@ pub(super) struct DriverStatus {
     pub(super) volumes: BTreeMap<&'static str, usize>,
     /// Attachments by state.
     pub(super) attachments: BTreeMap<&'static str, usize>,
-    /// Work that waits, by what it is.
+    /// Waiting operations by kind.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
-    /// What has waited too long, or waits for something that will not come; the oldest first.
+    /// Objects whose operation waits too long or cannot succeed; the oldest first.
     pub(super) stuck: Vec<StuckObject>,
     /// The newest errors.
     pub(super) errors: Vec<LastError>,
 }
 
-/// A queue as the API shows it.
+/// Waiting operations of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WaitingSummary {
-    /// Objects in it.
+    /// Number of objects.
     pub(super) count: usize,
-    /// Seconds that the oldest has waited, where that is known of any.
+    /// Age of the oldest operation in seconds, if any age is known.
     pub(super) oldest_seconds: Option<i64>,
 }
 
-/// An object, for people.
+/// Reference to an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ReportedObject {
@@ -99,21 +99,21 @@ pub(super) struct ReportedObject {
     pub(super) name: String,
 }
 
-/// An object that gets no further.
+/// An object with a stuck operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StuckObject {
     #[serde(flatten)]
     pub(super) object: ReportedObject,
-    /// What it waits for: the same word as in the queues.
+    /// The waiting operation, as in [`DriverStatus::waiting`].
     pub(super) operation: &'static str,
-    /// For so long; absent where nobody has written down since when.
+    /// Age of the operation in seconds; absent if its start is not recorded.
     pub(super) seconds: Option<i64>,
-    /// Why, as far as the API says it.
+    /// Reason, from the API.
     pub(super) reason: String,
 }
 
-/// Something that went wrong.
+/// An error of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LastError {
@@ -123,15 +123,15 @@ pub(super) struct LastError {
     pub(super) message: String,
 }
 
-/// Work of which the API knows when it was asked for.
+/// A waiting operation.
 struct PendingOperation {
     object: ReportedObject,
     operation: &'static str,
-    /// Absent where nobody has written that down.
+    /// Start of the operation; absent if it is not recorded.
     since: Option<Timestamp>,
-    /// Why it waits, where the object itself or what is around it says so.
+    /// Reason, from the object or from related objects.
     reason: Option<String>,
-    /// It will not come to an end by itself.
+    /// Set if the operation cannot finish without a user.
     permanent: bool,
 }
 
@@ -143,10 +143,10 @@ fn seconds_since(since: Timestamp, now: Timestamp) -> i64 {
     now.duration_since(since).as_secs().max(0)
 }
 
-/// What a claim waits for: the work, since when, why, and whether that is hopeless.
+/// Operation of a claim, its start, its reason, and `true` if it is permanent.
 type ClaimOperation = (&'static str, Option<Timestamp>, Option<String>, bool);
 
-/// Objects by name, and what the API says of them.
+/// Intermediate state of building a [`ClusterStatus`].
 struct StatusBuilder<'a> {
     objects: &'a StatusObjects,
     volumes: HashMap<&'a str, &'a PersistentVolume>,
@@ -159,7 +159,7 @@ struct StatusBuilder<'a> {
 }
 
 impl ClusterStatus {
-    /// Puts together what is known; `stuck_after` is how long work may wait before it counts as stuck.
+    /// Summarizes the objects. Operations older than `stuck_after` count as stuck.
     pub(super) fn from_objects(objects: &StatusObjects, now: Timestamp, stuck_after: Duration) -> Self {
         let mut builder = StatusBuilder::new(objects);
         builder.add_drivers();
@@ -201,13 +201,13 @@ impl<'a> StatusBuilder<'a> {
         let driver = driver.map(str::to_owned);
         self.drivers.entry(driver.clone()).or_insert_with(|| DriverStatus {
             driver,
-            // What Kubernetes assumes where there is no CSIDriver.
+            // Kubernetes' default without a CSIDriver.
             attach_required: true,
             ..DriverStatus::default()
         })
     }
 
-    /// What is installed, even if nobody uses it.
+    /// Adds installed drivers, including unused ones.
     fn add_drivers(&mut self) {
         let objects = self.objects;
         for driver in &objects.drivers {
@@ -223,7 +223,7 @@ impl<'a> StatusBuilder<'a> {
         }
     }
 
-    /// The driver of a claim: its volume's, its class's, or the one that was asked for it.
+    /// The driver of a claim: that of its volume, of its class, or of its provisioner annotation.
     fn driver_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
         let spec = claim.spec.as_ref();
         let volume =
@@ -252,7 +252,7 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &claim.metadata);
     }
 
-    /// State of a claim, and what it waits for.
+    /// State of a claim, and its operation.
     fn claim_state(&self, claim: &PersistentVolumeClaim) -> (&'static str, Option<ClaimOperation>) {
         let created = timestamp_or_epoch(claim.metadata.creation_timestamp.as_ref());
         if let Some(since) = &claim.metadata.deletion_timestamp {
@@ -262,8 +262,11 @@ impl<'a> StatusBuilder<'a> {
         let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
         match status.and_then(|status| status.phase.as_deref()) {
             Some("Lost") => {
-                let volume = bound_to.unwrap_or("its volume");
-                return ("lost", Some(("bind", Some(created), Some(format!("{volume} is not there")), true)));
+                let reason = match bound_to {
+                    Some(volume) => format!("PersistentVolume {volume} does not exist"),
+                    None => "the claim's PersistentVolume does not exist".to_owned(),
+                };
+                return ("lost", Some(("bind", Some(created), Some(reason), true)));
             }
             Some("Bound") => {}
             Some(_) | None => return self.unbound_claim_state(claim, created, bound_to),
@@ -282,21 +285,23 @@ impl<'a> StatusBuilder<'a> {
     ) -> (&'static str, Option<ClaimOperation>) {
         if let Some(volume) = bound_to.filter(|name| !name.is_empty()) {
             let missing = !self.volumes.contains_key(volume);
-            let reason = missing.then(|| format!("the volume {volume} is not there"));
+            let reason = missing.then(|| format!("PersistentVolume {volume} does not exist"));
             return ("pending", Some(("bind", Some(created), reason, false)));
         }
         let name = class_of_claim(claim).filter(|name| !name.is_empty());
         let Some(name) = name else {
-            let reason = "it names no class: a volume that fits must be made by hand".to_owned();
+            let reason = "the claim has no class: expected a matching volume, created manually".to_owned();
             return ("pending", Some(("bind", Some(created), Some(reason), false)));
         };
         let Some(class) = self.classes.get(name) else {
             let can_list_classes = !self.objects.forbidden.contains(&"storageclasses");
-            let reason = can_list_classes.then(|| format!("the class {name} is not there"));
+            let reason = can_list_classes.then(|| format!("StorageClass {name} does not exist"));
             return ("pending", Some(("provision", Some(created), reason, false)));
         };
         if class.provisioner == NO_PROVISIONER {
-            let reason = format!("the class {name} makes no volumes: one that fits must be made by hand");
+            let reason = format!(
+                "StorageClass {name} has no provisioner: expected a matching volume, created manually"
+            );
             return ("pending", Some(("bind", Some(created), Some(reason), false)));
         }
         let waits_for_pod = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
@@ -388,13 +393,13 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &attachment.metadata);
     }
 
-    /// What an attachment misses around it.
+    /// A missing prerequisite of an attachment.
     fn missing_prerequisite(&self, driver: &str, node: &str, volume: Option<&str>) -> Option<String> {
         let can_list = |kind| !self.objects.forbidden.contains(&kind);
         if let Some(volume) = volume.filter(|name| !self.volumes.contains_key(name))
             && can_list("persistentvolumes")
         {
-            return Some(format!("the volume {volume} is not there"));
+            return Some(format!("PersistentVolume {volume} does not exist"));
         }
         if !can_list("csinodes") {
             return None;
@@ -408,7 +413,7 @@ impl<'a> StatusBuilder<'a> {
         }
     }
 
-    /// Takes the newest warning of an object.
+    /// Adds the newest warning of an object to the errors.
     fn add_warning(&mut self, driver: Option<String>, object: ReportedObject, metadata: &'a ObjectMeta) {
         let warning = metadata.uid.as_deref().and_then(|uid| self.warnings.get(uid).copied());
         if let Some((time, event)) = warning {
@@ -421,7 +426,7 @@ impl<'a> StatusBuilder<'a> {
         let limit = i64::try_from(stuck_after.as_secs()).unwrap_or(i64::MAX);
         for status in self.drivers.values_mut() {
             status.errors.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.object.cmp(&b.object)));
-            // Of an object the newest one tells enough.
+            // Show only the newest error of each object.
             let mut listed_objects = BTreeSet::new();
             status.errors.retain(|error| listed_objects.insert(error.object.clone()));
         }
@@ -434,7 +439,7 @@ impl<'a> StatusBuilder<'a> {
                 .or_insert(WaitingSummary { count: 0, oldest_seconds: None });
             waiting.count += 1;
             waiting.oldest_seconds = waiting.oldest_seconds.max(age);
-            // Of what has no age nobody can say that it is new.
+            // An operation without an age counts as stuck.
             if age.is_some_and(|age| age < limit) && !pending.permanent {
                 continue;
             }
@@ -445,7 +450,7 @@ impl<'a> StatusBuilder<'a> {
                 object: pending.object,
                 operation: pending.operation,
                 seconds: age,
-                reason: reason.unwrap_or_else(|| "nobody has said why".to_owned()),
+                reason: reason.unwrap_or_else(|| "no reason reported".to_owned()),
             });
         }
         let without_driver = self.drivers.remove(&None);
@@ -481,13 +486,13 @@ fn class_of_claim(claim: &PersistentVolumeClaim) -> Option<&str> {
         .or_else(|| claim.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()))
 }
 
-/// What is still to be grown of a bound claim.
+/// Unfinished expansion of a bound claim.
 fn expansion(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<ClaimOperation> {
     let error = |kind| find_true_condition(claim, kind).and_then(condition_message);
     let on_node = find_true_condition(claim, "FileSystemResizePending").is_some();
     let kinds = ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
     if let Some(since) = oldest_transition(claim, &kinds, created) {
-        let node = "the node grows the filesystem when a pod uses the volume".to_owned();
+        let node = "kubelet expands the filesystem when a pod uses the volume".to_owned();
         return Some(match on_node {
             true => ("resize on the node", Some(since), error("NodeResizeError").or(Some(node)), false),
             false => {
@@ -503,7 +508,7 @@ fn expansion(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<ClaimO
     (request > capacity).then_some(("resize", None, None, false))
 }
 
-/// What is still to be modified of a bound claim.
+/// Unfinished modification of a bound claim.
 fn modification(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<ClaimOperation> {
     let status = claim.status.as_ref()?;
     let since = oldest_transition(claim, &["ModifyingVolume", "ModifyVolumeError"], created);
@@ -518,14 +523,14 @@ fn modification(claim: &PersistentVolumeClaim, created: Timestamp) -> Option<Cla
     }
     let missing = || {
         let desired_class = desired_class.filter(|_| pending)?;
-        Some(format!("the VolumeAttributesClass {desired_class} is not there, or of another driver"))
+        Some(format!("VolumeAttributesClass {desired_class} does not exist or is of another driver"))
     };
     let error = || find_true_condition(claim, "ModifyVolumeError").and_then(condition_message);
     let progress_message = || find_true_condition(claim, "ModifyingVolume").and_then(condition_message);
     Some(("modify", since, missing().or_else(error).or_else(progress_message), false))
 }
 
-/// A condition that holds.
+/// Finds a condition with status True.
 fn find_true_condition<'a>(
     claim: &'a PersistentVolumeClaim,
     kind: &str,
@@ -534,7 +539,8 @@ fn find_true_condition<'a>(
     conditions.iter().find(|condition| condition.status == "True" && condition.type_ == kind)
 }
 
-/// Since when one of these holds, the oldest one; of one that does not tell, since the claim is there.
+/// Oldest transition time of the given conditions with status True. A condition without a time counts since
+/// the creation of the claim.
 fn oldest_transition(claim: &PersistentVolumeClaim, kinds: &[&str], created: Timestamp) -> Option<Timestamp> {
     let matching = kinds.iter().filter_map(|kind| find_true_condition(claim, kind));
     matching.map(|condition| condition.last_transition_time.as_ref().map_or(created, |time| time.0)).min()
@@ -544,17 +550,17 @@ fn condition_message(condition: &PersistentVolumeClaimCondition) -> Option<Strin
     condition.message.clone().filter(|message| !message.is_empty())
 }
 
-/// What keeps an object that is being deleted.
+/// Finalizers that delay the deletion of an object.
 fn finalizers_text(metadata: &ObjectMeta) -> Option<String> {
     let finalizers = metadata.finalizers.as_ref().filter(|finalizers| !finalizers.is_empty())?;
-    Some(format!("held by {}", finalizers.join(", ")))
+    Some(format!("waiting for finalizers {}", finalizers.join(", ")))
 }
 
 fn volume_error_message(error: &VolumeError) -> Option<String> {
     error.message.clone().filter(|message| !message.is_empty())
 }
 
-/// When an event was last seen.
+/// Time of the last occurrence of an event.
 fn last_seen(event: &Event) -> Timestamp {
     let series =
         event.series.as_ref().and_then(|series| series.last_observed_time.as_ref()).map(|time| time.0);

@@ -1,14 +1,19 @@
-//! The state of a cluster for people.
+//! Text output of `cofferdam status`.
 
 use std::fmt::Write as _;
 
 use super::summary::{ClusterStatus, DriverStatus, LastError, ReportedObject, StuckObject, WaitingSummary};
-use crate::style::{Colour, Style, escape_control_chars};
+use crate::{
+    style::{Colour, Style, escape_control_chars},
+    table::TextTable,
+};
 
-/// Characters of a reason or a message on a line.
+/// Width of the column of labels, which is the same for every driver.
+const LABEL_WIDTH: usize = 11;
+/// Longest reason or message, in characters.
 const MAX_MESSAGE_WIDTH: usize = 160;
 
-/// A duration as people say it: two units at most.
+/// Formats an age with at most two units.
 fn format_age(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -19,7 +24,7 @@ fn format_age(seconds: i64) -> String {
     }
 }
 
-/// Text of others on one line, cut where it is too long.
+/// Escapes text of the cluster and cuts it to one line.
 fn truncate(text: &str) -> String {
     let text = escape_control_chars(text.trim());
     if text.chars().count() <= MAX_MESSAGE_WIDTH {
@@ -43,7 +48,7 @@ fn object_text(object: &ReportedObject) -> String {
     }
 }
 
-/// Everything.
+/// Formats the status of all drivers.
 pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style: Style) -> String {
     let mut text = String::new();
     if status.drivers.is_empty() {
@@ -57,7 +62,7 @@ pub(super) fn format_status(status: &ClusterStatus, now: jiff::Timestamp, style:
     }
     if !status.forbidden.is_empty() {
         let what = status.forbidden.join(", ");
-        let line = format!("not shown, for you may not list them: {what}");
+        let line = format!("not shown, because you may not list them: {what}");
         // Writing to a string cannot fail.
         let _ = writeln!(text, "\n{}", style.paint(Colour::Yellow, &line));
     }
@@ -82,11 +87,9 @@ fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, 
         }));
     }
     facts.retain(|fact| !fact.is_empty());
-    let mut line = |line: String| {
-        text.push_str(line.trim_end());
-        text.push('\n');
-    };
-    line(format!("{}  {}", style.paint(Colour::Bold, &title), facts.join(", ")));
+    let title = format!("{}  {}", style.paint(Colour::Bold, &title), facts.join(", "));
+    let mut table = TextTable::without_header().indented("  ").with_min_width(LABEL_WIDTH);
+    let mut push = |label: &str, value: String| table.push([label.to_owned(), value]);
     for (what, counts) in
         [("claims", &status.claims), ("volumes", &status.volumes), ("attachments", &status.attachments)]
     {
@@ -95,7 +98,7 @@ fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, 
                 .iter()
                 .map(|(state, count)| style.paint(state_colour(state), &format!("{count} {state}")))
                 .collect();
-            line(format!("  {what:<12} {}", counts.join(", ")));
+            push(what, counts.join(", "));
         }
     }
     if !status.waiting.is_empty() {
@@ -105,22 +108,24 @@ fn write_driver(text: &mut String, status: &DriverStatus, now: jiff::Timestamp, 
                 None => format!("{count} to {operation}"),
             }
         });
-        line(format!("  {:<12} {}", "waiting", waiting.collect::<Vec<_>>().join(", ")));
+        push("waiting", waiting.collect::<Vec<_>>().join(", "));
     }
     for (index, StuckObject { object, operation, seconds, reason }) in status.stuck.iter().enumerate() {
-        let head = if index == 0 { "stuck" } else { "" };
+        let label = if index == 0 { "stuck" } else { "" };
         let waited = seconds.map(|seconds| format!(" for {}", format_age(seconds))).unwrap_or_default();
         let waits = format!("{}: to {operation}{waited}", object_text(object));
-        line(format!("  {head:<12} {}: {}", style.paint(Colour::Red, &waits), truncate(reason)));
+        push(label, format!("{}: {}", style.paint(Colour::Red, &waits), truncate(reason)));
     }
     for (index, LastError { object, time, message }) in status.errors.iter().enumerate() {
-        let head = if index == 0 { "last errors" } else { "" };
+        let label = if index == 0 { "last errors" } else { "" };
         let ago = format_age(now.duration_since(*time).as_secs().max(0));
-        line(format!("  {head:<12} {ago} ago, {}: {}", object_text(object), truncate(message)));
+        push(label, format!("{ago} ago, {}: {}", object_text(object), truncate(message)));
     }
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{}\n{table}", title.trim_end());
 }
 
-/// How a state is painted.
+/// Colour of a state.
 fn state_colour(state: &str) -> Colour {
     match state {
         "bound" | "attached" | "available" => Colour::Green,

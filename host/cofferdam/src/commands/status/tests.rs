@@ -36,12 +36,14 @@ fn volume(name: &str, driver: &str, status: Value) -> Value {
 fn attachment(name: &str, node: &str, volume: &str, status: Value) -> Value {
     json!({
         "metadata": {"name": name, "uid": name, "creationTimestamp": "2026-06-03T11:59:00Z"},
-        "spec": {"attacher": "array.example.com", "nodeName": node, "source": {"persistentVolumeName": volume}},
+        "spec": {
+            "attacher": "array.example.com", "nodeName": node, "source": {"persistentVolumeName": volume},
+        },
         "status": status,
     })
 }
 
-/// A cluster in which everything that can be seen is seen once.
+/// A cluster with one object in each state.
 fn cluster() -> StatusObjects {
     let (early, late) = ("2026-06-03T09:00:00Z", "2026-06-03T11:58:00Z");
     let mut detaching = attachment(
@@ -69,7 +71,8 @@ fn cluster() -> StatusObjects {
             {"name": "array.example.com", "nodeID": "n1"}]}}])),
         classes: parse_list(json!([
             {"metadata": {"name": "fast"}, "provisioner": "array.example.com"},
-            {"metadata": {"name": "late"}, "provisioner": "array.example.com", "volumeBindingMode": "WaitForFirstConsumer"},
+            {"metadata": {"name": "late"}, "provisioner": "array.example.com",
+             "volumeBindingMode": "WaitForFirstConsumer"},
             {"metadata": {"name": "manual"}, "provisioner": "kubernetes.io/no-provisioner"},
         ])),
         claims: parse_list(json!([
@@ -103,13 +106,15 @@ fn cluster() -> StatusObjects {
             detaching,
         ])),
         events: parse_list(json!([
-            {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning", "reason": "ProvisioningFailed",
-             "message": "no room", "lastTimestamp": "2026-06-03T11:55:00Z"},
-            {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning", "reason": "ProvisioningFailed",
-             "message": "an older reason", "lastTimestamp": "2026-06-03T10:00:00Z"},
+            {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning",
+             "reason": "ProvisioningFailed", "message": "no room",
+             "lastTimestamp": "2026-06-03T11:55:00Z"},
+            {"metadata": {}, "involvedObject": {"uid": "b"}, "type": "Warning",
+             "reason": "ProvisioningFailed", "message": "an older reason",
+             "lastTimestamp": "2026-06-03T10:00:00Z"},
             {"metadata": {}, "involvedObject": {"uid": "pv-2"}, "type": "Warning", "reason": "VolumeFailedDelete",
              "message": "in use", "series": {"count": 3, "lastObservedTime": "2026-06-03T11:59:30.000000Z"}},
-            {"metadata": {}, "involvedObject": {"uid": "of somebody else"}, "type": "Warning", "message": "x"},
+            {"metadata": {}, "involvedObject": {"uid": "other"}, "type": "Warning", "message": "x"},
         ])),
         orphans: [("pool.example.com".to_owned(), 2)].into(),
         forbidden: Vec::new(),
@@ -128,14 +133,15 @@ array.example.com  1 node
   claims       1 bound, 1 deleting, 1 lost, 2 pending, 1 resizing, 1 waiting for a pod
   volumes      1 bound, 1 released
   attachments  1 attached, 1 attaching, 1 detaching
-  waiting      1 to attach (oldest 1m0s), 1 to bind (oldest 2m0s), 2 to delete (oldest 3h0m), 1 to detach (oldest 2h0m), \
+  waiting      1 to attach (oldest 1m0s), 1 to bind (oldest 2m0s), 2 to delete (oldest 3h0m), 1 to detach \
+     (oldest 2h0m), \
 2 to provision (oldest 3h0m), 1 to resize (oldest 1h1m)
   stuck        volume pv-2: to delete for 3h0m: VolumeFailedDelete: in use
                claim shop/b: to provision for 3h0m: ProvisioningFailed: no room
                attachment va-3: to detach for 2h0m: the array is busy\\u{a}\\u{1b}[2Jnow
-               claim shop/gone: to delete for 1h30m: held by kubernetes.io/pvc-protection
-               claim shop/f: to resize for 1h1m: nobody has said why
-               claim shop/e: to bind for 2m0s: pv-9 is not there
+               claim shop/gone: to delete for 1h30m: waiting for finalizers kubernetes.io/pvc-protection
+               claim shop/f: to resize for 1h1m: no reason reported
+               claim shop/e: to bind for 2m0s: PersistentVolume pv-9 does not exist
   last errors  30s ago, volume pv-2: VolumeFailedDelete: in use
                5m0s ago, claim shop/b: ProvisioningFailed: no room
                10m0s ago, attachment va-3: the array is busy\\u{a}\\u{1b}[2Jnow
@@ -146,7 +152,7 @@ pool.example.com  no attachments, 0 nodes, 2 orphans, see `cofferdam orphans`
 without a CSI driver
   claims       2 pending
   waiting      1 to bind (oldest 2m0s), 1 to provision (oldest 3h0m)
-  stuck        claim shop/g: to provision for 3h0m: the class nowhere is not there
+  stuck        claim shop/g: to provision for 3h0m: StorageClass nowhere does not exist
 ";
     assert_eq!(shown, expected);
 }
@@ -173,10 +179,18 @@ fn status_as_json() {
 
 #[test]
 fn stuck_resize_and_modify_operations_show_their_reason() {
-    let since = |kind: &str, minutes: u8, message: &str| json!({"type": kind, "status": "True", "lastTransitionTime": format!("2026-06-03T11:{minutes}:00Z"), "message": message});
-    let spec = |class: Value, size: &str| json!({"volumeName": "pv-1", "volumeAttributesClassName": class, "resources": {"requests": {"storage": size}}});
+    let since = |kind: &str, minutes: u8, message: &str| {
+        let time = format!("2026-06-03T11:{minutes}:00Z");
+        json!({"type": kind, "status": "True", "lastTransitionTime": time, "message": message})
+    };
+    let spec = |class: Value, size: &str| {
+        let resources = json!({"requests": {"storage": size}});
+        json!({"volumeName": "pv-1", "volumeAttributesClassName": class, "resources": resources})
+    };
     let status = |more: Value| {
-        let mut status = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "old"});
+        let mut status = json!({
+            "phase": "Bound", "capacity": {"storage": "1Gi"}, "currentVolumeAttributesClassName": "old",
+        });
         status.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         status
     };
@@ -191,8 +205,8 @@ fn stuck_resize_and_modify_operations_show_their_reason() {
     let stuck_with = |operation: &'static str, minutes: Option<i64>, reason: &str| {
         Some((operation, minutes.map(|minutes| minutes * 60), reason.to_owned()))
     };
-    let unknown_reason = "nobody has said why";
-    let node = "the node grows the filesystem when a pod uses the volume";
+    let unknown_reason = "no reason reported";
+    let node = "kubelet expands the filesystem when a pod uses the volume";
     let modifying = since("ModifyingVolume", 40, "Modifying volume to \"fast\" failed. Waiting for retry.");
     let failed = since("ModifyVolumeError", 50, "too fast");
     let resizing = since("Resizing", 30, "");
@@ -228,7 +242,7 @@ fn stuck_resize_and_modify_operations_show_their_reason() {
         (
             spec(json!("gone"), "1Gi"),
             status(pending),
-            stuck_with("modify", None, "the VolumeAttributesClass gone is not there, or of another driver"),
+            stuck_with("modify", None, "VolumeAttributesClass gone does not exist or is of another driver"),
         ),
         (
             spec(json!("fast"), "1Gi"),
@@ -252,11 +266,11 @@ fn a_stuck_attachment_shows_its_missing_prerequisite() {
         array.stuck.iter().find(|stuck| stuck.object.name == "va").unwrap().reason.clone()
     };
     let rows = [
-        ("n1", "pv-1", vec![], "nobody has said why"),
-        ("n1", "pv-7", vec![], "the volume pv-7 is not there"),
-        ("n1", "pv-7", vec!["persistentvolumes"], "nobody has said why"),
+        ("n1", "pv-1", vec![], "no reason reported"),
+        ("n1", "pv-7", vec![], "PersistentVolume pv-7 does not exist"),
+        ("n1", "pv-7", vec!["persistentvolumes"], "no reason reported"),
         ("n2", "pv-1", vec![], "the node n2 has no CSINode"),
-        ("n2", "pv-1", vec!["csinodes"], "nobody has said why"),
+        ("n2", "pv-1", vec!["csinodes"], "no reason reported"),
     ];
     for (node, volume, forbidden, expected) in rows {
         assert_eq!(reason(node, volume, forbidden.clone()), expected, "{node} {volume} {forbidden:?}");
@@ -270,5 +284,5 @@ fn an_empty_cluster_and_forbidden_kinds_are_reported() {
     assert!(table::format_status(&nothing, now(), plain).starts_with("no storage"));
     let forbidden = StatusObjects { forbidden: vec!["events", "csinodes"], ..cluster() };
     let shown = table::format_status(&ClusterStatus::from_objects(&forbidden, now(), HOUR), now(), plain);
-    assert!(shown.ends_with("\nnot shown, for you may not list them: events, csinodes\n"), "{shown}");
+    assert!(shown.ends_with("\nnot shown, because you may not list them: events, csinodes\n"), "{shown}");
 }

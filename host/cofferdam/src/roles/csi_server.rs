@@ -1,4 +1,4 @@
-//! The role `csi-server`: backends as CSI drivers, for whoever speaks CSI.
+//! The role `csi-server`: serves backends as CSI drivers for any CSI client.
 
 use std::collections::HashMap;
 
@@ -14,11 +14,11 @@ use crate::{
     error::CommandError,
 };
 
-/// Listens on the socket of every driver that has one, when the role runs; under the driver's name in the
-/// configuration.
+/// Binds the sockets of all drivers that have one, if the process has the role. Servers are returned with the
+/// drivers' names in the configuration.
 ///
 /// # Errors
-/// [`Failure::Socket`]
+/// [`CommandError::Socket`]
 pub(crate) async fn listen(
     configuration: &Configuration,
     drivers: &[LoadedDriver],
@@ -50,11 +50,11 @@ pub(crate) async fn listen(
     Ok(servers)
 }
 
-/// Serves until `stop`, and then until the calls that run have ended.
+/// Serves until `stop`, then waits for in-flight calls.
 ///
 /// # Errors
-/// [`Failure::Unserved`] when a socket's task ends before that: a driver that nobody reaches any more must
-/// not look alive.
+/// [`CommandError::SocketServerStopped`] if the task of a socket ends earlier: an unreachable driver must not
+/// look healthy.
 pub(crate) async fn serve(
     servers: impl IntoIterator<Item = (String, impl Future<Output = ()> + Send + 'static)>,
     stop: CancellationToken,
@@ -73,7 +73,7 @@ pub(crate) async fn serve(
                 return Err(match exit {
                     Ok((id, ())) => stopped_error(id),
                     Err(panicked) => {
-                        tracing::error!(%panicked, "a CSI socket's task ended");
+                        tracing::error!(%panicked, "the task of a CSI socket panicked");
                         stopped_error(panicked.id())
                     }
                 });
@@ -83,7 +83,7 @@ pub(crate) async fn serve(
     stop.cancelled().await;
     while let Some(exit) = running.join_next().await {
         if let Err(panicked) = exit {
-            tracing::error!(%panicked, "a CSI socket's task ended");
+            tracing::error!(%panicked, "the task of a CSI socket panicked");
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `/healthz` of the roles of a node.
+//! Health and metrics of node roles.
 
 use std::sync::Arc;
 
@@ -8,36 +8,35 @@ use prometheus_client::registry::Registry;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-use super::NodeRole;
 use crate::{
-    config::{Configuration, HttpEndpoint},
+    config::{Configuration, HttpEndpoint, NodeRole},
     error::CommandError,
-    telemetry::{HealthCheck, TelemetryServer, TelemetryState},
+    telemetry::{HealthCheck, TelemetryServer, TelemetryState, Unhealthy},
 };
 
-/// Port of livenessprobe.
+/// Default port of livenessprobe.
 const LIVENESS_PORT: u16 = 9808;
 
-/// What is asked when somebody asks for health.
+/// The checks of `/healthz`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthProbe {
-    /// Role `liveness`: the driver, on its socket.
+    /// The driver on its socket, for the role `liveness`.
     pub(super) driver: Option<DriverClient>,
-    /// Role `registrar`.
+    /// The registrar, for the role `registrar`.
     pub(super) registrar: Option<Arc<Registrar>>,
 }
 
 impl HealthProbe {
-    async fn check(&self) -> Result<(), String> {
+    async fn check(&self) -> Result<(), Unhealthy> {
         if let Some(driver) = &self.driver {
-            driver.probe().await.map_err(|error| error.to_string())?;
+            driver.probe().await.map_err(|error| Unhealthy(error.to_string()))?;
         }
-        self.registrar
-            .as_ref()
-            .map_or(Ok(()), |registrar| registrar.check_health().map_err(|error| error.to_string()))
+        self.registrar.as_ref().map_or(Ok(()), |registrar| {
+            registrar.check_health().map_err(|error| Unhealthy(error.to_string()))
+        })
     }
 
-    /// The same as the pages ask it.
+    /// Converts the checks to the health check of the telemetry server.
     pub(super) fn into_health_check(self) -> HealthCheck {
         Arc::new(move || {
             let probe = self.clone();
@@ -46,27 +45,27 @@ impl HealthProbe {
     }
 }
 
-/// The pages of a process that has roles of a node only.
+/// The telemetry server of a process with node roles only.
 pub(super) struct RunningTelemetry {
     task: Option<JoinHandle<()>>,
     stop: CancellationToken,
-    /// Pages are ready for as long as this lives.
+    /// Keeps the readiness channel open.
     _ready: watch::Sender<bool>,
 }
 
 impl RunningTelemetry {
-    /// Ends the pages, after everything that they show.
+    /// Stops the server, after the roles have ended.
     pub(super) async fn stop(mut self) {
         self.stop.cancel();
         if let Some(task) = self.task.take()
             && let Err(panicked) = task.await
         {
-            tracing::error!(%panicked, "the telemetry task ended");
+            tracing::error!(%panicked, "the telemetry task panicked");
         }
     }
 }
 
-/// Where the pages are: at the endpoint that was given, or at the one that the role `liveness` brings.
+/// Address of the telemetry server: the configured one, or the default of the role `liveness`.
 pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     let liveness_endpoint = || {
         let port = configuration.health_port.unwrap_or(LIVENESS_PORT);
@@ -76,11 +75,10 @@ pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     configuration.http_endpoint.clone().or_else(liveness_endpoint)
 }
 
-/// Serves `/healthz`, `/readyz` and `/metrics` where an endpoint is given, or the role `liveness` brings its
-/// own.
+/// Serves `/healthz`, `/readyz` and `/metrics` if there is an address.
 ///
 /// # Errors
-/// [`Failure::Listen`]
+/// [`CommandError::Listen`]
 pub(super) async fn serve(
     configuration: &Configuration,
     probe: HealthProbe,

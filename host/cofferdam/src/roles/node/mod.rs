@@ -1,6 +1,7 @@
-//! The roles of a node: `node` serves kubelet, `registrar` tells kubelet of it, `liveness` tells whether it
-//! answers. None of them runs a driver: of the driver they know its manifest, or its socket.
+//! The node roles: `node` serves kubelet, `registrar` registers the driver with kubelet, `liveness` serves
+//! health checks. They do not run drivers: they use the manifest or the socket of one.
 
+mod error;
 mod health;
 #[cfg(target_os = "linux")]
 mod serve;
@@ -8,7 +9,7 @@ mod serve;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_csi::server::{ServerMetrics, SocketError};
-use cofferdam_node::{DriverClient, ManifestError, PolicyError, ProbeError, Registrar};
+use cofferdam_node::{DriverClient, Registrar};
 use prometheus_client::registry::Registry;
 use tokio::{
     task::JoinSet,
@@ -21,95 +22,42 @@ use serve::serve_node;
 
 pub(crate) use health::endpoint;
 
+use error::{NodeRoleError, required};
+
 use crate::{
-    config::Configuration,
+    config::{Configuration, NodeRole},
     error::CommandError,
     process_metrics,
-    supervisor::{ProcessOutcome, Signals},
+    signals::{ProcessOutcome, Signals},
     telemetry::HealthCheck,
 };
 
-/// How long the registrar tries to reach a driver at first, as node-driver-registrar does.
+/// Timeout of the registrar's first connection to a driver, as in node-driver-registrar.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause between two tries.
+/// Delay between two attempts.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A role of a node, as `--role` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum NodeRole {
-    /// The Node service that kubelet calls.
-    Node,
-    /// Registers the driver with kubelet (node-driver-registrar).
-    Registrar,
-    /// `/healthz` through Probe (livenessprobe).
-    Liveness,
-}
-
-impl NodeRole {
-    /// Every one.
-    pub(crate) const ALL: [Self; 3] = [Self::Node, Self::Registrar, Self::Liveness];
-
-    /// The name.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Node => "node",
-            Self::Registrar => "registrar",
-            Self::Liveness => "liveness",
-        }
-    }
-
-    /// The role of a name.
-    pub(crate) fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.as_str() == name)
-    }
-}
-
-/// Why the roles of a node cannot run. One line.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum NodeRoleError {
-    #[error("role {role} needs {key}: expected --{key}, or {key} in the configuration")]
-    Missing { role: &'static str, key: &'static str },
-    #[error(
-        "role node touches this machine as root, and other roles of this process run drivers: expected a process of its own, or --single-process"
-    )]
-    SharedProcess,
-    #[error(transparent)]
-    Manifest(#[from] ManifestError),
-    #[error("the node's policy: {0}")]
-    Policy(#[from] PolicyError),
-    #[error("{0}")]
-    Setup(String),
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    #[error("role registrar: {0}")]
-    Driver(#[from] ProbeError),
-    #[error("cannot read the labels of node {node}: {problem}")]
-    Labels { node: String, problem: String },
-    #[error("role {0} ended before it was told to")]
-    RoleStopped(&'static str),
-}
-
-/// Refuses a privileged role beside those that run drivers, unless the operator wants it.
+/// Rejects the privileged role node in a process that runs drivers, unless `single-process` is set.
 ///
 /// # Errors
-/// [`NodeFailure::Shared`]
+/// [`NodeRoleError::SharedProcess`]
 pub(crate) fn check_single_process(configuration: &Configuration) -> Result<(), NodeRoleError> {
     let roles = &configuration.role;
     let shared = roles.has_driver_roles() && roles.node.contains(&NodeRole::Node);
     if shared && !configuration.single_process { Err(NodeRoleError::SharedProcess) } else { Ok(()) }
 }
 
-/// Roles of a node that run.
+/// Running node roles.
 pub(crate) struct RunningNodeRoles {
     tasks: JoinSet<(&'static str, Result<(), SocketError>)>,
     stop: CancellationToken,
     health_probe: health::HealthProbe,
 }
 
-/// Runs roles of a node, and nothing else, until a signal.
+/// Runs a process with node roles only, until a signal.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome, CommandError> {
     let mut registry = Registry::default();
     process_metrics::register(&mut registry);
@@ -124,11 +72,17 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
         error = node_roles.wait_for_exit() => return Err(error.into()),
     };
     let drain_timeout = configuration.drain_timeout.get();
-    tracing::info!("{name}: running calls may end within {drain_timeout:?}; a second signal stops at once");
+    tracing::info!(
+        "{name}: draining: in-flight calls have {drain_timeout:?}; a second signal ends the process \
+         immediately"
+    );
     let end = tokio::select! {
-        drained = node_roles.stop(drain_timeout) => if drained { Ok(ProcessOutcome::Drained) } else { Err(CommandError::DrainTimeout(drain_timeout)) },
+        drained = node_roles.stop(drain_timeout) => match drained {
+            true => Ok(ProcessOutcome::Drained),
+            false => Err(CommandError::DrainTimeout(drain_timeout)),
+        },
         name = signals.next() => {
-            tracing::warn!("{name} again: stopping at once");
+            tracing::warn!("{name} again: ending immediately");
             Ok(ProcessOutcome::Forced)
         }
     };
@@ -136,10 +90,10 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
     end
 }
 
-/// Starts the roles of a node in a process that has others too.
+/// Starts the configured node roles in a process that also has others.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn start_if_configured(
     configuration: &Configuration,
     metrics: &ServerMetrics,
@@ -178,28 +132,28 @@ async fn start(
         health_probe.driver = Some(driver_client(configuration, NodeRole::Liveness)?);
     }
     tracing::info!(roles = ?roles, "started");
-    Ok(RunningNodeRoles { tasks, stop, health_probe: health_probe })
+    Ok(RunningNodeRoles { tasks, stop, health_probe })
 }
 
 impl RunningNodeRoles {
-    /// Waits for a role to end by itself, which none does in order.
+    /// Waits for a role to end without a signal, which is an error.
     async fn wait_for_exit(&mut self) -> NodeRoleError {
         match self.tasks.join_next().await {
             Some(Ok((_, Err(error)))) => error.into(),
             Some(Ok((role, Ok(())))) => NodeRoleError::RoleStopped(role),
             Some(Err(panicked)) => {
-                tracing::error!(%panicked, "a role's task ended");
+                tracing::error!(%panicked, "the task of a role panicked");
                 NodeRoleError::RoleStopped("node")
             }
-            // Liveness alone has nothing that could end.
+            // The role liveness has no task.
             None => std::future::pending().await,
         }
     }
 
-    /// Runs until `stop`, and then until the calls that run have ended.
+    /// Runs until `stop`, then waits for in-flight calls.
     ///
     /// # Errors
-    /// [`NodeFailure::Ended`], or what made a role end before that.
+    /// [`NodeRoleError::RoleStopped`], or the error of a role that ended earlier.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), CommandError> {
         tokio::select! {
             biased;
@@ -211,12 +165,12 @@ impl RunningNodeRoles {
         Ok(())
     }
 
-    /// What `/healthz` asks.
+    /// The check of `/healthz`.
     pub(crate) fn health(&self) -> HealthCheck {
         self.health_probe.clone().into_health_check()
     }
 
-    /// One task as a role.
+    /// Runs a task as a role.
     #[cfg(test)]
     pub(crate) fn from_task(role: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Self {
         let mut tasks = JoinSet::new();
@@ -227,7 +181,7 @@ impl RunningNodeRoles {
         Self { tasks, stop: CancellationToken::new(), health_probe: health::HealthProbe::default() }
     }
 
-    /// Lets nobody in any more and lets running calls end; `false` when they did not in time.
+    /// Accepts no new calls and waits for in-flight calls; returns `false` after the timeout.
     async fn stop(mut self, timeout: Duration) -> bool {
         self.stop.cancel();
         let tasks_ended = async { while self.tasks.join_next().await.is_some() {} };
@@ -235,11 +189,7 @@ impl RunningNodeRoles {
     }
 }
 
-fn required<'a, T>(value: &'a Option<T>, role: NodeRole, key: &'static str) -> Result<&'a T, NodeRoleError> {
-    value.as_ref().ok_or(NodeRoleError::Missing { role: role.as_str(), key })
-}
-
-/// There is no such machine elsewhere.
+/// The role node is implemented for Linux only.
 #[cfg(not(target_os = "linux"))]
 async fn serve_node(
     _: &Configuration,
@@ -248,7 +198,7 @@ async fn serve_node(
     Err(NodeRoleError::Setup("role node needs Linux".to_owned()).into())
 }
 
-/// The driver's socket, as another role of this process serves it or as another process does.
+/// A client of the driver's socket, which this process or another one serves.
 fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<DriverClient, NodeRoleError> {
     let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
     let socket = socket.ok_or(NodeRoleError::Missing { role: role.as_str(), key: "csi-address" })?;

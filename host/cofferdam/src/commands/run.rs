@@ -1,8 +1,5 @@
 //! `cofferdam run`: roles against a cluster.
 
-pub(crate) mod csi_server;
-pub(crate) mod node;
-
 use std::{collections::HashMap, future::pending, sync::Arc};
 
 use cofferdam_controllers::{
@@ -23,18 +20,20 @@ use crate::{
     drivers::{self, DriverLoader, LoadedDriver},
     error::CommandError,
     logging, process_metrics,
-    supervisor::{self, ProcessOutcome, Signals, Workload},
+    roles::{csi_server, node},
+    signals::{ProcessOutcome, Signals},
+    supervisor::{self, Workload},
 };
 
-/// Runs until a signal or until the roles cannot go on.
+/// Runs until a signal or an error.
 ///
 /// # Errors
-/// [`Failure`], one line.
+/// [`CommandError`], one line.
 pub(crate) async fn run(
     flags: &ClusterFlags,
     environment: &HashMap<String, String>,
 ) -> Result<ProcessOutcome, CommandError> {
-    let resolved = ResolvedConfig::for_cluster(flags, environment)?;
+    let resolved = ResolvedConfig::for_cluster(&flags.values, environment)?;
     let configuration = &resolved.configuration;
     let roles = &configuration.role;
     if roles.is_node_only() {
@@ -49,7 +48,7 @@ pub(crate) async fn run(
         .into());
     }
     logging::start(configuration);
-    // Who only serves needs no cluster.
+    // Server roles need no cluster.
     let cluster = match roles.cluster.is_empty() {
         true => None,
         false => Some(client::connect(configuration, &ClientEnvironment::from_process()).await?),
@@ -62,8 +61,7 @@ pub(crate) async fn run(
         drivers::check_no_node_local_driver(&drivers)?;
     }
     let servers = csi_server::listen(configuration, &drivers, &metrics).await?;
-    // Until here a signal ends the process by itself, also while a driver is slow to load: there is nothing
-    // to drain.
+    // Until here a signal ends the process without a drain, also while a driver loads slowly.
     let mut signals = Signals::install()?;
     let api = cluster.as_ref().map(ClusterConnection::api_description);
     let controllers = match cluster {
@@ -82,8 +80,8 @@ pub(crate) async fn run(
     })
 }
 
-/// Says where the namespace of our own objects does not exist: they could not be written there. Who may not
-/// look says nothing, for no role needs that right, and nobody waits for the answer.
+/// Warns, in the background, if the namespace of Cofferdam's own objects does not exist. There is no warning
+/// if the account may not read it, because no role needs that permission.
 fn warn_if_namespace_missing(cluster: &ClusterConnection) {
     let (client, namespace) = (cluster.client.clone(), cluster.namespace.clone());
     tokio::spawn(async move {
@@ -93,15 +91,16 @@ fn warn_if_namespace_missing(cluster: &ClusterConnection) {
         {
             tracing::warn!(
                 namespace,
-                "the namespace does not exist: nothing can be written down there, such as the intent journal; expected it to be made, or another \
-                 one with --namespace"
+                "the namespace does not exist, and the intent journal cannot be written there: create it, or \
+                 set \
+                 --namespace"
             );
         }
     });
 }
 
-/// Whether this account may read a namespace. It is asked before, for a request that is refused stands in the
-/// cluster's audit log. Where there are no such questions, as in dev, everybody may.
+/// Reports if the account may read a namespace. A SelfSubjectAccessReview avoids a denied request, which
+/// would be in the cluster's audit log. An API without access reviews, as in dev, permits everything.
 async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
     let attributes = ResourceAttributes {
         verb: Some("get".to_owned()),
@@ -119,7 +118,7 @@ async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
     }
 }
 
-/// The roles that work on a cluster.
+/// Starts the roles that reconcile a cluster.
 fn start_controllers(
     configuration: &Configuration,
     cluster: ClusterConnection,
@@ -127,7 +126,8 @@ fn start_controllers(
     registry: &mut Registry,
 ) -> Result<Arc<ControllerManager>, CommandError> {
     warn_if_namespace_missing(&cluster);
-    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, roles = ?configuration.role.cluster, "starting");
+    let roles = &configuration.role.cluster;
+    tracing::info!(api = %cluster.url, namespace = %cluster.namespace, ?roles, "starting");
     let dependencies = Dependencies {
         client: cluster.client,
         backends: drivers.iter().map(LoadedDriver::backend).collect(),
@@ -138,7 +138,7 @@ fn start_controllers(
     Ok(Arc::new(ControllerManager::new(settings, dependencies, registry)?))
 }
 
-/// The roles' settings, out of the configuration.
+/// Converts the configuration to the settings of the controllers.
 pub(crate) fn controller_settings(configuration: &Configuration, namespace: String) -> Settings {
     let defaults = Settings::default();
     Settings {
@@ -176,7 +176,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
     }
 }
 
-/// The host's name, which in a pod is the pod's.
+/// The host name, which in a pod is the pod's name.
 pub(crate) fn process_identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();

@@ -1,4 +1,4 @@
-//! The role `node`: CSI's services for kubelet, on this machine.
+//! The role `node`: CSI's Identity and Node services for kubelet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,23 +13,23 @@ use cofferdam_csi::{
 use cofferdam_node::{DriverManifest, KubeletRoots, LinuxMounter, NodeIdentity, NodeService, NodeVolumes};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 
-use super::{NodeRole, NodeRoleError, required};
+use super::error::{NodeRoleError, required};
 use crate::{
     client::{self, ClientEnvironment, one_line},
-    config::Configuration,
+    config::{Configuration, NodeRole},
     error::CommandError,
 };
 
-/// How long a call may take whose caller names no deadline: what kubelet gives its own.
+/// Deadline of calls without one: kubelet's default.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Where the node's records are, beside its socket.
+/// Default directory of the node records, beside the socket.
 const RECORDS_DIRECTORY: &str = "volumes";
 
 fn setup_error(error: impl std::fmt::Display) -> NodeRoleError {
     NodeRoleError::Setup(error.to_string())
 }
 
-/// The Node service on its socket, and the driver's name.
+/// Starts the Node service on its socket; returns the server and the driver's name.
 pub(super) async fn serve_node(
     configuration: &Configuration,
     metrics: &ServerMetrics,
@@ -40,12 +40,12 @@ pub(super) async fn serve_node(
     let address = required(&configuration.csi_endpoint, role, "csi-endpoint")?.0.clone();
     let name = required(&configuration.node_name, role, "node-name")?.clone();
     let policy = configuration.node.clone();
-    policy.validate().map_err(NodeRoleError::from)?;
+    policy.validate().map_err(|error| NodeRoleError::Policy(error.to_string()))?;
     let roots = KubeletRoots::new(configuration.kubelet_root.clone()).map_err(setup_error)?;
     let configured_roots = [("directory-root", &policy.directory_root), ("image-root", &policy.image_root)];
     let configured_roots = configured_roots.iter().filter_map(|(key, root)| Some((*key, root.as_deref()?)));
     for (key, root) in roots.iter().map(|root| ("kubelet-root", root)).chain(configured_roots) {
-        check_directory(key, root).map_err(NodeRoleError::Setup)?;
+        check_directory(key, root)?;
     }
     let default_records =
         || address.path().parent().map(|parent| parent.join(RECORDS_DIRECTORY)).unwrap_or_default();
@@ -68,16 +68,16 @@ pub(super) async fn serve_node(
     Ok((server, driver))
 }
 
-/// A root that is not there would be told with the first volume only.
-fn check_directory(key: &str, root: &str) -> Result<(), String> {
-    match std::fs::metadata(root) {
+/// Checks a root directory at startup: without this check the first volume would fail instead.
+fn check_directory(key: &'static str, path: &str) -> Result<(), NodeRoleError> {
+    match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err(format!("{key}: {root} is not a directory")),
-        Err(error) => Err(format!("{key}: {root}: {error}; expected a directory")),
+        Ok(_) => Err(NodeRoleError::NotADirectory { key, path: path.to_owned() }),
+        Err(source) => Err(NodeRoleError::Directory { key, path: path.to_owned(), source }),
     }
 }
 
-/// The labels of the Node, where the driver's topology needs them: only then is the API asked, once.
+/// Reads the labels of the Node, once, if the driver's topology keys are labels.
 async fn read_node_labels(
     configuration: &Configuration,
     manifest: &DriverManifest,

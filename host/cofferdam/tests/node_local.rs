@@ -1,5 +1,5 @@
-//! Drivers whose storage is in one node, from the shell to the disk: the built binary as the processes of two
-//! nodes, each with a pool of its own, and as the one that binds.
+//! Tests of node-local drivers: the built binary as the processes of two nodes, each with its own pool, and
+//! as the process that binds.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ use tempfile::TempDir;
 const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A process that goes with the test.
+/// A process that is killed at the end of its test.
 struct ChildProcess(Child);
 
 impl Drop for ChildProcess {
@@ -59,7 +59,8 @@ fn write_node_config(home: &Path, name: &str) -> PathBuf {
     let pool = home.join(name);
     fs::create_dir_all(pool.join("volumes")).unwrap();
     let text = format!(
-        "[backend.pool]\nfile = {:?}\n[backend.pool.settings]\nnode = \"$(node-name)\"\n[backend.pool.pool]\ndirectory = {:?}\n[backend.pool.state]\nfile = {:?}\n",
+        "[backend.pool]\nfile = {:?}\n[backend.pool.settings]\nnode = \"$(node-name)\"\n\
+         [backend.pool.pool]\ndirectory = {:?}\n[backend.pool.state]\nfile = {:?}\n",
         home.join("pool.wasm"),
         pool.join("volumes"),
         pool.join("state.db"),
@@ -69,7 +70,7 @@ fn write_node_config(home: &Path, name: &str) -> PathBuf {
     file
 }
 
-/// Waits until an object of the kind fits.
+/// Waits until an object of the kind matches.
 async fn wait_for_object<K>(api: &Api<K>, matches: impl Fn(Option<&Value>) -> bool) -> Value
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
@@ -104,7 +105,7 @@ where
     tokio::time::timeout(WAIT_TIMEOUT, wait).await.unwrap()
 }
 
-/// How many volumes are in a pool; its own files begin otherwise.
+/// Number of volumes in a pool. The names of its other files start differently.
 fn count_volumes(home: &Path, node: &str) -> usize {
     let entries = fs::read_dir(home.join(node).join("volumes")).unwrap();
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("vol-")).count()
@@ -114,7 +115,9 @@ fn count_volumes(home: &Path, node: &str) -> usize {
 fn a_node_local_driver_requires_the_node_name() {
     let home = TempDir::new().unwrap();
     fs::write(home.path().join("pool.wasm"), cofferdam_carried::POOL).unwrap();
-    let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts: [{name: x, context: {cluster: x, user: x}}]\nclusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
+    let api = "apiVersion: v1\nkind: Config\ncurrent-context: x\n\
+        contexts: [{name: x, context: {cluster: x, user: x}}]\n\
+        clusters: [{name: x, cluster: {server: 'http://127.0.0.1:1'}}]\nusers: [{name: x, user: {}}]\n";
     fs::write(home.path().join("kubeconfig"), api).unwrap();
     let config = write_node_config(home.path(), "n1");
     let named = fs::read_to_string(&config).unwrap().replace("$(node-name)", "n1");
@@ -129,11 +132,13 @@ fn a_node_local_driver_requires_the_node_name() {
     };
     assert_eq!(
         run_error(&[]),
-        "cofferdam: backend pool: its storage is on one node (placement `node`): expected that node's name, as in --node-name, and a process on every such node"
+        "cofferdam: backend pool: its storage is on one node (placement `node`): expected that node's name, \
+         as in --node-name, and a process on every such node"
     );
     assert_eq!(
         run_error(&["--node-name", "n1", "--role", "attacher"]),
-        "cofferdam: driver pool.cofferdam.dev is of one node: expected no role attacher beside it, for its volumes are not attached"
+        "cofferdam: driver pool.cofferdam.dev is of one node: expected no role attacher beside it, for its \
+         volumes are not attached"
     );
     assert!(run_error(&["--node-deployment"]).contains("expected --node-name"));
     assert!(
@@ -171,7 +176,7 @@ async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
         });
         classes.create(&PostParams::default(), &serde_json::from_value(class).unwrap()).await.unwrap();
     }
-    // One for each node, by the scheduler's word: then both processes are there, and race for the third.
+    // One claim for each node, selected by the scheduler: then both processes run, and compete for the third.
     for node in ["n1", "n2"] {
         let bound = create_bound_claim(&claims, node, "late", json!({SELECTED_NODE_ANNOTATION: node})).await;
         assert_eq!(bound, node);
@@ -188,7 +193,9 @@ async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
     let is_of_claim_a = |volume: &Value| volume["spec"]["claimRef"]["name"] == "a";
     let volume = wait_for_object(&volumes, |volume| volume.is_some_and(is_of_claim_a)).await;
     let terms = &volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"];
-    let expected = json!([{"matchExpressions": [{"key": "topology.cofferdam.dev/node", "operator": "In", "values": [selected_node]}]}]);
+    let expected = json!([{"matchExpressions": [
+        {"key": "topology.cofferdam.dev/node", "operator": "In", "values": [selected_node]},
+    ]}]);
     assert_eq!(*terms, expected);
     let name = volume["metadata"]["name"].as_str().unwrap();
     claims.delete("a", &DeleteParams::default()).await.unwrap();
@@ -202,7 +209,7 @@ async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
     serving.shutdown().await;
 }
 
-/// Makes a claim and waits for its volume; the node that was chosen for it.
+/// Creates a claim and waits for its volume; returns its node.
 async fn create_bound_claim(
     claims: &Api<PersistentVolumeClaim>,
     name: &str,
@@ -212,7 +219,8 @@ async fn create_bound_claim(
     let claim = json!({
         "metadata": {"name": name, "annotations": annotations},
         "spec": {
-            "storageClassName": class, "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}},
+            "storageClassName": class, "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Mi"}},
         },
     });
     claims.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Waiting for an object by watching it, as `kubectl wait` does: never by asking again and again.
+//! Waits for a condition of an object with a watch, as `kubectl wait` does.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -9,10 +9,10 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// Pause before a watch that failed is opened again.
+/// Delay before a failed watch is restarted.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What was waited for did not come.
+/// The condition was not met in time.
 #[derive(Debug, thiserror::Error)]
 #[error("{object} is {actual} after {timeout:?}: expected it to be {expected}")]
 pub(crate) struct WaitTimeout {
@@ -22,22 +22,22 @@ pub(crate) struct WaitTimeout {
     timeout: Duration,
 }
 
-/// A wish: how the object shall be.
+/// A condition of an object.
 pub(crate) struct Expectation<'a, K> {
-    /// For people: what the object shall be, such as `Bound`.
+    /// The expected state for error messages, such as `Bound`.
     pub(crate) expected: &'a str,
-    /// Whether it is; absent stands for an object that does not exist.
+    /// Evaluates the condition; the object is absent if it does not exist.
     pub(crate) is_met: &'a (dyn Fn(Option<&K>) -> bool + Sync),
-    /// For people: what it is instead.
+    /// Describes the actual state for error messages.
     pub(crate) describe: &'a (dyn Fn(Option<&K>) -> String + Sync),
-    /// How long to wait.
+    /// Time to wait.
     pub(crate) timeout: Duration,
 }
 
-/// Waits until the wish holds and returns the object as it was then.
+/// Waits until the condition is met; returns the object of that moment.
 ///
 /// # Errors
-/// [`Overdue`], which names the object, what it is and what it should be.
+/// [`WaitTimeout`], with the object, its actual and its expected state.
 pub(crate) async fn wait_for<K>(
     api: &Api<K>,
     name: &str,
@@ -51,7 +51,7 @@ where
         Ok(object) => Ok(object),
         Err(_) => Err(WaitTimeout {
             object: format!("{} {name}", K::kind(&())),
-            actual: last.unwrap_or_else(|| "unknown, for the API does not answer,".to_owned()),
+            actual: last.unwrap_or_else(|| "unknown, because the API does not respond,".to_owned()),
             expected: expectation.expected.to_owned(),
             timeout: expectation.timeout,
         }),
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// One list and the watch that follows it; `None` when the watch ends before the wish holds.
+/// Lists, then watches; returns `None` if the watch ends before the condition is met.
 async fn list_and_watch<K>(
     api: &Api<K>,
     field: &str,

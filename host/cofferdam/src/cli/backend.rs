@@ -8,17 +8,16 @@ use cofferdam_domain::{
     storage::{AccessType, CsiAccessMode, VolumeCapability, VolumeOwner},
 };
 
-/// What can be done with a driver component.
+/// Subcommands of `backend`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BackendCommand {
-    /// Make a project for a new driver: it builds, and passes `backend test`, as it is
+    /// Create a project for a new driver; it builds and passes `backend test`
     New(NewFlags),
-    /// Tell what a component can do and what it wants, without giving it anything
+    /// Print a component's abilities and the grants that it requests, without granting any
     Inspect(Box<InspectFlags>),
-    /// Make one call of a component and print what it answers
+    /// Call one function of a component and print the response
     Call(Box<CallFlags>),
-    /// Call a component as a cluster would, and as a bad day would, and print which rules of the contract it
-    /// keeps
+    /// Run the conformance suite on a component, with faults, and print a report
     Test(Box<TestFlags>),
 }
 
@@ -28,12 +27,12 @@ pub(crate) struct NewFlags {
     /// Name of the driver's crate, such as my-array
     pub(crate) name: String,
 
-    /// Where the project goes [default: a new directory of that name]
+    /// Directory of the project [default: a new directory of that name]
     #[arg(long, value_name = "DIRECTORY")]
     pub(crate) directory: Option<PathBuf>,
 }
 
-/// How a result is printed.
+/// Output format of `backend call`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CallFormat {
     /// For people
@@ -43,7 +42,7 @@ pub(crate) enum CallFormat {
     Json,
 }
 
-/// How an inspection is printed.
+/// Output format of `backend inspect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InspectFormat {
     /// For people
@@ -51,11 +50,11 @@ pub(crate) enum InspectFormat {
     Text,
     /// For programs
     Json,
-    /// What a node needs to know of the driver, as JSON
+    /// Manifest for the role node, as JSON
     Manifest,
 }
 
-/// How a report is printed.
+/// Output format of `backend test`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReportFormat {
     /// For people
@@ -73,69 +72,72 @@ pub(crate) struct InspectFlags {
     #[command(flatten)]
     pub(crate) component: ComponentFlags,
 
-    /// How the result is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: InspectFormat,
 }
 
-/// A component and what it is given.
+/// A component and its configuration.
 #[derive(Debug, Args)]
 pub(crate) struct ComponentFlags {
-    /// The component; for inspect and call also unix:PATH, the socket of a CSI driver
+    /// File of the component; for inspect and call also unix:PATH, the socket of a CSI driver
     pub(crate) file: PathBuf,
 
     /// TOML file with the section [backend.NAME] for the component
-    #[arg(long, value_name = "FILE", help_heading = "What the component is given")]
+    #[arg(long, value_name = "FILE", help_heading = "Component configuration")]
     pub(crate) config: Option<PathBuf>,
 
-    /// NAME in the configuration [default: the file's name]
-    #[arg(long, value_name = "NAME", help_heading = "What the component is given")]
+    /// Name of the section in the configuration [default: the file's name]
+    #[arg(long, value_name = "NAME", help_heading = "Component configuration")]
     pub(crate) name: Option<String>,
 
-    /// A setting, over that of the configuration; repeat it for more
-    #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the component is given")]
+    /// Setting, in place of that in the configuration; repeat it for more
+    #[arg(
+        long = "setting",
+        value_name = "KEY=VALUE",
+        value_parser = parse_pair,
+        help_heading = "Component configuration"
+    )]
     pub(crate) settings: Vec<(String, String)>,
 
-    /// A grant beside those that it has by default or by configuration, such as reveal; repeat it for more
-    #[arg(long = "grant", value_name = "GRANT", help_heading = "What the component is given")]
+    /// Grant in addition to the default or configured ones, such as reveal; repeat it for more
+    #[arg(long = "grant", value_name = "GRANT", help_heading = "Component configuration")]
     pub(crate) grants: Vec<String>,
 
-    /// A secret of the calls: its value is read from a file or a variable, never from the command line;
-    /// repeat it for more
+    /// Secret of the calls, read from a file or an environment variable; repeat it for more
     #[arg(
         long = "secret",
         value_name = "NAME=@FILE|NAME=$VARIABLE",
         value_parser = parse_pair,
-        help_heading = "What the component is given"
+        help_heading = "Component configuration"
     )]
     pub(crate) secrets: Vec<(String, String)>,
 
-    /// File that the component's state is kept in, made when there is none; without one, and without one in
-    /// the configuration, the state begins empty and ends with the command
-    #[arg(long = "state", value_name = "FILE", help_heading = "What the component is given")]
+    /// File of the component's state, created if missing; without it and without one in the configuration the
+    /// state is empty at the start and discarded at the end
+    #[arg(long = "state", value_name = "FILE", help_heading = "Component configuration")]
     pub(crate) state: Option<PathBuf>,
 
-    /// Directory of the component's pool, which grants it pool
-    #[arg(long = "pool", value_name = "DIRECTORY", help_heading = "What the component is given")]
+    /// Directory of the component's pool; grants pool
+    #[arg(long = "pool", value_name = "DIRECTORY", help_heading = "Component configuration")]
     pub(crate) pool: Option<PathBuf>,
 
-    /// Origin that requests may go to, such as `https://array.example:8443`, which grants http; repeat it for
-    /// more
-    #[arg(long = "origin", value_name = "URL", help_heading = "What the component is given")]
+    /// Origin of HTTP requests, such as `https://array.example:8443`; grants http; repeat it for more
+    #[arg(long = "origin", value_name = "URL", help_heading = "Component configuration")]
     pub(crate) origins: Vec<String>,
 
-    /// Address or network that these origins may be at; those of this machine and of the link have to stand
-    /// here; repeat it for more
+    /// Address or network of these origins; required for loopback and link-local addresses; repeat it for
+    /// more
     #[arg(
         long = "origin-address",
         value_name = "CIDR",
         requires = "origins",
-        help_heading = "What the component is given"
+        help_heading = "Component configuration"
     )]
     pub(crate) origin_addresses: Vec<String>,
 
     /// Directory of compiled components, or "off" [default: the user's cache directory]
-    #[arg(long, value_name = "DIRECTORY", help_heading = "What the component is given")]
+    #[arg(long, value_name = "DIRECTORY", help_heading = "Component configuration")]
     pub(crate) compilation_cache: Option<String>,
 }
 
@@ -145,62 +147,88 @@ pub(crate) struct TestFlags {
     #[command(flatten)]
     pub(crate) component: ComponentFlags,
 
-    /// Try only the cases whose names begin so, or match it when it has a *; repeat it for more
+    /// Run only cases whose names start with PATTERN, or match it if it has a *; repeat it for more
     #[arg(long = "only", value_name = "PATTERN")]
     pub(crate) only: Vec<String>,
 
-    /// A parameter of the class of volumes; repeat it for more
-    #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
+    /// StorageClass parameter; repeat it for more
+    #[arg(
+        long = "parameter",
+        value_name = "KEY=VALUE",
+        value_parser = parse_pair,
+        help_heading = "Requests to the driver"
+    )]
     pub(crate) parameters: Vec<(String, String)>,
 
-    /// A parameter that can be changed while a volume lives; without one, what changes parameters is not
-    /// tried
-    #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
+    /// Mutable parameter of a volume, as in a VolumeAttributesClass; without one, cases of modification are
+    /// skipped
+    #[arg(
+        long = "mutable-parameter",
+        value_name = "KEY=VALUE",
+        value_parser = parse_pair,
+        help_heading = "Requests to the driver"
+    )]
     pub(crate) mutable_parameters: Vec<(String, String)>,
 
-    /// A parameter of the class of snapshots; repeat it for more
-    #[arg(long = "snapshot-parameter", value_name = "KEY=VALUE", value_parser = parse_pair, help_heading = "What the driver is asked for")]
+    /// VolumeSnapshotClass parameter; repeat it for more
+    #[arg(
+        long = "snapshot-parameter",
+        value_name = "KEY=VALUE",
+        value_parser = parse_pair,
+        help_heading = "Requests to the driver"
+    )]
     pub(crate) snapshot_parameters: Vec<(String, String)>,
 
-    /// Size of a volume; a case may ask for four times this
-    #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes, default_value = "1Mi", help_heading = "What the driver is asked for")]
+    /// Size of a volume; some cases request up to four times this
+    #[arg(
+        long,
+        value_name = "QUANTITY",
+        value_parser = parse_bytes,
+        default_value = "1Mi",
+        help_heading = "Requests to the driver"
+    )]
     pub(crate) size: u64,
 
-    /// Who may read and write
+    /// Access mode
     #[arg(
         long,
         value_enum,
         value_name = "MODE",
         default_value = "single-node-writer",
-        help_heading = "What the driver is asked for"
+        help_heading = "Requests to the driver"
     )]
     pub(crate) access_mode: AccessModeArg,
 
-    /// Use volumes as raw devices instead of filesystems
-    #[arg(long, help_heading = "What the driver is asked for")]
+    /// Use volumes as block devices
+    #[arg(long, help_heading = "Requests to the driver")]
     pub(crate) block: bool,
 
-    /// Place where volumes must be reachable, such as zone=a,rack=7, for drivers with topology
-    #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_topology, help_heading = "What the driver is asked for")]
+    /// Topology segment of volumes, such as zone=a,rack=7, for drivers with topology
+    #[arg(
+        long,
+        value_name = "KEY=VALUE,…",
+        value_parser = parse_topology,
+        help_heading = "Requests to the driver"
+    )]
     pub(crate) topology: Option<TopologyArg>,
 
-    /// Node to publish to; two are needed, and given by default
-    #[arg(long = "node", value_name = "NODE", help_heading = "What the driver is asked for")]
+    /// Node to publish to; repeat it for the second node [default: two node names]
+    #[arg(long = "node", value_name = "NODE", help_heading = "Requests to the driver")]
     pub(crate) nodes: Vec<String>,
 
-    /// How long one call may take
+    /// Deadline of one call
     #[arg(long, value_name = "DURATION", default_value = "30s")]
     pub(crate) timeout: String,
 
-    /// How long a call is repeated whose outcome is open
+    /// Time to retry a call whose result is unknown
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     pub(crate) retry_timeout: String,
 
-    /// What the names of volumes are made from [default: a new one, which is printed]
+    /// Seed of the volume names [default: a random one, which is printed]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
 
-    /// How the report card is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: ReportFormat,
 }
@@ -211,27 +239,27 @@ pub(crate) struct CallFlags {
     #[command(flatten)]
     pub(crate) component: ComponentFlags,
 
-    /// The function, as the contract calls it
+    /// Function of the contract
     #[arg(value_enum, value_name = "FUNCTION")]
     pub(crate) function: ContractFunction,
 
     #[command(flatten)]
     pub(crate) arguments: ArgumentFlags,
 
-    /// How long the call may take
+    /// Deadline of the call
     #[arg(long, value_name = "DURATION", default_value = "1m")]
     pub(crate) timeout: String,
 
-    /// How the result is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: CallFormat,
 }
 
-/// Arguments of functions. Each function has some of them; one that it does not have is an error.
+/// Arguments of the function. An argument that the function does not have is an error.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Arguments of the function")]
 pub(crate) struct ArgumentFlags {
-    /// Name of what is created
+    /// Name of the volume, snapshot or group to create
     #[arg(long = "volume-name", visible_alias = "snapshot-name", value_name = "NAME")]
     pub(crate) volume_name: Option<String>,
 
@@ -239,7 +267,7 @@ pub(crate) struct ArgumentFlags {
     #[arg(long, value_name = "HANDLE")]
     pub(crate) handle: Option<String>,
 
-    /// Handle of the volume or snapshot that the content comes from; repeat it for the volumes of a group
+    /// Handle of the source volume or snapshot; repeat it for the volumes of a group
     #[arg(long, value_name = "HANDLE")]
     pub(crate) source: Vec<String>,
 
@@ -255,11 +283,11 @@ pub(crate) struct ArgumentFlags {
     #[arg(long, value_name = "QUANTITY", value_parser = parse_bytes)]
     pub(crate) size_limit: Option<u64>,
 
-    /// Who may read and write [default: single-node-writer]
+    /// Access mode [default: single-node-writer]
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) access_mode: Option<AccessModeArg>,
 
-    /// Use the volume as a raw device instead of a filesystem
+    /// Use the volume as a block device
     #[arg(long)]
     pub(crate) block: bool,
 
@@ -271,11 +299,11 @@ pub(crate) struct ArgumentFlags {
     #[arg(long, value_name = "OPTION", conflicts_with = "block")]
     pub(crate) mount_flag: Vec<String>,
 
-    /// Group that shall own the mounted volume
+    /// Group that owns the mounted volume
     #[arg(long, value_name = "GROUP", conflicts_with = "block")]
     pub(crate) mount_group: Option<String>,
 
-    /// A whole way of use instead of the five above, such as multi-node-multi-writer,block or
+    /// Volume capability in place of the five flags above, such as multi-node-multi-writer,block or
     /// single-node-writer,fs-type=ext4,mount-flag=noatime,mount-group=1000; repeat it for more
     #[arg(
         long = "capability",
@@ -285,51 +313,50 @@ pub(crate) struct ArgumentFlags {
     )]
     pub(crate) capabilities: Vec<VolumeCapability>,
 
-    /// Parameter of the class; repeat it for more
+    /// StorageClass parameter; repeat it for more
     #[arg(long = "parameter", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) parameters: Vec<(String, String)>,
 
-    /// Parameter that can be changed later; repeat it for more
+    /// Mutable parameter; repeat it for more
     #[arg(long = "mutable-parameter", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) mutable_parameters: Vec<(String, String)>,
 
-    /// Attribute of the volume, as it was returned; repeat it for more
+    /// Entry of the volume context that the driver returned; repeat it for more
     #[arg(long = "context", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) context: Vec<(String, String)>,
 
-    /// What the node is called in a protocol of storage, such as iscsi-initiator=iqn.2024-01.example:n1;
-    /// repeat it for more
+    /// Identity of the node in a storage protocol, such as iscsi-initiator=iqn.2024-01.example:n1; repeat it
+    /// for more
     #[arg(long = "node-identity", value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub(crate) node_identity: Vec<(String, String)>,
 
-    /// Place where the volume must be reachable, such as zone=a,rack=7; repeat it for others, preferred in
-    /// this order
+    /// Topology segment of the volume, such as zone=a,rack=7; repeat it for more, in order of preference
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_segments)]
     pub(crate) topology: Vec<Vec<(String, String)>>,
 
-    /// Who asks for the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the policy is
-    /// delete when it is left out
+    /// Owner of the volume, such as cluster=c,claim=UID,volume=NAME,reclaim-policy=retain; the default policy
+    /// is delete
     #[arg(long, value_name = "KEY=VALUE,…", value_parser = parse_owner)]
     pub(crate) owner: Option<VolumeOwner>,
 
-    /// Node
+    /// Name of the node
     #[arg(long, value_name = "NODE")]
     pub(crate) node: Option<String>,
 
-    /// Publish for reading only
+    /// Publish read-only
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Where an earlier part of a listing ended
+    /// Token of the previous page of a listing
     #[arg(long, value_name = "TOKEN")]
     pub(crate) after: Option<String>,
 
-    /// How many entries at most
+    /// Maximum number of entries
     #[arg(long, value_name = "NUMBER")]
     pub(crate) limit: Option<u32>,
 }
 
-/// Every function of the contract.
+/// Functions of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ContractFunction {
     #[value(name = "identity.describe")]
@@ -376,7 +403,7 @@ pub(crate) enum ContractFunction {
     GetCapacity,
 }
 
-/// An access mode by its name in the contract.
+/// Access modes, with their names in the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AccessModeArg {
     SingleNodeWriter,
@@ -405,12 +432,12 @@ impl From<AccessModeArg> for CsiAccessMode {
 fn parse_pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        // What stands there may be a secret.
+        // Do not quote the text: it may be a secret.
         Some(_) | None => Err("expected KEY=VALUE".to_owned()),
     }
 }
 
-/// A place by its topology keys.
+/// A topology segment.
 #[derive(Clone, Debug)]
 pub(crate) struct TopologyArg(pub(crate) Vec<(String, String)>);
 
@@ -422,7 +449,7 @@ fn parse_segments(text: &str) -> Result<Vec<(String, String)>, String> {
     text.split(',').map(parse_pair).collect()
 }
 
-/// A way of use: its mode, and `block` or what is said of the filesystem.
+/// Parses a volume capability: the access mode, and `block` or options of the filesystem.
 fn parse_capability(text: &str) -> Result<VolumeCapability, String> {
     let mut parts = text.split(',');
     let mode = parts.next().unwrap_or_default();
@@ -452,7 +479,7 @@ fn parse_capability(text: &str) -> Result<VolumeCapability, String> {
     Ok(VolumeCapability { access_mode: mode.into(), access_type: access })
 }
 
-/// Who asks: three texts and a policy.
+/// Parses an owner: three strings and a policy.
 fn parse_owner(text: &str) -> Result<VolumeOwner, String> {
     let (mut cluster, mut claim, mut volume, mut policy) = (None, None, None, None);
     for (key, value) in parse_segments(text)? {
@@ -464,7 +491,7 @@ fn parse_owner(text: &str) -> Result<VolumeOwner, String> {
             _ => return Err(format!("{key:?}: expected cluster, claim, volume or reclaim-policy")),
         };
         if field.replace(value).is_some() {
-            return Err(format!("{key}=… was given twice"));
+            return Err(format!("{key}=… was set twice"));
         }
     }
     let reclaim_policy = match policy.as_deref() {

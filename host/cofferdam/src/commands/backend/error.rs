@@ -1,0 +1,30 @@
+//! Errors of `cofferdam backend`.
+
+use std::{io, path::PathBuf};
+
+use crate::error::CommandError;
+
+/// An error of a `backend` command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BackendCommandError {
+    /// An invalid value on the command line.
+    #[error("{0}")]
+    Argument(String),
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    /// The component's `identity.describe` failed.
+    #[error("the component cannot describe itself: {0}")]
+    Describe(String),
+}
+
+impl From<BackendCommandError> for CommandError {
+    fn from(error: BackendCommandError) -> Self {
+        match error {
+            BackendCommandError::Argument(_) => Self::Usage(Box::new(error)),
+            BackendCommandError::Write { .. } | BackendCommandError::Describe(_) => {
+                Self::Other(Box::new(error))
+            }
+        }
+    }
+}

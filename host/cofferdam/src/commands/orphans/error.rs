@@ -1,0 +1,48 @@
+//! Errors of `cofferdam orphans`.
+
+use jiff::Timestamp;
+
+use crate::{config::GoDuration, error::CommandError};
+
+/// An error of an `orphans` command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OrphansError {
+    #[error("cannot list the reports of the API at {api}: {problem}")]
+    List { api: String, problem: String },
+    #[error("cannot read the reports: {0}")]
+    Read(String),
+    #[error("cannot request the deletion: {0}")]
+    RequestDeletion(String),
+    #[error("no process reports about driver {0}: expected one that runs the role provisioner with it")]
+    NoReport(String),
+    #[error(
+        "driver {driver} has reports in the namespaces {namespaces}: expected --namespace with one of them"
+    )]
+    MultipleReports { driver: String, namespaces: String },
+    #[error("flag --timeout: {0}")]
+    Timeout(String),
+    #[error(
+        "driver {driver} already has a request to delete {handle}, from {requested_by} since {since}: \
+         expected it to finish first"
+    )]
+    RequestPending { driver: String, handle: String, requested_by: String, since: Timestamp },
+    #[error("driver {0} has a request that this version cannot read: expected it to finish first")]
+    UnreadableRequest(String),
+    #[error(
+        "no response within {limit}: the request remains, and is refused if it has not started after an \
+         hour; `cofferdam orphans --driver {driver}` shows its result. Expected a process to run the role \
+         provisioner with the driver"
+    )]
+    ResponseTimeout { driver: String, limit: GoDuration },
+    #[error(
+        "the request was withdrawn, or a later one was completed: `cofferdam orphans --driver {0}` shows the \
+         remaining volumes"
+    )]
+    RequestReplaced(String),
+}
+
+impl From<OrphansError> for CommandError {
+    fn from(error: OrphansError) -> Self {
+        Self::Other(Box::new(error))
+    }
+}

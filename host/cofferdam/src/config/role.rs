@@ -1,0 +1,145 @@
+//! Roles of a process: those that reconcile a cluster, and those that have no controller.
+
+use std::{collections::BTreeSet, fmt};
+
+use cofferdam_controllers::Role;
+use serde::{Deserialize, Deserializer, de};
+
+/// A role of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum NodeRole {
+    /// The Node service that kubelet calls.
+    Node,
+    /// Registers the driver with kubelet, as node-driver-registrar does.
+    Registrar,
+    /// Serves `/healthz` from the driver's Probe, as livenessprobe does.
+    Liveness,
+}
+
+impl NodeRole {
+    /// All node roles.
+    pub(crate) const ALL: [Self; 3] = [Self::Node, Self::Registrar, Self::Liveness];
+
+    /// The role's name, as in `--role`.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Registrar => "registrar",
+            Self::Liveness => "liveness",
+        }
+    }
+}
+
+/// A role that serves requests and needs no cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ServerRole {
+    /// Serves backends as CSI drivers, on sockets.
+    CsiServer,
+}
+
+impl ServerRole {
+    /// All server roles.
+    pub(crate) const ALL: [Self; 1] = [Self::CsiServer];
+
+    /// The role's name, as in `--role`.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::CsiServer => "csi-server",
+        }
+    }
+}
+
+/// A name that is not a role.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown role {name:?}: expected one of {}", Roles::names())]
+pub(crate) struct UnknownRole {
+    name: String,
+}
+
+/// The roles to run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Roles {
+    /// Roles that reconcile a cluster.
+    pub(crate) cluster: BTreeSet<Role>,
+    /// Roles of a node.
+    pub(crate) node: BTreeSet<NodeRole>,
+    /// Roles that serve requests.
+    pub(crate) servers: BTreeSet<ServerRole>,
+    /// The first unknown name. Each command reports it with the roles that it accepts.
+    pub(crate) unknown: Option<String>,
+}
+
+impl Roles {
+    /// The names of all roles, separated by commas.
+    pub(crate) fn names() -> String {
+        let names = Role::ALL.map(Role::as_str).into_iter().chain(NodeRole::ALL.map(NodeRole::as_str));
+        names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Adds the role of a name.
+    ///
+    /// # Errors
+    /// [`UnknownRole`]
+    pub(crate) fn insert(&mut self, name: &str) -> Result<(), UnknownRole> {
+        if let Some(role) = NodeRole::ALL.into_iter().find(|role| role.as_str() == name) {
+            self.node.insert(role);
+            return Ok(());
+        }
+        if let Some(role) = ServerRole::ALL.into_iter().find(|role| role.as_str() == name) {
+            self.servers.insert(role);
+            return Ok(());
+        }
+        self.cluster.insert(name.parse().map_err(|_| UnknownRole { name: name.to_owned() })?);
+        Ok(())
+    }
+
+    fn insert_or_record_unknown(&mut self, name: String) {
+        if self.insert(&name).is_err() {
+            self.unknown.get_or_insert(name);
+        }
+    }
+
+    /// Reports if the process runs drivers: all roles but those of a node call one.
+    pub(crate) fn has_driver_roles(&self) -> bool {
+        !self.cluster.is_empty() || !self.servers.is_empty()
+    }
+
+    /// Reports if the process has roles of a node and no others.
+    pub(crate) fn is_node_only(&self) -> bool {
+        !self.has_driver_roles() && !self.node.is_empty()
+    }
+
+    /// The first role, by name, that does not reconcile a cluster.
+    pub(crate) fn first_role_without_cluster(&self) -> Option<&'static str> {
+        let mut names = self.node.iter().map(|role| role.as_str());
+        names.next().or_else(|| self.servers.first().map(|role| role.as_str()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Roles {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Roles;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of roles, such as [\"provisioner\"]")
+            }
+
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut items: A) -> Result<Roles, A::Error> {
+                let mut roles = Roles::default();
+                while let Some(name) = items.next_element::<String>()? {
+                    roles.insert_or_record_unknown(name);
+                }
+                Ok(roles)
+            }
+
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Roles, E> {
+                let mut roles = Roles::default();
+                roles.insert_or_record_unknown(name.to_owned());
+                Ok(roles)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
