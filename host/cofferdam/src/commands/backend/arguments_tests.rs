@@ -40,7 +40,7 @@ fn an_owner_flag_needs_cluster_claim_and_volume() {
     for (text, expected) in [
         ("cluster=c,claim=u", "expected volume=…"),
         ("cluster=c,claim=u,volume=v,reclaim-policy=keep", "expected delete or retain"),
-        ("cluster=c,cluster=d,claim=u,volume=v", "cluster=… was given twice"),
+        ("cluster=c,cluster=d,claim=u,volume=v", "cluster=… was set twice"),
         ("clusters=c,claim=u,volume=v", "expected cluster, claim, volume or reclaim-policy"),
     ] {
         let error = parse_create_request(&["--owner", text]).unwrap_err();

@@ -102,7 +102,7 @@ async fn dropped_lines_are_counted() {
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(output.text(), "first\n… 2 lines that came too fast\n");
+    assert_eq!(output.text(), "first\n… 2 lines dropped\n");
 }
 
 #[test]

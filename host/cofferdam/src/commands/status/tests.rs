@@ -170,7 +170,7 @@ fn status_as_json() {
     assert_eq!(array["waiting"]["provision"], json!({"count": 2, "oldestSeconds": 10_800}));
     assert_eq!(
         array["stuck"][1],
-        json!({"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "b", "work": "provision",
+        json!({"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "b", "operation": "provision",
                "seconds": 10_800, "reason": "ProvisioningFailed: no room"})
     );
     assert_eq!(status["drivers"][1]["orphans"], 2);
