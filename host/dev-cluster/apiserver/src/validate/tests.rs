@@ -159,7 +159,7 @@ fn validation_errors_match_kubernetes() {
         (
             CsiDriver,
             json!({"spec": {"serviceAccountTokenInSecrets": false}}),
-            "spec.serviceAccountTokenInSecrets: Invalid value: serviceAccountTokenInSecrets is set but no \
+            "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is set but no \
              tokenRequests are specified",
         ),
         (StorageClass, json!({"reclaimPolicy": "Recycle"}), "reclaimPolicy: Unsupported value: \"Recycle\""),
