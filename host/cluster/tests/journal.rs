@@ -259,7 +259,7 @@ async fn an_intent_that_became_undecodable_is_kept() {
         call(&api, Method::PATCH, SHARD_PATH, newer).await;
         journal.remove(&"a".into());
         let refused = journal.record(intent("b")).await.unwrap_err();
-        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot read")), "{refused}");
+        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot decode")), "{refused}");
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(journal.get(&"a".into()).is_none() && journal.get(&"b".into()).is_none());
     })
@@ -287,7 +287,7 @@ async fn undecodable_intents_are_kept() {
     with_running(&journal, async {
         journal.record(intent("a")).await.unwrap();
         let refused = journal.record(intent("n")).await.unwrap_err();
-        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot read")), "{refused}");
+        assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot decode")), "{refused}");
     })
     .await;
     let page = get(&api, SHARD_PATH).await;
@@ -356,7 +356,7 @@ async fn each_node_has_its_own_journal() {
     assert_eq!(journal.uids(), [Uid::from("a")]);
     with_running(&journal, async {
         let refused = journal.record(intent_of("b", "n1")).await.unwrap_err().to_string();
-        assert!(refused.contains("cannot read"), "{refused}");
+        assert!(refused.contains("cannot decode"), "{refused}");
     })
     .await;
 }
