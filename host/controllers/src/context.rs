@@ -4,9 +4,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    index::Indexed,
     ApiError, Cache, Change, Clock, Event, EventSink, Journal, Kind, ObjectReference, ObjectStore, Writer,
-    deletion_freeze, queue::Action, writer::CachedKind,
+    deletion_freeze, index::Indexed, queue::Action, writer::CachedKind,
 };
 use cofferdam_domain::{Claim, ClaimKey, ClusterId, DriverName, Volume, VolumeName};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};

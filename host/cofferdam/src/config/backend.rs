@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use cofferdam_csi::{Address, AddressError};
+use cofferdam_csi::Address;
 use cofferdam_domain::DriverName;
 use cofferdam_wasm::{Digest, Grant, HttpConfig, Limits, PoolConfig, StateConfig};
 use serde::{Deserialize, Deserializer, de};

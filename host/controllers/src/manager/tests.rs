@@ -6,7 +6,8 @@ use std::{
 use cofferdam_apiserver::{ApiServer, Options};
 use cofferdam_backend::{BackendFuture, Call};
 use cofferdam_cluster::{
-    ApiResource, Change,
+    Change,
+    api::ApiResource,
     queue::{Action, Queue},
 };
 use cofferdam_domain::{

@@ -16,6 +16,7 @@ use cofferdam_cluster::{Cache, Lookup};
 use cofferdam_domain::{
     AccessModes, BindingMode, Claim, ClaimKey, ClaimPhase, ClaimRef, DriverName, Quantity, ReclaimPolicy,
     StorageClass, StorageClassName, Volume, VolumeName, VolumePhase, class::default_class, names,
+    selector::InvalidRequirement,
 };
 
 use crate::event_spec::EventSpec;

@@ -12,7 +12,7 @@ use std::{collections::HashMap, time::Duration};
 
 use cofferdam_cluster::orphan_report;
 use cofferdam_controllers::orphans::report::{
-    DELETE, DELETING, DeletionRequest, DeletionRequestError, DeletionResponse, DeletionResult, ScanReport,
+    DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, ScanReport,
 };
 use cofferdam_domain::{DriverName, VolumeHandle};
 use jiff::Timestamp;
