@@ -1,11 +1,13 @@
-//! What a backend may be able to do beside [`Backend`](crate::Backend): one trait for each optional interface
-//! of the contract. Implement those that the storage can do, and name them in [`export!`](crate::export):
-//! what is exported is the ability.
+//! Optional abilities of a [`Backend`](crate::Backend): one trait for each optional interface of the
+//! contract.
 //!
-//! A function without a default has none because every answer is a claim about the storage. The one that has,
-//! [`Snapshots::get`], says what it does.
+//! Implement the traits that the storage supports and name them in [`export!`](crate::export). Every exported
+//! interface is announced as a capability of the driver.
 //!
-//! The examples speak to an array at `http://array`, which a [mock host](crate::mock) plays.
+//! Most functions have no default because every result is a statement about the storage. [`Snapshots::get`]
+//! has a default, which its documentation describes.
+//!
+//! The examples use an array at `http://array`, simulated by a [mock host](crate::mock).
 
 pub use crate::bindings::{
     capacity::exports::cofferdam::storage::capacity::{CapacityReport, CapacityRequest},
@@ -20,7 +22,7 @@ use crate::{
     VolumeHandle, VolumeStatus, backend::Component, bindings,
 };
 
-/// Volumes with the content of another volume.
+/// Creation of volumes from other volumes (CSI `CLONE_VOLUME`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -45,21 +47,23 @@ use crate::{
 ///
 /// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/volumes/", |_| Ok(Response::new(404)))
-///     .on(Method::Put, "http://array/volumes/vol-b?content-of=vol-a", |_| Ok(Response::new(201).with_body("4096")))
+///     .on(Method::Put, "http://array/volumes/vol-b?content-of=vol-a", |_| {
+///         Ok(Response::new(201).with_body("4096"))
+///     })
 ///     .install();
 /// let clone = |source: &str| MyArray::create_from_volume(CreateRequest::new("b", 4096), source.to_owned());
 /// assert_eq!(clone("vol-a").unwrap().capacity_bytes, Some(4096));
 /// assert_eq!(clone("vol-x").unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Cloning {
-    /// Creates a volume with the content of another one, or finds the one that the same call has created
-    /// before.
+    /// Creates a volume with the content of another volume, or returns the volume that an earlier identical
+    /// call created.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a source that does not exist,
-    /// [`out_of_range`](crate::StorageError::out_of_range) for a size below its own,
-    /// [`already_exists`](crate::StorageError::already_exists) when the name exists with other arguments.
+    /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
+    /// - [`out_of_range`](crate::StorageError::out_of_range) if the size is smaller than the source.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other arguments.
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume>;
 }
 
@@ -69,11 +73,12 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
     }
 }
 
-/// Volumes with the content of a snapshot.
+/// Creation of volumes from snapshots.
 ///
 /// ```
 /// use cofferdam_guest::{
-///     CreateRequest, Result, Volume, abilities::Restoring, handle, http::{self, Method, Request, Response}, mock,
+///     CreateRequest, Result, Volume, abilities::Restoring, handle,
+///     http::{self, Method, Request, Response}, mock,
 /// };
 ///
 /// struct MyArray;
@@ -94,14 +99,15 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
 /// assert_eq!(restored.unwrap().handle, "vol-b");
 /// ```
 pub trait Restoring {
-    /// Creates a volume with the content of a snapshot, or finds the one that the same call has created
-    /// before.
+    /// Creates a volume with the content of a snapshot, or returns the volume that an earlier identical call
+    /// created.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a snapshot that does not exist,
-    /// [`out_of_range`](crate::StorageError::out_of_range) for a size below its own,
-    /// [`already_exists`](crate::StorageError::already_exists) when the name exists with other arguments.
+    /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
+    /// - [`out_of_range`](crate::StorageError::out_of_range) if the requested size is smaller than the
+    ///   snapshot.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other arguments.
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume>;
 }
 
@@ -111,11 +117,12 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
     }
 }
 
-/// Volumes that have to be made reachable for each node.
+/// Publishing of volumes to nodes (CSI `PUBLISH_UNPUBLISH_VOLUME`).
 ///
 /// ```
 /// use cofferdam_guest::{
-///     Attachment, Result, abilities::{PublishRequest, Publishing}, http::{self, Method, Request, Response}, mock,
+///     Attachment, Result, abilities::{PublishRequest, Publishing},
+///     http::{self, Method, Request, Response}, mock,
 /// };
 ///
 /// struct MyArray;
@@ -145,22 +152,24 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
 /// MyArray::unpublish("vol-x".to_owned(), None).unwrap();
 /// ```
 pub trait Publishing {
-    /// Makes a volume reachable from a node; what is published alike already is a success.
+    /// Makes a volume reachable from a node. Succeeds if the volume is already published there in the same
+    /// way.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a volume or node that does not exist,
-    /// [`already_exists`](crate::StorageError::already_exists) when it is published there in another way,
-    /// [`failed_precondition`](crate::StorageError::failed_precondition) when it is published elsewhere and
-    /// cannot be in two places.
+    /// - [`not_found`](crate::StorageError::not_found) if the volume or the node does not exist.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the volume is published to the node in
+    ///   another way.
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published to
+    ///   another node and cannot be published to two.
     fn publish(request: PublishRequest) -> Result<Attachment>;
 
-    /// Makes a volume unreachable from a node, or from every node when none is given; what is not published,
-    /// or does not exist any more, is a success.
+    /// Makes a volume unreachable from a node, or from every node if `node` is `None`. Succeeds if the volume
+    /// is not published or does not exist.
     ///
     /// # Errors
     ///
-    /// Whatever went wrong.
+    /// Any failure of the storage.
     fn unpublish(handle: VolumeHandle, node: Option<String>) -> Result<()>;
 }
 
@@ -174,12 +183,12 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
     }
 }
 
-/// Volumes that grow.
+/// Expansion of volumes.
 ///
 /// ```
 /// use cofferdam_guest::{
-///     CapacityRange, Result, abilities::{ExpandRequest, Expanded, Expansion}, http::{self, Method, Request, Response},
-///     mock, sizes::Sizes,
+///     CapacityRange, Result, abilities::{ExpandRequest, Expanded, Expansion},
+///     http::{self, Method, Request, Response}, mock, sizes::Sizes,
 /// };
 ///
 /// const SIZES: Sizes = Sizes::between(1 << 20, 1 << 40).in_steps_of(1 << 20);
@@ -212,14 +221,15 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 /// assert_eq!(MyArray::expand(to(1)).unwrap().capacity_bytes, 2 << 20, "it is large enough");
 /// ```
 pub trait Expansion {
-    /// Makes a volume at least as large as required; one that is large enough is a success with its size.
+    /// Expands a volume to at least the required size. Succeeds with the current size if the volume is large
+    /// enough.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a volume that does not exist,
-    /// [`out_of_range`](crate::StorageError::out_of_range) for a size that it cannot have,
-    /// [`failed_precondition`](crate::StorageError::failed_precondition) for one in use without the feature
-    /// `online-expansion`.
+    /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
+    /// - [`out_of_range`](crate::StorageError::out_of_range) if the volume cannot have a size in the range.
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is in use and the
+    ///   driver lacks the feature `online-expansion`.
     fn expand(request: ExpandRequest) -> Result<Expanded>;
 }
 
@@ -229,7 +239,7 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
     }
 }
 
-/// Volumes whose parameters change while they live.
+/// Modification of a volume's mutable parameters (CSI `MODIFY_VOLUME`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -243,7 +253,7 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 ///     fn modify(handle: String, parameters: KeyValues) -> Result<()> {
 ///         let mut reader = ParameterReader::mutable_parameters(parameters);
 ///         let iops = reader.parse::<u32>("iops", "a number of operations per second")?;
-///         // Before anything is sent: what nobody knows is refused.
+///         // Reject unknown keys before a request is sent.
 ///         reader.finish()?;
 ///         let url = http::url("http://array", &["volumes", &handle])?;
 ///         Request::patch(url).json(&iops)?.send()?.ok_or(|_| None).map(|_| ())
@@ -257,12 +267,12 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 /// assert_eq!(host.requests().len(), 1);
 /// ```
 pub trait Modification {
-    /// Gives a volume these parameters, all or none.
+    /// Applies all of the parameters to a volume, or none of them.
     ///
     /// # Errors
     ///
-    /// [`invalid_argument`](crate::StorageError::invalid_argument) for a parameter that does not exist:
-    /// nothing is changed then.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown. Nothing has
+    ///   been changed.
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()>;
 }
 
@@ -278,8 +288,8 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///
 /// ```
 /// use cofferdam_guest::{
-///     ErrorKind, Result, Snapshot, StorageError, abilities::{SnapshotPage, SnapshotRequest, Snapshots}, ambient,
-///     handle, mock, paging, state::{self, Decision, Store as _},
+///     ErrorKind, Result, Snapshot, StorageError, abilities::{SnapshotPage, SnapshotRequest, Snapshots},
+///     ambient, handle, mock, paging, state::{self, Decision, Store as _},
 /// };
 ///
 /// /// Snapshots that are entries of the state: the source under the handle.
@@ -328,7 +338,12 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 /// }
 ///
 /// let _host = mock::MockHost::new().install();
-/// let of = |source: &str| SnapshotRequest { name: "s".into(), source: source.into(), parameters: Vec::new(), owner: None };
+/// let of = |source: &str| SnapshotRequest {
+///     name: "s".into(),
+///     source: source.into(),
+///     parameters: Vec::new(),
+///     owner: None,
+/// };
 /// let cut = MyArray::create(of("vol-a")).unwrap();
 /// assert_eq!(MyArray::create(of("vol-a")).unwrap(), cut, "the same call finds it");
 /// assert_eq!(MyArray::create(of("vol-b")).unwrap_err().kind, ErrorKind::AlreadyExists);
@@ -337,31 +352,30 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 /// assert_eq!(MyArray::get(cut.handle).unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Snapshots {
-    /// Cuts a snapshot, or finds the one that the same call has cut before.
+    /// Creates a snapshot, or returns the snapshot that an earlier identical call created.
     ///
     /// # Errors
     ///
-    /// [`already_exists`](crate::StorageError::already_exists) when the name exists with another source,
-    /// [`not_found`](crate::StorageError::not_found) for a source that does not exist.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with another source.
+    /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
     fn create(request: SnapshotRequest) -> Result<Snapshot>;
 
-    /// Deletes a snapshot; one that does not exist is a success.
+    /// Deletes a snapshot. Succeeds if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`invalid_argument`](crate::StorageError::invalid_argument) for a member of a group,
-    /// [`failed_precondition`](crate::StorageError::failed_precondition) for one in use.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if the snapshot is a member of a group.
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the snapshot is in use.
     fn delete(handle: SnapshotHandle) -> Result<()>;
 
-    /// Describes a snapshot.
+    /// Returns a snapshot.
     ///
-    /// The default looks through [`list`](Self::list), part by part, and so asks the storage for every
-    /// snapshot that it has: good enough for few, and to begin with. One that can be asked for a single
-    /// snapshot is.
+    /// The default searches all pages of [`list`](Self::list), so it reads every snapshot of the storage.
+    /// Override it if the storage can read a single snapshot.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for one that does not exist.
+    /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
     fn get(handle: SnapshotHandle) -> Result<Snapshot> {
         let mut after = None;
         loop {
@@ -376,11 +390,11 @@ pub trait Snapshots {
         }
     }
 
-    /// Lists the snapshots, or those of one volume, from the beginning or from where an earlier part ended.
+    /// Lists all snapshots, or the snapshots of one volume, from the start or after an earlier page.
     ///
     /// # Errors
     ///
-    /// [`aborted`](crate::StorageError::aborted) for a place that no listing returned.
+    /// - [`aborted`](crate::StorageError::aborted) if no listing returned the token `after`.
     fn list(source: Option<VolumeHandle>, after: Option<String>, limit: Option<u32>) -> Result<SnapshotPage>;
 }
 
@@ -402,7 +416,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
     }
 }
 
-/// Snapshots of several volumes at one moment.
+/// Snapshots of several volumes at the same point in time.
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -414,7 +428,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///
 /// fn group(handle: String, sources: Vec<String>, created_at_ms: u64) -> GroupSnapshot {
 ///     let member = |source: String| Snapshot {
-///         // A name that it cannot be read from, and the same every time.
+///         // Deterministic, and always a digest because of the space.
 ///         handle: handle::from_name("member", &format!("{handle} {source}")),
 ///         source,
 ///         size_bytes: None,
@@ -449,33 +463,43 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 ///
 /// let _host = mock::MockHost::new()
 ///     .on(Method::Put, "http://array/groups/group-g", |_| Ok(Response::new(201).with_body("7")))
-///     .on(Method::Get, "http://array/groups/group-g", |_| Ok(Response::new(200).with_body(r#"[["vol-a"], 7]"#)))
+///     .on(Method::Get, "http://array/groups/group-g", |_| {
+///         Ok(Response::new(200).with_body(r#"[["vol-a"], 7]"#))
+///     })
 ///     .install();
-/// let request = GroupRequest { name: "g".into(), sources: vec!["vol-a".into()], parameters: Vec::new(), owner: None };
+/// let request = GroupRequest {
+///     name: "g".into(),
+///     sources: vec!["vol-a".into()],
+///     parameters: Vec::new(),
+///     owner: None,
+/// };
 /// let cut = MyArray::create(request).unwrap();
 /// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
 /// ```
 pub trait GroupSnapshots {
-    /// Cuts snapshots of all volumes at one moment, or finds the group that the same call has cut before.
+    /// Creates snapshots of all sources at the same point in time, or returns the group that an earlier
+    /// identical call created.
     ///
     /// # Errors
     ///
-    /// [`already_exists`](crate::StorageError::already_exists) when the name exists with other sources.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other sources.
     fn create(request: GroupRequest) -> Result<GroupSnapshot>;
 
-    /// Deletes a group with its members; one that does not exist is a success.
+    /// Deletes a group and its snapshots. Succeeds if the group does not exist.
     ///
     /// # Errors
     ///
-    /// [`invalid_argument`](crate::StorageError::invalid_argument) for members that are not the group's.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a snapshot is not a member of the
+    ///   group.
     fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()>;
 
-    /// Describes a group.
+    /// Returns a group.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for a group that does not exist,
-    /// [`invalid_argument`](crate::StorageError::invalid_argument) for members that are not its own.
+    /// - [`not_found`](crate::StorageError::not_found) if the group does not exist.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a snapshot is not a member of the
+    ///   group.
     fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot>;
 }
 
@@ -495,18 +519,20 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
     }
 }
 
-/// All volumes.
+/// Listing of all volumes (CSI `LIST_VOLUMES`).
 ///
 /// ```
 /// use cofferdam_guest::{
-///     Result, Volume, VolumeStatus, abilities::{Listing, VolumePage}, http::{Method, Request, Response}, mock, paging,
+///     Result, Volume, VolumeStatus, abilities::{Listing, VolumePage},
+///     http::{Method, Request, Response}, mock, paging,
 /// };
 ///
 /// struct MyArray;
 ///
 /// impl Listing for MyArray {
 ///     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage> {
-///         let all: Vec<(String, u64)> = Request::get("http://array/volumes").send()?.ok_or(|_| None)?.json()?;
+///         let response = Request::get("http://array/volumes").send()?;
+///         let all: Vec<(String, u64)> = response.ok_or(|_| None)?.json()?;
 ///         let page = paging::page(all, |(name, _)| name, after.as_deref(), limit)?;
 ///         let status = |(name, bytes)| VolumeStatus {
 ///             volume: Volume::new(name, bytes),
@@ -528,11 +554,11 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
 /// ```
 pub trait Listing {
-    /// Lists the volumes from the beginning or from where an earlier part ended.
+    /// Lists the volumes from the start or after an earlier page.
     ///
     /// # Errors
     ///
-    /// [`aborted`](crate::StorageError::aborted) for a place that no listing returned.
+    /// - [`aborted`](crate::StorageError::aborted) if no listing returned the token `after`.
     fn list(after: Option<String>, limit: Option<u32>) -> Result<VolumePage>;
 }
 
@@ -542,7 +568,7 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
     }
 }
 
-/// One volume.
+/// Status of a single volume (CSI `GET_VOLUME`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -581,11 +607,11 @@ impl<B: Listing> bindings::listing::exports::cofferdam::storage::listing::Guest 
 /// assert_eq!(MyArray::get("vol-b".to_owned()).unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Inspection {
-    /// Describes a volume.
+    /// Returns a volume and its status.
     ///
     /// # Errors
     ///
-    /// [`not_found`](crate::StorageError::not_found) for one that does not exist.
+    /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
     fn get(handle: VolumeHandle) -> Result<VolumeStatus>;
 }
 
@@ -595,12 +621,12 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
     }
 }
 
-/// Room for more volumes.
+/// Available capacity (CSI `GET_CAPACITY`).
 ///
 /// ```
 /// use cofferdam_guest::{
-///     Result, abilities::{Capacity, CapacityReport, CapacityRequest}, http::{Method, Request, Response}, mock,
-///     parameters::ParameterReader,
+///     Result, abilities::{Capacity, CapacityReport, CapacityRequest},
+///     http::{Method, Request, Response}, mock, parameters::ParameterReader,
 /// };
 ///
 /// struct MyArray;
@@ -624,11 +650,11 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
 /// assert_eq!(MyArray::available(all).unwrap().available_bytes, 4096);
 /// ```
 pub trait Capacity {
-    /// How much room there is for such volumes.
+    /// Returns the capacity available for volumes with these capabilities, parameters and topology.
     ///
     /// # Errors
     ///
-    /// Whatever went wrong.
+    /// Any failure of the storage.
     fn available(request: CapacityRequest) -> Result<CapacityReport>;
 }
 

@@ -1,4 +1,4 @@
-//! Time and chance.
+//! Clock and random bytes.
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use crate::host;
 
-/// The wall clock, as time since the Unix epoch.
+/// Wall clock time since the Unix epoch.
 pub fn now() -> Duration {
     Duration::from_millis(host::now_ms())
 }
 
-/// Random bytes, fit for keys and identifiers. `N` is at most 4,096: more ends the call.
+/// Random bytes, suitable for keys and identifiers. `N` is at most 4096; a larger `N` ends the call.
 pub fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     for (byte, random) in bytes.iter_mut().zip(host::random_bytes(u32::try_from(N).unwrap_or(u32::MAX))) {

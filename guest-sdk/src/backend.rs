@@ -1,4 +1,4 @@
-//! The trait that a vendor implements, and its way to the component's exports.
+//! The trait that a storage vendor implements, and its connection to the component's exports.
 
 use std::marker::PhantomData;
 
@@ -7,12 +7,12 @@ use crate::{
     bindings::exports::cofferdam::storage::{identity, volumes},
 };
 
-/// A storage backend. Its functions have no `self`: nothing survives from one call to the next.
+/// A storage backend. Its functions have no `self` because every call runs in a fresh instance.
 ///
 /// ```
 /// use cofferdam_guest::{
-///     Backend, CreateRequest, Description, ErrorKind, Readiness, Result, StorageError, ValidateRequest, Validation,
-///     Volume, handle, http::{self, Method, Request, Response}, mock,
+///     Backend, CreateRequest, Description, ErrorKind, Readiness, Result, StorageError, ValidateRequest,
+///     Validation, Volume, handle, http::{self, Method, Request, Response}, mock,
 /// };
 ///
 /// struct MyArray;
@@ -45,7 +45,10 @@ use crate::{
 ///         Request::get(url(&request.handle)?).send()?.ok_or(|_| None)?;
 ///         let shared = request.capabilities.iter().find(|capability| capability.mode.is_multi_node());
 ///         Ok(match shared {
-///             Some(shared) => Validation::Refused(format!("{}: a volume is used on one node", shared.canonical_string())),
+///             Some(shared) => {
+///                 let capability = shared.canonical_string();
+///                 Validation::Refused(format!("{capability}: a volume is used on one node"))
+///             }
 ///             None => Validation::Confirmed,
 ///         })
 ///     }
@@ -62,39 +65,41 @@ use crate::{
 /// assert!(matches!(MyArray::probe(), Ok(Readiness::Ready)));
 /// ```
 pub trait Backend {
-    /// Says who the backend is: no I/O, the same answer every time.
+    /// Identity and features of the backend. It does no I/O and always returns the same value.
     fn describe() -> Result<Description>;
 
-    /// Tells whether the backend and its storage can be used now. It is asked often, and without secrets.
+    /// Readiness of the backend and its storage. It is called often and without secrets.
     ///
-    /// The default says that it can: right for a backend that works with whatever settings it has, and whose
-    /// storage tells by the calls themselves when it is away. One that needs a setting looks for it here, so
-    /// that a mistake shows before the first volume does not come.
+    /// The default reports ready. It suits a backend that accepts any settings and whose calls fail with
+    /// [`StorageError::unavailable`](crate::StorageError::unavailable) while the storage is unreachable. A
+    /// backend with required settings checks them here, so that a mistake shows before the first volume is
+    /// requested.
     fn probe() -> Result<Readiness> {
         Ok(Readiness::Ready)
     }
 
-    /// Creates an empty volume, or finds the one that the same call has created before.
+    /// Creates an empty volume, or returns the volume that an earlier identical call created.
     ///
     /// # Errors
     ///
-    /// [`StorageError::already_exists`](crate::StorageError::already_exists) when the name exists with other
-    /// arguments, and whatever else went wrong.
+    /// - [`StorageError::already_exists`](crate::StorageError::already_exists) if the name exists with other
+    ///   arguments.
+    /// - Any failure of the storage.
     fn create(request: CreateRequest) -> Result<Volume>;
 
-    /// Deletes a volume. One that does not exist is a success.
+    /// Deletes a volume. Succeeds if it does not exist.
     fn delete(handle: String) -> Result<()>;
 
-    /// Tells whether a volume can be used in all the given ways. There is no default, for only the storage
-    /// knows whether the volume is there.
+    /// Checks that a volume supports all the given capabilities. There is no default: only the storage knows
+    /// whether the volume exists.
     ///
     /// # Errors
     ///
-    /// [`StorageError::not_found`](crate::StorageError::not_found) when there is no such volume.
+    /// - [`StorageError::not_found`](crate::StorageError::not_found) if the volume does not exist.
     fn validate(request: ValidateRequest) -> Result<Validation>;
 }
 
-/// Carries a [`Backend`] to the component's exports; [`export!`](crate::export) makes one.
+/// Connects a [`Backend`] to the component's exports. [`export!`](crate::export) creates it.
 #[derive(Debug)]
 pub struct Component<B>(PhantomData<B>);
 

@@ -1,5 +1,5 @@
-//! What `wit-bindgen` makes of the contract. Nothing is written by hand here: the canonical ABI passes
-//! pointers, so the generated code needs `unsafe`; the rest of the crate is denied it.
+//! Bindings generated from the contract by `wit-bindgen`. The canonical ABI passes pointers, so the generated
+//! code needs `unsafe`. The rest of the crate denies it.
 #![allow(unsafe_code, reason = "generated code lifts and lowers values through raw memory")]
 #![allow(missing_docs, reason = "interfaces and the export macro carry their documentation in the WIT files")]
 #![allow(unreachable_pub, reason = "generated items are public whatever their module is")]
@@ -15,7 +15,8 @@ wit_bindgen::generate!({
     additional_derives_ignore: ["request", "authorization", "basic", "secret-header", "user-name"],
 });
 
-/// An optional interface: a world of its own, because a component has to export all of a world.
+/// Bindings of one optional interface. Each has its own world because a component must export every interface
+/// of its world.
 macro_rules! ability {
     ($module:ident, $package:tt, $world:tt, $macro:tt, $path:tt) => {
         pub mod $module {

@@ -1,4 +1,4 @@
-//! Constructors of failures. Each chooses the finality that its kind has when it is used for what it means.
+//! Constructors of [`StorageError`]. Each sets the finality that matches its kind.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{ErrorKind, Finality, StorageError};
 /// assert_eq!(StorageError::not_found("no such pool").after_change().finality, Finality::Unknown);
 /// ```
 impl StorageError {
-    /// A failure of any kind and finality; the constructors named for a kind are safer.
+    /// An error of any kind and finality. Prefer the constructors named for a kind.
     pub fn new(kind: ErrorKind, finality: Finality, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality }
     }
@@ -53,17 +53,17 @@ impl StorageError {
         Self::new(ErrorKind::FailedPrecondition, Finality::Final, message)
     }
 
-    /// Another call for the same volume is running, and may do what this one was asked for. In progress.
+    /// Another call for the same volume is running and may have the same effect. In progress.
     pub fn aborted(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Aborted, Finality::InProgress, message)
     }
 
-    /// A size outside of what the driver offers. Final.
+    /// The size is outside the range that the driver supports. Final.
     pub fn out_of_range(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::OutOfRange, Finality::Final, message)
     }
 
-    /// The driver does not have this function. Final.
+    /// The driver does not implement the function. Final.
     pub fn unimplemented(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unimplemented, Finality::Final, message)
     }
@@ -73,13 +73,13 @@ impl StorageError {
         Self::new(ErrorKind::Internal, Finality::Unknown, message)
     }
 
-    /// The storage cannot be reached. The outcome is unknown; say
-    /// [`nothing_happened`](Self::nothing_happened) when the request was never sent.
+    /// The storage is unreachable. The outcome is unknown. Add [`without_effect`](Self::without_effect) if
+    /// the request was never sent.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, Finality::Unknown, message)
     }
 
-    /// The storage has not answered in time. The outcome is unknown.
+    /// The storage did not respond in time. The outcome is unknown.
     pub fn deadline_exceeded(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::DeadlineExceeded, Finality::Unknown, message)
     }
@@ -89,20 +89,20 @@ impl StorageError {
         Self::new(ErrorKind::DataLoss, Finality::Final, message)
     }
 
-    /// The storage works on it: the same call again tells. In progress, of kind `aborted`, as CSI wants it.
+    /// The storage is still processing the call, and a retry of the same call returns the result. In
+    /// progress, of kind `aborted` as CSI requires.
     pub fn in_progress(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Aborted, Finality::InProgress, message)
     }
 
-    /// The same failure with the certainty that nothing happened and nothing will.
+    /// The same error with finality final: the call had no effect and will have none.
     #[must_use]
     pub fn without_effect(mut self) -> Self {
         self.finality = Finality::Final;
         self
     }
 
-    /// The same failure without the certainty: something was changed before it, so that final becomes
-    /// unknown.
+    /// The same error after an earlier change of this call: finality final becomes unknown.
     #[must_use]
     pub fn after_change(mut self) -> Self {
         if self.finality == Finality::Final {
@@ -111,15 +111,15 @@ impl StorageError {
         self
     }
 
-    /// The same failure, [after a change](Self::after_change) if this call has [made](crate::changed) one.
-    /// What the SDK itself converts has gone through this; the constructors do not, for they are the
-    /// backend's own word.
+    /// The same error, with [`after_change`](Self::after_change) applied if this call [has
+    /// changed](crate::has_changed) something. The SDK applies it to the errors that it converts. The
+    /// constructors do not apply it.
     #[must_use]
     pub fn final_unless_changed(self) -> Self {
         if crate::has_changed() { self.after_change() } else { self }
     }
 
-    /// The same failure with a wish for the next try. Longer than 584 million years is cut.
+    /// The same error with a delay before the next attempt. A delay over 584 million years is truncated.
     #[must_use]
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after_ms = Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));

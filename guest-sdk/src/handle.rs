@@ -1,16 +1,18 @@
-//! Handles of volumes and snapshots: the same for the same name, readable where that is possible.
+//! Deterministic handles of volumes and snapshots, readable where possible.
 
 use sha2::{Digest, Sha256};
 
-/// Longest handle that the contract allows, in bytes.
+/// Maximum length of a handle in the contract, in bytes.
 pub const MAX_LENGTH: usize = 128;
-/// What a handle that is no readable name has after its prefix.
+/// Marks a handle that contains a digest instead of the name, after the handle's prefix.
 const DIGEST_PREFIX: &str = "sha-";
-/// Digits of a digest: 128 bits, so that nobody finds two names that share one.
+/// Hexadecimal digits of a digest: 128 bits, which makes collisions infeasible.
 const DIGEST_DIGITS: usize = 32;
 
-/// The handle of a name: `prefix-name` for names of a-z, A-Z, 0-9, `-`, `_` and `.` that fit, `prefix-sha-`
-/// and 32 digits of a digest otherwise. Two names never share a handle.
+/// Returns the handle of a name. Different names never share a handle.
+///
+/// The handle is `prefix-name` if the name fits and consists of a-z, A-Z, 0-9, `-`, `_` and `.`. Otherwise it
+/// is `prefix-sha-` and 32 hexadecimal digits of a digest.
 ///
 /// ```
 /// use cofferdam_guest::handle;
@@ -22,13 +24,13 @@ pub fn from_name(prefix: &str, name: &str) -> String {
     from_name_with_limit(prefix, name, MAX_LENGTH)
 }
 
-/// The same for storage whose names are at most `max` bytes. A digest is never cut: `max` is at least the
-/// prefix' length and 37.
+/// [`from_name`] for storage with names of at most `max` bytes. A digest is never truncated, so `max` must be
+/// at least the length of the prefix plus 37.
 pub fn from_name_with_limit(prefix: &str, name: &str, max: usize) -> String {
     let readable = format!("{prefix}-{name}");
     let is_readable =
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    // A name in the shape of a digest gets a digest of its own, or it could pass for another name.
+    // A name that looks like a digest is hashed too. Otherwise it could collide with another name's digest.
     let has_digest_prefix = name.starts_with(DIGEST_PREFIX);
     if is_readable && !has_digest_prefix && readable.len() <= max.min(MAX_LENGTH) && !is_inline(&readable) {
         return readable;
@@ -36,14 +38,14 @@ pub fn from_name_with_limit(prefix: &str, name: &str, max: usize) -> String {
     format!("{prefix}-{DIGEST_PREFIX}{}", digest(name, DIGEST_DIGITS))
 }
 
-/// Whether a handle has the shape that kubelet gives to inline volumes.
+/// Returns true if a handle has the form that kubelet gives to inline volumes.
 fn is_inline(handle: &str) -> bool {
     handle
         .strip_prefix("csi-")
         .is_some_and(|rest| rest.len() == 64 && rest.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// The first hexadecimal digits of a text's SHA-256.
+/// The first hexadecimal digits of the SHA-256 of a text.
 pub(crate) fn digest(text: &str, digits: usize) -> String {
     let mut hex: String = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     hex.truncate(digits);

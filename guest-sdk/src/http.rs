@@ -1,4 +1,4 @@
-//! HTTP requests, whole.
+//! HTTP requests with complete bodies (no streaming).
 //!
 //! ```
 //! use cofferdam_guest::{ErrorKind, Result, StorageError, http, mock};
@@ -29,20 +29,25 @@
 //! }
 //!
 //! let _host = mock::MockHost::new()
-//!     .on(http::Method::Put, "http://array/v1/volumes/a%20b", |_| Ok(http::Response::new(201).with_body(r#"{"id": "7"}"#)))
+//!     .on(http::Method::Put, "http://array/v1/volumes/a%20b", |_| {
+//!         Ok(http::Response::new(201).with_body(r#"{"id": "7"}"#))
+//!     })
 //!     .on(http::Method::Put, "http://array/v1/volumes/taken", |_| Ok(http::Response::new(412)))
 //!     .install();
 //! assert_eq!(create("http://array/", "a b").unwrap().id, "7");
 //! assert_eq!(create("http://array/", "taken").unwrap_err().kind, ErrorKind::AlreadyExists);
 //! ```
 //!
-//! # What a failure says
+//! # Finality of errors
 //!
-//! An error that comes of a request never claims more than is known. `?` on an [`HttpError`] gives a final
-//! error only when the request has changed nothing *and* nothing that this call sent before may have had an
-//! effect ([`changed`](crate::changed)). A request has changed nothing when it was never sent, or when it is
-//! one that changes nothing: GET, HEAD and OPTIONS, and those that say so with [`Request::changes_nothing`],
-//! such as a search by POST or a login. The same holds for [`Response::ok_or`] and [`Response::json`].
+//! An error that results from a request never claims more than is known. `?` on an [`HttpError`] returns a
+//! final error only if the request changed nothing *and* no earlier request of this call may have had an
+//! effect ([`has_changed`](crate::has_changed)).
+//!
+//! A request has changed nothing if it was never sent or is read-only. GET, HEAD and OPTIONS are read-only.
+//! Other requests, such as a search by POST or a login, are marked with [`Request::read_only`].
+//!
+//! [`Response::ok_or`] and [`Response::json`] follow the same rule.
 
 use std::{fmt, time::Duration};
 
@@ -52,12 +57,12 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use crate::bindings::cofferdam::storage::http::{Failure, Method};
 use crate::{Finality, Result, StorageError, host, secrets::Secret};
 
-/// What stands in a URL as it is: RFC 3986's unreserved characters.
+/// Percent-encoding set: every character except the unreserved characters of RFC 3986.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// How much of an answer that is not understood an error shows, in characters.
+/// Characters of an unexpected response that an error message quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
-/// A URL of a base and a path, whose segments may hold any character.
+/// Joins a base URL and path segments. Segments may contain any character and are percent-encoded.
 ///
 /// ```
 /// use cofferdam_guest::http;
@@ -72,9 +77,9 @@ const MAX_QUOTED_CHARS: usize = 200;
 ///
 /// # Errors
 ///
-/// [`invalid_argument`](StorageError::invalid_argument) for a segment that is empty, `.` or `..`: however it
-/// is written, to many servers it means another resource, so that the deletion of one thing would be that of
-/// all.
+/// - [`invalid_argument`](StorageError::invalid_argument) if a segment is empty, `.` or `..`. Many servers
+///   resolve such a segment to another resource even if it is encoded, so a delete could remove more than
+///   intended.
 pub fn url(base: &str, path: &[&str]) -> Result<String> {
     let mut url = base.trim_end_matches('/').to_owned();
     for segment in path {
@@ -90,7 +95,7 @@ pub fn url(base: &str, path: &[&str]) -> Result<String> {
     Ok(url)
 }
 
-/// A request that is being written.
+/// An HTTP request under construction.
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is sent"]
 pub struct Request<'a> {
@@ -103,7 +108,7 @@ pub struct Request<'a> {
     may_change: bool,
 }
 
-/// How the host proves who asks.
+/// Credentials that the host adds to a request.
 #[derive(Debug)]
 pub(crate) enum Authorization<'a> {
     Basic { user: UserName<'a>, password: &'a Secret },
@@ -111,13 +116,13 @@ pub(crate) enum Authorization<'a> {
     Header { name: String, value: &'a Secret },
 }
 
-/// A user's name: a text, or a secret.
+/// A user name: plain text or a secret.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_enums, reason = "the contract has these two")]
 pub enum UserName<'a> {
-    /// Not secret.
+    /// Plain text.
     Plain(String),
-    /// Secret.
+    /// A secret.
     Secret(&'a Secret),
 }
 
@@ -140,7 +145,7 @@ impl<'a> From<&'a Secret> for UserName<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request of any method to an absolute URL.
+    /// A request with any method to an absolute URL.
     pub fn new(method: Method, url: impl Into<String>) -> Self {
         let may_change = !matches!(method, Method::Get | Method::Head | Method::Options);
         Self {
@@ -154,37 +159,37 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Reads.
+    /// A GET request.
     pub fn get(url: impl Into<String>) -> Self {
         Self::new(Method::Get, url)
     }
 
-    /// Asks whether something is there.
+    /// A HEAD request.
     pub fn head(url: impl Into<String>) -> Self {
         Self::new(Method::Head, url)
     }
 
-    /// Adds, or does.
+    /// A POST request.
     pub fn post(url: impl Into<String>) -> Self {
         Self::new(Method::Post, url)
     }
 
-    /// Sets.
+    /// A PUT request.
     pub fn put(url: impl Into<String>) -> Self {
         Self::new(Method::Put, url)
     }
 
-    /// Changes a part.
+    /// A PATCH request.
     pub fn patch(url: impl Into<String>) -> Self {
         Self::new(Method::Patch, url)
     }
 
-    /// Removes.
+    /// A DELETE request.
     pub fn delete(url: impl Into<String>) -> Self {
         Self::new(Method::Delete, url)
     }
 
-    /// Adds a parameter to the URL's query; key and value may hold any character.
+    /// Adds a query parameter. Key and value may contain any character and are percent-encoded.
     pub fn query(mut self, key: &str, value: &str) -> Self {
         self.url.push(if self.url.contains('?') { '&' } else { '?' });
         self.url.extend(utf8_percent_encode(key, &ESCAPED));
@@ -193,7 +198,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Adds a header. Those that frame the message are the host's.
+    /// Adds a header. The host sets the headers that frame the message.
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
@@ -205,11 +210,11 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Sets the body to JSON, with its content type.
+    /// Sets a JSON body and its content type.
     ///
     /// # Errors
     ///
-    /// [`internal`](StorageError::internal) for a value that cannot be written as JSON: nothing was sent.
+    /// - [`internal`](StorageError::internal) if the value cannot be encoded as JSON. Nothing was sent.
     pub fn json(self, value: &impl Serialize) -> Result<Self> {
         let body = serde_json::to_vec(value).map_err(|error| {
             StorageError::internal(format!("the body for {} cannot be written: {error}", self.url))
@@ -219,47 +224,47 @@ impl<'a> Request<'a> {
         Ok(self.header("content-type", "application/json").body(body))
     }
 
-    /// Proves who asks by `Authorization: Basic`. The host does it: the backend never sees the password.
+    /// Authenticates with `Authorization: Basic`. The host inserts the password; the backend never sees it.
     pub fn basic(mut self, user: impl Into<UserName<'a>>, password: &'a Secret) -> Self {
         self.authorization = Some(Authorization::Basic { user: user.into(), password });
         self
     }
 
-    /// Proves who asks by `Authorization: Bearer` with a secret, unseen.
+    /// Authenticates with `Authorization: Bearer` and a secret that the host inserts.
     pub fn bearer(mut self, token: &'a Secret) -> Self {
         self.authorization = Some(Authorization::Bearer(token));
         self
     }
 
-    /// Proves who asks by a secret in any other header, unseen.
+    /// Authenticates with a secret in another header, inserted by the host.
     pub fn secret_header(mut self, name: &str, value: &'a Secret) -> Self {
         self.authorization = Some(Authorization::Header { name: name.to_owned(), value });
         self
     }
 
-    /// Proves who asks by `Authorization: Bearer` with a token that the backend has got by logging in.
+    /// Authenticates with `Authorization: Bearer` and a token that the backend received from a login.
     pub fn token(self, token: &str) -> Self {
         self.header("authorization", format!("Bearer {token}"))
     }
 
-    /// How long the exchange may take in all; the operator's bound is the longest and the default.
+    /// Sets the time limit of the whole exchange. The operator's limit is the default and the maximum.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout_ms = Some(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
     }
 
-    /// Says that this request changes nothing at the storage, whatever its method. Without an answer it is as
-    /// if it was never sent.
+    /// Marks the request as changing nothing in the storage, regardless of its method. A missing response
+    /// then counts like a request that was never sent.
     pub fn read_only(mut self) -> Self {
         self.may_change = false;
         self
     }
 
-    /// Sends the request and waits for its response, of whatever status.
+    /// Sends the request and waits for the response. A response of any status is `Ok`.
     ///
     /// # Errors
     ///
-    /// When there is no response.
+    /// There was no response.
     pub fn send(self) -> std::result::Result<Response, HttpError> {
         let may_change = self.may_change;
         let mut result = host::send(self);
@@ -284,42 +289,42 @@ impl<'a> Request<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HttpError {
-    /// What went wrong.
+    /// The kind of the failure.
     pub failure: Failure,
-    /// What happened, for people.
+    /// A description for people.
     pub message: String,
-    /// Whether the server may have got the request.
+    /// True if the server may have received the request.
     pub maybe_sent: bool,
-    /// Whether the server may have changed something because of it.
+    /// True if the request may have changed something on the server.
     pub maybe_changed: bool,
 }
 
 impl HttpError {
-    /// A request that never left, for scripted servers.
+    /// A request that was never sent, for mock servers.
     pub fn unsent(failure: Failure, message: impl Into<String>) -> Self {
         Self { failure, message: message.into(), maybe_sent: false, maybe_changed: false }
     }
 
-    /// A request that the server may have got, and answered in vain, for scripted servers.
+    /// A request that the server may have received and whose response was lost, for mock servers.
     pub fn lost(failure: Failure, message: impl Into<String>) -> Self {
         Self { failure, message: message.into(), maybe_sent: true, maybe_changed: true }
     }
 }
 
-/// A response of whatever status.
+/// A response of any status.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Response {
-    /// Status, such as 200.
+    /// The status code, such as 200.
     pub status: u16,
-    /// Headers in their order, names in lower case.
+    /// The headers in order of arrival, with lower-case names.
     pub headers: Vec<(String, String)>,
-    /// Body.
+    /// The body.
     pub body: Vec<u8>,
-    /// Whether the request was one that changes nothing, so that no answer leaves a doubt.
+    /// True if the request was read-only, so that a failure is never uncertain.
     of_read_only_request: bool,
 }
 
-/// Without header values and body: they may hold a login.
+/// Omits header values and the body because they may contain credentials.
 impl fmt::Debug for Response {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Response")
@@ -330,32 +335,32 @@ impl fmt::Debug for Response {
 }
 
 impl Response {
-    /// A response without headers and body, for scripted servers.
+    /// A response without headers and body, for mock servers.
     pub fn new(status: u16) -> Self {
         Self { status, headers: Vec::new(), body: Vec::new(), of_read_only_request: false }
     }
 
-    /// What the host has received.
+    /// Converts a response of the host.
     #[cfg(target_family = "wasm")]
     pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
         Self { status, headers, body, of_read_only_request: false }
     }
 
-    /// The same with a header.
+    /// The same response with one more header.
     #[must_use]
     pub fn with_header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_ascii_lowercase(), value.to_owned()));
         self
     }
 
-    /// The same with a body.
+    /// The same response with a body.
     #[must_use]
     pub fn with_body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self
     }
 
-    /// A header by its name, in whatever case; the first of several.
+    /// The first header with the name, compared case-insensitively.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -363,22 +368,22 @@ impl Response {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Whether the status is 2xx.
+    /// Returns true if the status is 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
 
-    /// The body as text; what is not UTF-8 is replaced.
+    /// The body as text. Invalid UTF-8 is replaced.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON.
+    /// Decodes the body from JSON.
     ///
     /// # Errors
     ///
-    /// [`internal`](StorageError::internal) when it is not the JSON of a `T`; the outcome is unknown then,
-    /// unless the request was one that changes nothing.
+    /// - [`internal`](StorageError::internal) if the body is not the JSON of a `T`. The outcome is unknown
+    ///   unless the request was read-only.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|error| {
             self.with_known_finality(StorageError::internal(format!(
@@ -388,13 +393,12 @@ impl Response {
         })
     }
 
-    /// The response when it is a success, and otherwise the error that `map` finds for it, or
-    /// [`error`](Self::error) when it finds none. An error that `map` makes is the backend's own word and
-    /// stays as it is.
+    /// Returns the response if its status is 2xx, and otherwise the error from `map`, or
+    /// [`error`](Self::error) if `map` returns `None`. An error from `map` is returned unchanged.
     ///
     /// # Errors
     ///
-    /// A status other than 2xx.
+    /// The status is not 2xx.
     pub fn ok_or(self, map: impl FnOnce(&Self) -> Option<StorageError>) -> Result<Self> {
         if self.is_success() {
             return Ok(self);
@@ -402,12 +406,12 @@ impl Response {
         Err(map(&self).unwrap_or_else(|| self.error()))
     }
 
-    /// The error that a status means by itself, with the pause that a `retry-after` in seconds asks for.
+    /// The default error for the status. A `retry-after` header in seconds sets the retry delay.
     ///
-    /// A refusal (4xx) is final unless this call has changed something before. So is 429: the storage has too
-    /// much to do and did nothing, and the same call later may succeed. 423 and 425 say that it is at work on
-    /// this very thing. After 408 and most of 5xx nobody knows what it did, unless the request was one that
-    /// changes nothing.
+    /// - 4xx is final unless this call has changed something before. This includes 429: the storage is
+    ///   overloaded and did nothing.
+    /// - 423 and 425 are in progress: the storage is processing this operation.
+    /// - 408 and most 5xx leave the outcome unknown unless the request was read-only.
     pub fn error(&self) -> StorageError {
         let message = self.error_message();
         let error = match self.status {
@@ -431,7 +435,7 @@ impl Response {
         }
     }
 
-    /// The failure with what is known of its outcome.
+    /// Adjusts the finality to the known outcome of the request.
     fn with_known_finality(&self, error: StorageError) -> StorageError {
         let error = if self.of_read_only_request && error.finality == Finality::Unknown {
             error.without_effect()
@@ -441,12 +445,12 @@ impl Response {
         error.final_unless_changed()
     }
 
-    /// Whether the status says that nothing was done.
+    /// Returns true if the status means that the server did nothing.
     fn is_refusal(&self) -> bool {
         matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
     }
 
-    /// What the storage said, cut, on one line.
+    /// The response body, truncated, on one line.
     fn error_message(&self) -> String {
         let text = self.text();
         let excerpt: String =
@@ -460,7 +464,7 @@ impl Response {
 }
 
 impl From<HttpError> for StorageError {
-    /// Final only when the request has changed nothing, and this call nothing before: see the
+    /// Final only if neither the request nor anything earlier in this call changed something; see the
     /// [module](crate::http).
     fn from(error: HttpError) -> Self {
         let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;

@@ -1,4 +1,4 @@
-//! What a failed request says of its outcome.
+//! Finality of errors from failed requests.
 
 use super::*;
 use crate::{ErrorKind, Finality, mock::MockHost, secrets};
@@ -29,7 +29,7 @@ fn a_request_error_is_final_only_if_nothing_was_sent() {
     }
 }
 
-/// Sends these requests in one call; the last one is never sent, and its error is returned.
+/// Sends these requests in one call. The last one is never sent, and its error is returned.
 fn finality_after(first: Vec<Request<'static>>) -> Finality {
     let answers = |status: u16| move |_: &crate::mock::ReceivedRequest| Ok(Response::new(status));
     let host = MockHost::new()

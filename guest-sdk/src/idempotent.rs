@@ -1,22 +1,22 @@
-//! Calls that may come twice: find what the same call has made, or make it.
+//! Create operations that may be repeated: return the item of an earlier identical call, or create it.
 
 use std::fmt::Debug;
 
 use crate::{CapacityRange, ErrorKind, Owner, Result, StorageError};
 
-/// How making something ended.
+/// Result of an attempt to create an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created<T> {
-    /// It is there now.
+    /// The item was created.
     New(T),
-    /// Something of this name is there already: another call was faster, or an earlier answer was lost.
+    /// An item with this name exists: another call was faster, or an earlier response was lost.
     AlreadyExists,
 }
 
-/// Finds what the same call has made, or makes it. `same` compares what was found with what is asked for;
-/// [`Existing`] helps.
+/// Returns the item that an earlier identical call created, or creates it.
 ///
-/// The storage has to refuse a second item of a name: `create` is told by it, not by an earlier look.
+/// `check` compares an existing item with the request; [`ExistingComparison`] helps. `create` must rely on
+/// the storage to reject a second item with the same name, not on the result of `find`.
 ///
 /// ```
 /// use cofferdam_guest::{Result, http, idempotent::{self, Created, ExistingComparison}, mock};
@@ -31,12 +31,15 @@ pub enum Created<T> {
 ///         |found: &u64| ExistingComparison::new("volume", name).equal("size", found, &bytes).check(),
 ///         || {
 ///             let response = http::Request::put(&url).header("if-none-match", "*").json(&bytes)?.send()?;
-///             if response.status == 412 { Ok(Created::AlreadyExists) } else { response.ok_or(|_| None)?.json().map(Created::New) }
+///             match response.status {
+///                 412 => Ok(Created::AlreadyExists),
+///                 _ => response.ok_or(|_| None)?.json().map(Created::New),
+///             }
 ///         },
 ///     )
 /// }
 ///
-/// // Somebody else makes the volume between the look and the request.
+/// // Another client creates the volume between the lookup and the request.
 /// let mut looks = 0;
 /// let _host = mock::MockHost::new()
 ///     .on(http::Method::Get, "http://array/", move |_| {
@@ -50,10 +53,12 @@ pub enum Created<T> {
 ///
 /// # Errors
 ///
-/// What the functions returned; [`in_progress`](StorageError::in_progress) when the name is taken by
-/// something that cannot be found. When `find` got no answer (of kind `unavailable`, `deadline-exceeded`,
-/// `cancelled`, `internal` or `unknown`), its error is never final: an earlier call of the same name may have
-/// made something that this look did not see, and whoever believes a final error forgets it.
+/// - The errors of `find`, `check` and `create`.
+/// - [`in_progress`](StorageError::in_progress) if the name is taken, but `find` returns nothing.
+///
+/// An error of `find` without a response of the storage (kind `unavailable`, `deadline-exceeded`,
+/// `cancelled`, `internal` or `unknown`) is never final. An earlier call may have created an item that `find`
+/// did not see, and a caller does not clean up after a final error.
 pub fn find_or_create<T>(
     mut find: impl FnMut() -> Result<Option<T>>,
     check: impl FnOnce(&T) -> Result<()>,
@@ -72,7 +77,7 @@ pub fn find_or_create<T>(
     }
 }
 
-/// The error of a look, which is not final if the look saw nothing.
+/// Makes the error of a lookup not final if the lookup had no result.
 fn not_final_without_response(error: StorageError) -> StorageError {
     match error.kind {
         ErrorKind::Unavailable
@@ -94,7 +99,7 @@ fn not_final_without_response(error: StorageError) -> StorageError {
     }
 }
 
-/// Compares what exists with what is asked for, and keeps the first difference.
+/// Compares an existing item with a request and records the first difference.
 #[derive(Clone, Debug)]
 #[must_use = "only `check` tells"]
 pub struct ExistingComparison<'a> {
@@ -104,12 +109,12 @@ pub struct ExistingComparison<'a> {
 }
 
 impl<'a> ExistingComparison<'a> {
-    /// Begins the comparison of something, such as a `volume`, with a name.
+    /// Starts a comparison. `what` is the kind of the item, such as `volume`.
     pub fn new(what: &'a str, name: &'a str) -> Self {
         Self { kind: what, name, difference: None }
     }
 
-    /// Compares one thing.
+    /// Compares one field.
     pub fn equal<T: PartialEq + Debug + ?Sized>(mut self, field: &str, found: &T, requested: &T) -> Self {
         if self.difference.is_none() && found != requested {
             self.difference = Some(format!("its {field} is {found:?}, not {requested:?}"));
@@ -117,7 +122,7 @@ impl<'a> ExistingComparison<'a> {
         self
     }
 
-    /// Compares the size with the range that is asked for.
+    /// Checks that the size is within the requested range.
     pub fn size_within(mut self, bytes: u64, requested: &CapacityRange) -> Self {
         if self.difference.is_none() && !requested.contains(bytes) {
             self.difference = Some(format!("its size is {bytes} bytes, not {}", requested.describe()));
@@ -125,8 +130,8 @@ impl<'a> ExistingComparison<'a> {
         self
     }
 
-    /// Compares the cluster that a volume was made for, if that was kept, with the one that asks, if it says
-    /// who it is. On storage that several clusters share, a volume of the same name may be another one's.
+    /// Compares the cluster recorded for the volume with the requesting cluster, if both are known. On
+    /// storage shared by several clusters, a volume of the same name may belong to another cluster.
     pub fn same_cluster(self, found: Option<&str>, requested: Option<&Owner>) -> Self {
         match (found, requested) {
             (Some(found), Some(owner)) => self.equal("cluster", found, &owner.cluster_id),
@@ -134,11 +139,11 @@ impl<'a> ExistingComparison<'a> {
         }
     }
 
-    /// Ends the comparison.
+    /// Returns the result of the comparison.
     ///
     /// # Errors
     ///
-    /// [`already_exists`](StorageError::already_exists), final, which names the first difference.
+    /// - [`already_exists`](StorageError::already_exists), final: the message names the first difference.
     pub fn check(self) -> Result<()> {
         match self.difference {
             Some(difference) => Err(StorageError::already_exists(format!(

@@ -1,12 +1,12 @@
-//! Write a Cofferdam storage backend in Rust.
+//! SDK for Cofferdam storage backends in Rust.
 //!
-//! A backend is a type that implements [`Backend`], and one line that makes a WebAssembly component of it:
+//! A backend is a type that implements [`Backend`]. One line exports it as a WebAssembly component:
 //!
 //! ```
 //! #![forbid(unsafe_code)]
 //! use cofferdam_guest::{
-//!     Backend, CreateRequest, Description, Placement, Readiness, Result, StorageError, ValidateRequest, Validation, Volume,
-//!     settings,
+//!     Backend, CreateRequest, Description, Placement, Readiness, Result, StorageError, ValidateRequest,
+//!     Validation, Volume, settings,
 //! };
 //!
 //! struct MyArray;
@@ -44,17 +44,16 @@
 //! # fn main() {}
 //! ```
 //!
-//! Build it as a `cdylib` for `wasm32-wasip2` with plain cargo; the file is the component.
+//! Build it as a `cdylib` for `wasm32-wasip2` with plain cargo. The resulting file is the component.
 //!
-//! # What to keep in mind
+//! # Rules for backends
 //!
-//! - Every call runs in a fresh instance: statics start anew each time. What must last is the storage's, or
-//!   stands in [`state`].
-//! - Every call is idempotent by name or handle, because its answer may have been lost.
-//! - A panic is a trap, and a trap is a defect: the caller learns nothing but that it does not know what
-//!   happened. Return a [`StorageError`] instead; its constructors are named for the kind and choose the
-//!   finality that the kind has.
-//! - Imports that a backend never calls are not in its component, and need not be granted.
+//! - Every call runs in a fresh instance, so statics are reset. Keep persistent data in the storage or in
+//!   [`state`].
+//! - Every call must be idempotent by name or handle, because an earlier response may have been lost.
+//! - A panic traps, and the caller then only knows that the outcome is unknown. Return a [`StorageError`]
+//!   instead. Its constructors are named for the kind and set the matching finality.
+//! - Imports that a backend never calls are not part of its component and need no grant.
 #![deny(unsafe_code)]
 
 pub mod abilities;
@@ -95,30 +94,31 @@ pub use bindings::{
 };
 pub use types::to_map;
 
-/// Whether this call may have changed something outside: it has committed to the state or the pool, or has
-/// sent a request that may have had an effect. The SDK keeps count, so that an error that it converts is
-/// never final after a change.
+/// Returns true if this call may have changed something outside: it committed to the state or the pool, or
+/// sent a request that may have had an effect. The SDK uses this so that an error it converts is never final
+/// after a change.
 ///
-/// A request counts when its method can change something ([`changes_nothing`](http::Request::changes_nothing)
-/// says that this one does not) and the answer does not refuse it with 4xx (other than 408), 501, 505 or 507.
+/// A request counts if its method is not read-only, it is not marked with
+/// [`read_only`](http::Request::read_only), and its response is neither 4xx (except 408) nor 501, 505 or 507.
 pub fn has_changed() -> bool {
     host::has_changed()
 }
 
-/// What every function of a backend returns.
+/// Result of every backend function.
 pub type Result<T> = std::result::Result<T, StorageError>;
 
-/// Makes a component of a type that implements [`Backend`]: `export!(MyArray)`, or, with what it can do
-/// beside, `export!(MyArray: snapshots, restoring, expansion)`. The names are those of the contract's
-/// interfaces, and each needs the trait of [`abilities`]. Once per crate, in a crate of type `cdylib`.
+/// Exports a type that implements [`Backend`] as a component: `export!(MyArray)`.
 ///
-/// What it expands to needs exported symbols, which Rust counts as unsafe code; as it comes from this crate,
-/// the crate that uses it can still forbid unsafe code of its own.
+/// Optional abilities follow the type: `export!(MyArray: snapshots, restoring, expansion)`. Their names are
+/// those of the contract's interfaces, and each requires the corresponding trait of [`abilities`]. Use the
+/// macro once per crate, in a crate of type `cdylib`.
+///
+/// The expansion contains exported symbols, which Rust treats as unsafe code. The macro is defined in this
+/// crate, so a crate that uses it can still forbid unsafe code.
 #[macro_export]
 macro_rules! export {
     ($backend:ty $(: $($ability:ident),+ $(,)?)?) => {
-        // Native linkers read the `@` in the exports' names as a symbol version; a native build is for tests
-        // only.
+        // Native linkers read the `@` in export names as a symbol version. Native builds are for tests only.
         #[cfg(target_family = "wasm")]
         const _: () = {
             type Exported = $crate::Component<$backend>;
@@ -151,13 +151,17 @@ macro_rules! export_ability {
         $crate::bindings::expansion::export_expansion!(Exported with_types_in $crate::bindings::expansion);
     };
     (modification) => {
-        $crate::bindings::modification::export_modification!(Exported with_types_in $crate::bindings::modification);
+        $crate::bindings::modification::export_modification!(
+            Exported with_types_in $crate::bindings::modification
+        );
     };
     (snapshots) => {
         $crate::bindings::snapshots::export_snapshots!(Exported with_types_in $crate::bindings::snapshots);
     };
     (group_snapshots) => {
-        $crate::bindings::group_snapshots::export_group_snapshots!(Exported with_types_in $crate::bindings::group_snapshots);
+        $crate::bindings::group_snapshots::export_group_snapshots!(
+            Exported with_types_in $crate::bindings::group_snapshots
+        );
     };
     (listing) => {
         $crate::bindings::listing::export_listing!(Exported with_types_in $crate::bindings::listing);
@@ -170,7 +174,7 @@ macro_rules! export_ability {
     };
 }
 
-/// Makes a native build check that a type has what it exports.
+/// Checks in a native build that a type implements the traits of its exports.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! check_ability {

@@ -1,4 +1,4 @@
-//! Lines in the host's log. Secrets of the call are made unreadable in them by the host.
+//! Log lines in the host's log. The host redacts the secrets of the call.
 //!
 //! ```
 //! use cofferdam_guest::{log::{self, Level}, mock};
@@ -17,28 +17,28 @@ use std::fmt::Display;
 pub use crate::bindings::cofferdam::storage::log::Level;
 use crate::host;
 
-/// Writes a line with fields.
+/// Writes a log line with fields.
 pub fn write(level: Level, message: impl Display, fields: &[(&str, &dyn Display)]) {
     let fields: Vec<_> = fields.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
     host::log(level, &message.to_string(), &fields);
 }
 
-/// Writes a line for the people who write the backend.
+/// Writes a line for developers of the backend.
 pub fn debug(message: impl Display) {
     write(Level::Debug, message, &[]);
 }
 
-/// Writes a line for the people who run the backend.
+/// Writes a line for operators of the backend.
 pub fn info(message: impl Display) {
     write(Level::Info, message, &[]);
 }
 
-/// Writes a line about something to look at.
+/// Writes a line about a possible problem.
 pub fn warn(message: impl Display) {
     write(Level::Warn, message, &[]);
 }
 
-/// Writes a line about something that failed.
+/// Writes a line about a failure.
 pub fn error(message: impl Display) {
     write(Level::Error, message, &[]);
 }

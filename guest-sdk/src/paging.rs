@@ -1,25 +1,25 @@
-//! Listings in parts.
+//! Paged listings.
 
 use crate::{Result, StorageError, handle};
 
-/// Digits of the digest that tells a place that a listing returned from one that somebody made up.
+/// Hexadecimal digits of the checksum that distinguishes a token from invented text.
 const CHECKSUM_DIGITS: usize = 8;
 
-/// A part of a listing.
+/// A page of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T> {
     /// The items.
     pub items: Vec<T>,
-    /// Where the next part begins; absent at the end.
+    /// The token of the next page, or `None` on the last page.
     pub next: Option<String>,
 }
 
-/// The key after which a part begins: `None` at the beginning.
+/// Decodes a token to the key after which the page starts. Without a token the result is `None`.
 ///
 /// # Errors
 ///
-/// [`aborted`](StorageError::aborted), final, for a place that [`place`] did not make: the caller begins
-/// anew.
+/// - [`aborted`](StorageError::aborted), final: [`token`] did not create the token. The caller restarts the
+///   listing.
 pub fn key_of_token(after: Option<&str>) -> Result<Option<&str>> {
     let Some(token) = after else { return Ok(None) };
     match token.split_once('.') {
@@ -31,15 +31,15 @@ pub fn key_of_token(after: Option<&str>) -> Result<Option<&str>> {
     }
 }
 
-/// The place after a key. It stays good when items come and go, that of the key included.
+/// The token for the page after a key. It remains valid when items are added or removed, including the item
+/// with this key.
 pub fn token(key: &str) -> String {
     format!("{}.{key}", handle::digest(key, CHECKSUM_DIGITS))
 }
 
-/// The part of a listing that comes after a place. The items come in any order; their keys are unique and
-/// never change.
+/// The page after a token. The items may be in any order. Their keys must be unique and must never change.
 ///
-/// A limit that is absent or 0 leaves the number to the backend: everything is returned.
+/// Without a limit, or with a limit of 0, all remaining items are returned.
 ///
 /// ```
 /// use cofferdam_guest::paging;
@@ -53,7 +53,7 @@ pub fn token(key: &str) -> String {
 ///
 /// # Errors
 ///
-/// See [`key`].
+/// The errors of [`key_of_token`].
 pub fn page<T>(
     items: impl IntoIterator<Item = T>,
     key_of: impl Fn(&T) -> &str,

@@ -1,4 +1,4 @@
-//! Parameters of a class, and settings, read with errors that name the key, its value and what was expected.
+//! Reads class parameters and settings. Errors name the key, its value and the expected values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,11 +7,11 @@ use std::{
 
 use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
 
-/// What external-provisioner adds to the parameters of a class when it is told to: who asks. Every backend
-/// accepts it.
+/// Prefix of the keys that external-provisioner adds with `--extra-create-metadata`. Every backend accepts
+/// them.
 const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
-/// Reads keys one by one, and at the end refuses those that nobody asked for.
+/// Reads keys one by one and rejects the remaining keys at the end.
 ///
 /// ```
 /// use cofferdam_guest::{KeyValues, Result, parameters::ParameterReader};
@@ -45,21 +45,19 @@ pub struct ParameterReader {
 }
 
 impl ParameterReader {
-    /// Reads the parameters of a class: what is wrong with them is
-    /// [`invalid_argument`](StorageError::invalid_argument). Keys that begin with `csi.storage.k8s.io/` are
-    /// left out.
+    /// Reads the parameters of a class. Errors are [`invalid_argument`](StorageError::invalid_argument). Keys
+    /// with the prefix `csi.storage.k8s.io/` are ignored.
     pub fn parameters(pairs: KeyValues) -> Self {
         let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA_PREFIX));
         Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
     }
 
-    /// Reads parameters that may change later: see [`Modification`](crate::abilities::Modification).
+    /// Reads mutable parameters; see [`Modification`](crate::abilities::Modification).
     pub fn mutable_parameters(pairs: KeyValues) -> Self {
         Self::new("mutable parameter", ErrorKind::InvalidArgument, pairs)
     }
 
-    /// Reads the operator's settings: what is wrong with them is
-    /// [`failed_precondition`](StorageError::failed_precondition).
+    /// Reads the operator's settings. Errors are [`failed_precondition`](StorageError::failed_precondition).
     pub fn settings() -> Self {
         Self::new("setting", ErrorKind::FailedPrecondition, host::settings())
     }
@@ -68,26 +66,27 @@ impl ParameterReader {
         Self { kind_name: what, kind, remaining: pairs.into_iter().collect(), read_keys: BTreeSet::new() }
     }
 
-    /// A text.
+    /// An optional text.
     pub fn text(&mut self, key: &str) -> Option<String> {
         self.read_keys.insert(key.to_owned());
         self.remaining.remove(key)
     }
 
-    /// A text that must be there.
+    /// A required text.
     ///
     /// # Errors
     ///
-    /// When it is not.
+    /// The key is missing.
     pub fn required(&mut self, key: &str) -> Result<String> {
         self.text(key).ok_or_else(|| self.error(format!("the {} {key:?} is missing", self.kind_name)))
     }
 
-    /// A value of any type that can be read from a text; `expected` says in words which texts can.
+    /// A value of any type that implements [`FromStr`]. `expected` describes the valid texts in error
+    /// messages.
     ///
     /// # Errors
     ///
-    /// When this one cannot.
+    /// The text cannot be parsed.
     pub fn parse<T: FromStr>(&mut self, key: &str, expected: &str) -> Result<Option<T>> {
         let Some(text) = self.text(key) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| self.invalid_value(key, &text, expected))
@@ -97,16 +96,16 @@ impl ParameterReader {
     ///
     /// # Errors
     ///
-    /// When it is neither.
+    /// The value is something else.
     pub fn boolean(&mut self, key: &str) -> Result<Option<bool>> {
         self.choice(key, &[("true", true), ("false", false)])
     }
 
-    /// One of several words, with what each means.
+    /// One of several words, each mapped to a value.
     ///
     /// # Errors
     ///
-    /// When it is none of them.
+    /// The value is none of the words.
     pub fn choice<T: Clone>(&mut self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.text(key) else { return Ok(None) };
         match choices.iter().find(|(name, _)| *name == text) {
@@ -115,11 +114,11 @@ impl ParameterReader {
         }
     }
 
-    /// A size: bytes, or a number with `Ki`, `Mi`, `Gi`, `Ti` or `Pi`.
+    /// A size: a number of bytes, or a number with the suffix `Ki`, `Mi`, `Gi`, `Ti` or `Pi`.
     ///
     /// # Errors
     ///
-    /// When it is something else, or does not fit 64 bits.
+    /// The value has another form or does not fit into 64 bits.
     pub fn bytes(&mut self, key: &str) -> Result<Option<u64>> {
         const SUFFIXES: [(&str, u32); 5] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50)];
         let Some(text) = self.text(key) else { return Ok(None) };
@@ -134,11 +133,11 @@ impl ParameterReader {
         }
     }
 
-    /// Refuses the keys that nobody has asked for.
+    /// Rejects the keys that were not read.
     ///
     /// # Errors
     ///
-    /// When there are any: names the first, and all that are known.
+    /// There are such keys. The message names the first one and all known keys.
     pub fn finish(self) -> Result<()> {
         let Some(key) = self.remaining.keys().next() else { return Ok(()) };
         let known = match self.read_keys.len() {
@@ -158,7 +157,7 @@ impl ParameterReader {
     }
 }
 
-/// Words in quotes, as a sentence lists them.
+/// A list of quoted words for a sentence.
 fn list<'a>(items: impl Iterator<Item = &'a str>, last: &str) -> String {
     let mut items: Vec<String> = items.map(|item| format!("{item:?}")).collect();
     match items.pop() {

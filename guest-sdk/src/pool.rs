@@ -1,9 +1,11 @@
-//! One directory of the host that the operator names, with directories and image files by plain names.
+//! A directory of the host, chosen by the operator, that contains directories and image files under plain
+//! names.
 //!
-//! Every change is whole: after a crash it has happened or it has not. A copy that has begun runs to its end,
-//! also when the call that made it is over; until then its name is [`PoolError::Busy`]. Wherever it is said
-//! that nothing was made, [`PoolError::Unknown`] is the exception: the change may be there, and the same call
-//! again tells.
+//! Every change is atomic with respect to a crash. A copy that has started runs to its end even if its call
+//! has ended; until then its name is [`PoolError::Busy`].
+//!
+//! Failed functions that create an item have created nothing, with one exception. After
+//! [`PoolError::Unknown`] the item may exist, and the same call again returns the result.
 
 pub use crate::bindings::cofferdam::storage::{
     pool::{CopyMode, Item, ItemKind, Page, PoolError, Room},
@@ -11,47 +13,56 @@ pub use crate::bindings::cofferdam::storage::{
 };
 use crate::{StorageError, host::pool as host};
 
-/// A pool. A backend that takes one as an argument can be tested without a host.
+/// A pool. A backend that takes it as a parameter can be tested without a host.
 ///
-/// Names are 1 to 200 of a-z, A-Z, 0-9, `-`, `_` and `.`, and begin with a letter or digit.
+/// Names have 1 to 200 characters of a-z, A-Z, 0-9, `-`, `_` and `.`, and start with a letter or digit.
 pub trait Pool {
-    /// Makes an empty directory.
+    /// Creates an empty directory.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Exists`] when the name is taken, and whatever else went wrong; nothing was made then.
+    /// - [`PoolError::Exists`] if the name is taken.
+    /// - Any failure of the pool. Nothing was created.
     fn create_directory(&self, name: &str) -> Result<(), PoolError>;
 
-    /// Makes an image of zeros of so many bytes, without taking its room before it is written.
+    /// Creates a sparse image of `size_bytes` zero bytes. Its blocks are allocated when they are written.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Exists`] when the name is taken, [`PoolError::InvalidSize`] for 0, what is no multiple of
-    /// 4,096 and what is above the operator's bound, [`PoolError::NoSpace`]; nothing was made then.
+    /// Nothing was created:
+    ///
+    /// - [`PoolError::Exists`] if the name is taken.
+    /// - [`PoolError::InvalidSize`] if the size is 0, is not a multiple of 4096, or exceeds the operator's
+    ///   limit.
+    /// - [`PoolError::NoSpace`] if the pool has too little space.
     fn create_image(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
 
-    /// Removes an item with everything in it.
+    /// Removes an item and its content.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Missing`] when there is none, and whatever else went wrong.
+    /// - [`PoolError::Missing`] if the item does not exist.
+    /// - Any failure of the pool.
     fn remove(&self, name: &str) -> Result<(), PoolError>;
 
-    /// Makes an image so many bytes large; one that is large enough stays as it is.
+    /// Expands an image to at least `size_bytes`. A larger image remains unchanged.
     ///
     /// # Errors
     ///
     /// [`PoolError::Missing`], [`PoolError::WrongKind`], [`PoolError::InvalidSize`], [`PoolError::NoSpace`].
     fn grow(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
 
-    /// Copies an item to a new name; an image may become larger on the way.
+    /// Copies an item to a new name. The copy of an image may be larger than its source.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Missing`] for a source that does not exist, [`PoolError::Exists`] when the name is taken,
-    /// [`PoolError::Busy`] while an earlier copy to this name runs, [`PoolError::Unsupported`] for
-    /// [`CopyMode::OneMoment`] where there is no such copy, and whatever else went wrong; nothing was made
-    /// then.
+    /// Nothing was created:
+    ///
+    /// - [`PoolError::Missing`] if the source does not exist.
+    /// - [`PoolError::Exists`] if the name is taken.
+    /// - [`PoolError::Busy`] if an earlier copy to this name is still running.
+    /// - [`PoolError::Unsupported`] if the pool cannot make a [`CopyMode::OneMoment`] copy.
+    /// - Any other failure of the pool.
     fn copy(
         &self,
         source: &str,
@@ -60,30 +71,30 @@ pub trait Pool {
         mode: CopyMode,
     ) -> Result<(), PoolError>;
 
-    /// Describes an item.
+    /// Returns an item with its size and usage.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Missing`] when there is none, [`PoolError::Busy`] while it is being made or removed.
+    /// - [`PoolError::Missing`] if the item does not exist.
+    /// - [`PoolError::Busy`] if the item is being created or removed.
     fn measure(&self, name: &str) -> Result<Item, PoolError>;
 
-    /// Lists the items whose names have a prefix and come after a given one, at most `limit` and at most
-    /// 1,000 of them.
+    /// Lists the items with a name prefix after a given name: at most `limit`, and at most 1000.
     ///
     /// # Errors
     ///
-    /// When the pool cannot be used.
+    /// The pool is unavailable.
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, PoolError>;
 
-    /// How much room there is.
+    /// Total and available space.
     ///
     /// # Errors
     ///
-    /// When the pool cannot be used.
+    /// The pool is unavailable.
     fn usage(&self) -> Result<Room, PoolError>;
 }
 
-/// The pool that the host grants.
+/// The pool granted by the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostPool;
 
@@ -128,9 +139,9 @@ impl Pool for HostPool {
 }
 
 impl From<PoolError> for StorageError {
-    /// Final for what the pool refuses, as long as this call has [changed](crate::changed) nothing before. A
-    /// pool that failed or is not sure leaves the outcome unknown, and what is at work leaves it in progress:
-    /// the same call again tells.
+    /// Final for requests that the pool rejects, unless this call [has changed](crate::has_changed) something
+    /// before. A failure of the pool leaves the outcome unknown. A busy item is in progress, and the same
+    /// call again returns the result.
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::NoSpace(Bound { limit, given }) => {

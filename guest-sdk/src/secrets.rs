@@ -1,4 +1,4 @@
-//! The secrets of this call, as handles: a backend can use one without seeing it.
+//! Secrets of the call, as handles. A backend can use a secret without seeing its value.
 //!
 //! ```
 //! use cofferdam_guest::{Result, StorageError, http, secrets};
@@ -16,20 +16,20 @@ use std::fmt;
 
 use crate::{Result, StorageError, host};
 
-/// A secret of this call. It shows its name and never what it holds.
+/// A secret of this call. `Debug` shows its name, never its value.
 pub struct Secret {
     name: String,
     handle: host::ImportedSecret,
 }
 
 impl Secret {
-    /// The name that the operator gave it.
+    /// The name given by the operator.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it holds. This needs a grant of its own, `reveal`, which only components have that call this:
-    /// pass the secret to [`http`](crate::http) where that is enough.
+    /// The value of the secret. It requires the additional grant `reveal`, which only components that call
+    /// this function have. Prefer to pass the secret to [`http`](crate::http).
     pub fn reveal(&self) -> String {
         host::reveal(&self.handle)
     }
@@ -45,21 +45,21 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The names of this call's secrets, in their order.
+/// The names of this call's secrets, sorted.
 pub fn names() -> Vec<String> {
     host::secret_names()
 }
 
-/// A secret by its name; `None` when the call has none of that name.
+/// The secret with the name, or `None` if the call has no such secret.
 pub fn get(name: &str) -> Option<Secret> {
     Some(Secret { name: name.to_owned(), handle: host::secret(name)? })
 }
 
-/// A secret that the backend cannot do without.
+/// A secret that the backend requires.
 ///
 /// # Errors
 ///
-/// [`failed_precondition`](StorageError::failed_precondition) when the call has none of that name.
+/// - [`failed_precondition`](StorageError::failed_precondition) if the call has no secret with this name.
 pub fn require(name: &str) -> Result<Secret> {
     get(name).ok_or_else(|| {
         StorageError::failed_precondition(format!("there is no secret {name:?}")).final_unless_changed()

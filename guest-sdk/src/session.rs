@@ -1,8 +1,8 @@
-//! Logins that outlive a call.
+//! Sessions that are kept across calls.
 //!
-//! An array that wants a login for every call is slow and soon has too many. [`with_login`] keeps one: it
-//! logs in when there is no login, one call at a time, and once more when the array does not know the login
-//! any more.
+//! A login per call makes an array slow and soon exceeds its session limit. [`with_login`] keeps one session:
+//! it logs in if there is no session, in one call at a time, and once more if the array no longer accepts the
+//! session.
 //!
 //! ```
 //! use std::time::Duration;
@@ -11,14 +11,18 @@
 //!
 //! fn log_in() -> Result<Vec<u8>> {
 //!     let password = secrets::require("password")?;
-//!     let response = http::Request::post("http://array/login").basic("admin", &password).read_only().send()?;
+//!     let request = http::Request::post("http://array/login").basic("admin", &password).read_only();
+//!     let response = request.send()?;
 //!     Ok(response.ok_or(|_| None)?.body)
 //! }
 //!
 //! fn volumes() -> Result<http::Response> {
 //!     session::with_login("array", Duration::from_secs(600), log_in, |login| {
 //!         let response = http::Request::get("http://array/volumes").token(&login.text()?).send()?;
-//!         Ok(if response.status == 401 { session::SessionOutcome::Expired } else { session::SessionOutcome::Done(response) })
+//!         Ok(match response.status {
+//!             401 => session::SessionOutcome::Expired,
+//!             _ => session::SessionOutcome::Done(response),
+//!         })
 //!     })
 //! }
 //!
@@ -32,15 +36,16 @@
 //! assert_eq!(host.requests().len(), 3, "one login, and two requests with it");
 //! ```
 //!
-//! Logins are kept apart for every set of secrets, so a call with other credentials never gets this one. They
-//! may be gone at any time.
+//! Every set of secrets has its own sessions, so a call with other credentials never receives this one. A
+//! session may disappear at any time.
 
 use std::time::Duration;
 
 pub use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generation, SessionError};
 use crate::{Result, StorageError, host};
 
-/// Finds a value, or the turn to make it; waits for a call that has the turn.
+/// Returns the value of a key, or locks the key so that this call can create the value. Waits for another
+/// call that holds the lock.
 ///
 /// # Errors
 ///
@@ -49,21 +54,21 @@ pub fn acquire(key: &str) -> std::result::Result<Acquired, SessionError> {
     host::session_acquire(key)
 }
 
-/// Sets a value of at most 8 KiB for a time, and gives the turn back. The operator may bound the time.
+/// Stores a value of at most 8 KiB for `ttl` and releases the lock. The operator may limit `ttl`.
 ///
 /// # Errors
 ///
-/// See [`SessionError`]. The turn stays with this call then.
+/// See [`SessionError`]. This call still holds the lock.
 pub fn put(key: &str, value: &[u8], ttl: Duration) -> std::result::Result<Generation, SessionError> {
     host::session_put(key, value, u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Gives a turn back without a value.
+/// Releases a lock without storing a value.
 pub fn release(key: &str) {
     host::session_release(key);
 }
 
-/// Removes a value if it still is of this generation.
+/// Removes a value if it still has this generation.
 pub fn invalidate(key: &str, generation: Generation) {
     host::session_invalidate(key, generation);
 }
@@ -75,7 +80,7 @@ pub struct Login {
     generation: Option<Generation>,
 }
 
-/// It never shows what it holds.
+/// Never shows the value.
 impl std::fmt::Debug for Login {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Login").field("generation", &self.generation).finish_non_exhaustive()
@@ -83,16 +88,16 @@ impl std::fmt::Debug for Login {
 }
 
 impl Login {
-    /// What the login made.
+    /// The result of the login.
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// What the login made, as text.
+    /// The result of the login as text.
     ///
     /// # Errors
     ///
-    /// [`internal`](StorageError::internal) when it is not UTF-8.
+    /// - [`internal`](StorageError::internal) if the value is not UTF-8.
     pub fn text(&self) -> Result<String> {
         String::from_utf8(self.value.clone()).map_err(|_| {
             StorageError::internal("the login is not a text").without_effect().final_unless_changed()
@@ -100,15 +105,15 @@ impl Login {
     }
 }
 
-/// The value that is held under a key, or the one that `log_in` makes. Of several calls that find none, one
-/// logs in and the others wait for it. When it fails, the next one has its turn.
+/// Returns the stored session of a key, or the one that `log_in` creates. If several calls find no session,
+/// one logs in and the others wait. If it fails, the next one logs in.
 ///
-/// A login is no change of the storage, whatever it sends: an error after it may still be final.
+/// A login does not count as a change of the storage, so a later error may still be final. If the host
+/// already stores the maximum number of sessions, the new session is used for this call only.
 ///
 /// # Errors
 ///
-/// What `log_in` returned, and [`SessionError`]s of a key or value that is out of bounds. When the host holds
-/// as many logins as it may, the login serves this call alone.
+/// The errors of `log_in`, and a [`SessionError`] for a key or value of invalid size.
 pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>) -> Result<Login> {
     match acquire(key) {
         Ok(Acquired::Held(Entry { value, generation })) => {
@@ -149,22 +154,22 @@ fn preserving_has_changed<T>(log_in: impl FnOnce() -> T) -> T {
     value
 }
 
-/// How something that needs a login went.
+/// Result of an operation that uses a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionOutcome<T> {
-    /// The login served.
+    /// The storage accepted the session.
     Done(T),
-    /// The storage does not know the login, and did nothing.
+    /// The storage rejected the session and did nothing.
     Expired,
 }
 
-/// Does something with a login; when the storage does not know it any more, forgets it and does it once more
-/// with a new one. What another call has made anew meanwhile is used, not made again.
+/// Runs an operation with a session. If the storage rejects the session, it is removed and the operation runs
+/// once more with a new one. A session that another call has created in the meantime is reused.
 ///
 /// # Errors
 ///
-/// What `log_in` and `work` returned, [`login`]'s own, and [`unauthenticated`](StorageError::unauthenticated)
-/// when the storage refuses the new login too.
+/// - The errors of `log_in`, of `run` and of [`login`].
+/// - [`unauthenticated`](StorageError::unauthenticated) if the storage rejects the new session too.
 pub fn with_login<T>(
     key: &str,
     ttl: Duration,
@@ -187,7 +192,7 @@ pub fn with_login<T>(
 }
 
 impl From<SessionError> for StorageError {
-    /// All of them are known before anything is done; final unless this call has changed something before.
+    /// These errors occur before any effect. They are final unless this call has changed something before.
     fn from(error: SessionError) -> Self {
         match error {
             SessionError::KeySize(bound) => Self::internal(format!(

@@ -1,4 +1,4 @@
-//! One login at a time, forgotten by generation.
+//! One login at a time, and removal by generation.
 
 use std::cell::Cell;
 
@@ -91,7 +91,7 @@ fn a_login_renewed_by_another_call_is_reused() {
     let _host = MockHost::new().install();
     let use_login = |login: &Login| {
         if login.value() == b"old" {
-            // Another call finds out first.
+            // Another call has already replaced the session.
             put("k", b"new", TTL).unwrap();
             return Ok(SessionOutcome::Expired);
         }

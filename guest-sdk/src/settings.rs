@@ -1,5 +1,7 @@
-//! The backend's own section of the operator's configuration. To refuse keys that nobody knows, and values
-//! that make no sense, read it with [`parameters::Reader::settings`](crate::parameters::Reader::settings).
+//! The backend's section of the operator's configuration.
+//!
+//! To reject unknown keys and invalid values, use
+//! [`ParameterReader::settings`](crate::parameters::ParameterReader::settings).
 //!
 //! ```
 //! use cofferdam_guest::{mock, settings};
@@ -14,12 +16,12 @@ use std::collections::BTreeMap;
 
 use crate::host;
 
-/// The value of a key; `None` when the operator has not set it.
+/// The value of a key, or `None` if the operator has not set it.
 pub fn get(key: &str) -> Option<String> {
     host::setting(key)
 }
 
-/// Every key with its value.
+/// All keys and values.
 pub fn all() -> BTreeMap<String, String> {
     host::settings().into_iter().collect()
 }

@@ -1,9 +1,9 @@
-//! Which size a volume gets.
+//! Selection of volume sizes.
 
 use crate::{CapacityRange, Result, StorageError};
 
 impl CapacityRange {
-    /// Whether a volume of this size is what the range asks for.
+    /// Returns true if a volume of this size satisfies the range.
     pub fn contains(&self, bytes: u64) -> bool {
         self.required_bytes.is_none_or(|required| bytes >= required)
             && self.limit_bytes.is_none_or(|limit| bytes <= limit)
@@ -20,7 +20,7 @@ impl CapacityRange {
     }
 }
 
-/// The sizes that a storage has: bytes, all of them.
+/// The sizes that a storage supports, in bytes.
 ///
 /// ```
 /// use cofferdam_guest::{CapacityRange, sizes::Sizes};
@@ -44,30 +44,30 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Every size from a smallest to a largest one; the default is the smallest.
+    /// All sizes from `minimum` to `maximum`. The default is `minimum`.
     pub const fn between(minimum: u64, maximum: u64) -> Self {
         Self { minimum, maximum, step: 1, default: minimum }
     }
 
-    /// Only multiples of a size; 0 is taken for 1.
+    /// Restricts sizes to multiples of `step`. A step of 0 counts as 1.
     #[must_use]
     pub const fn in_steps_of(mut self, step: u64) -> Self {
         self.step = if step == 0 { 1 } else { step };
         self
     }
 
-    /// What a request that leaves the size open gets.
+    /// Sets the size for requests without a size.
     #[must_use]
     pub const fn by_default(mut self, default: u64) -> Self {
         self.default = default;
         self
     }
 
-    /// The smallest size that a range allows.
+    /// The smallest supported size in a range.
     ///
     /// # Errors
     ///
-    /// [`out_of_range`](StorageError::out_of_range) when it allows none.
+    /// - [`out_of_range`](StorageError::out_of_range) if the range contains no supported size.
     pub fn choose(&self, range: &CapacityRange) -> Result<u64> {
         let out_of_range =
             |reason: String| Err(StorageError::out_of_range(format!("{}: {reason}", range.describe())));
@@ -84,7 +84,7 @@ impl Sizes {
         if target > self.maximum {
             return out_of_range(format!("a volume has at most {} bytes", self.maximum));
         }
-        // Without a lower bound a size below the limit is as good as one above the wish.
+        // Without a required size, the size is rounded down so that it stays below the limit.
         let rounds_down = range.required_bytes.is_none() && target >= self.minimum;
         let steps =
             if rounds_down { target / self.step } else { target.max(self.minimum).div_ceil(self.step) };
@@ -100,12 +100,12 @@ impl Sizes {
         }
     }
 
-    /// The size that a volume shall grow to; `None` when it is large enough.
+    /// The size to which a volume must be expanded, or `None` if it is large enough.
     ///
     /// # Errors
     ///
-    /// [`out_of_range`](StorageError::out_of_range) for a range that the volume is above, for volumes do not
-    /// shrink, or that allows no size.
+    /// - [`out_of_range`](StorageError::out_of_range) if the limit is below the current size, or the range
+    ///   contains no supported size. Volumes never shrink.
     pub fn grow(&self, range: &CapacityRange, now: u64) -> Result<Option<u64>> {
         if range.limit_bytes.is_some_and(|limit| limit < now) {
             return Err(StorageError::out_of_range(format!(

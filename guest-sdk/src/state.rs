@@ -1,8 +1,8 @@
-//! Keyed blobs that outlive a call.
+//! Key-value entries that are kept across calls.
 //!
-//! A backend reads, decides, and commits its changes as one: each change states which version it replaces, so
-//! a decision that was made on old values has no effect. On [`StateError::Conflict`] read again and decide
-//! anew; [`decide`] does.
+//! A backend reads, decides, and commits its changes atomically. Each change names the version it replaces,
+//! so a decision based on outdated values has no effect. On [`StateError::Conflict`] the backend reads and
+//! decides again; [`decide`] does this.
 //!
 //! ```
 //! use cofferdam_guest::{mock, state::{self, StateError, Store as _}};
@@ -22,32 +22,34 @@ pub use crate::bindings::cofferdam::storage::state::{
 };
 use crate::{StorageError, host};
 
-/// A store of keyed blobs. A backend that takes one as an argument can be tested without a host.
+/// A key-value store. A backend that takes it as a parameter can be tested without a host.
 pub trait Store {
     /// Reads a key.
     ///
     /// # Errors
     ///
-    /// When the key's size is out of bounds or the store cannot be used.
+    /// The key has an invalid size, or the store is unavailable.
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError>;
 
-    /// Makes 1 to 16 writes to different keys as one; returns the version that they all carry.
+    /// Applies 1 to 16 changes of different keys atomically and returns their common new version.
     ///
     /// # Errors
     ///
-    /// Nothing was written: [`StateError::Conflict`] when a key is not at the version that a change expects,
-    /// the others when something is out of bounds or the store cannot be used.
+    /// Nothing was written:
+    ///
+    /// - [`StateError::Conflict`] if a key is not at the version that a change expects.
+    /// - Other errors: a size or number is out of bounds, or the store is unavailable.
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError>;
 
-    /// Reads the keys with a prefix that come after a given one, in the order of their bytes.
+    /// Reads the keys with a prefix after a given key, in byte order.
     ///
     /// # Errors
     ///
-    /// When a key's size is out of bounds or the store cannot be used.
+    /// A key has an invalid size, or the store is unavailable.
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError>;
 }
 
-/// The store that the host grants.
+/// The store granted by the host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostStore;
 
@@ -65,12 +67,12 @@ impl Store for HostStore {
     }
 }
 
-/// A value that was read, with the version that a change of it must name.
+/// A value with the version that a change of it must name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Versioned<T> {
     /// The value.
     pub value: T,
-    /// The write that made it.
+    /// The version of the value.
     pub version: Version,
 }
 
@@ -78,7 +80,7 @@ pub struct Versioned<T> {
 ///
 /// # Errors
 ///
-/// What the store refused, and a blob that is not the JSON of a `T`, as an error of the backend.
+/// An error of the store, or a value that is not the JSON of a `T`.
 pub fn read<T: DeserializeOwned>(store: &impl Store, key: &str) -> crate::Result<Option<Versioned<T>>> {
     let Some(entry) = store.get(key)? else { return Ok(None) };
     match serde_json::from_slice(&entry.value) {
@@ -87,11 +89,11 @@ pub fn read<T: DeserializeOwned>(store: &impl Store, key: &str) -> crate::Result
     }
 }
 
-/// The change that sets a key to JSON: in place of what was read, or where nothing was.
+/// A change that sets a key to JSON. `replaces` is the version that was read, or `None` for a new key.
 ///
 /// # Errors
 ///
-/// A value that cannot be written as JSON.
+/// The value cannot be encoded as JSON.
 pub fn put<T: Serialize>(key: &str, value: &T, replaces: Option<Version>) -> crate::Result<Change> {
     let value = serde_json::to_vec(value).map_err(|error| {
         StorageError::internal(format!("the state {key:?} cannot be written: {error}"))
@@ -102,26 +104,26 @@ pub fn put<T: Serialize>(key: &str, value: &T, replaces: Option<Version>) -> cra
     Ok(Change::Put(Put { key: key.to_owned(), value, expected }))
 }
 
-/// The change that removes a key that was read.
+/// A change that removes a key at a version.
 pub fn remove(key: &str, version: Version) -> Change {
     Change::Remove(Remove { key: key.to_owned(), version })
 }
 
-/// What a look at the store leads to: see [`decide`].
+/// Result of one attempt of [`decide`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision<T> {
-    /// Nothing is to be written.
+    /// Nothing has to be written.
     Done(T),
-    /// These changes make the answer true.
+    /// Changes to commit, and the result to return after the commit.
     Commit(Vec<Change>, T),
 }
 
-/// How often [`decide`] looks again. Every conflict means that another call got on, so the bound is only met
-/// when as many calls finish within this one's few microseconds.
+/// Attempts of [`decide`]. Every conflict means that another call has made progress, so the limit is reached
+/// only if that many calls commit within the few microseconds of one attempt.
 const MAX_ATTEMPTS: usize = 64;
 
-/// Looks, decides and commits; anew as long as others write in between. The whole of a change is one commit,
-/// so it happens or it does not, whenever the call dies.
+/// Reads, decides and commits. After a conflict with another writer it starts again. All changes are one
+/// commit, so they are atomic even if the call dies.
 ///
 /// ```
 /// use cofferdam_guest::{Result, mock, state};
@@ -149,8 +151,9 @@ const MAX_ATTEMPTS: usize = 64;
 ///
 /// # Errors
 ///
-/// What `look` returned, the store's errors, and [`aborted`](StorageError::aborted) when others wrote in
-/// between for too long: final unless this call has [changed](crate::changed) something before.
+/// - The errors of `attempt` and of the store.
+/// - [`aborted`](StorageError::aborted) after too many conflicts. It is final unless this call [has
+///   changed](crate::has_changed) something before.
 pub fn decide<S: Store, T>(
     store: &S,
     mut attempt: impl FnMut(&S) -> crate::Result<Decision<T>>,
@@ -178,9 +181,9 @@ pub fn decide<S: Store, T>(
 }
 
 impl From<StateError> for StorageError {
-    /// Final for what the store refuses (a bound, or no room) as long as this call has
-    /// [changed](crate::changed) nothing before. A store that cannot be used leaves the outcome unknown, and
-    /// a foreign write leaves it in progress: the same call again tells.
+    /// Final for changes that the store rejects (a limit, or no space), unless this call [has
+    /// changed](crate::has_changed) something before. An unavailable store leaves the outcome unknown. A
+    /// conflict is in progress, and the same call again returns the result.
     fn from(error: StateError) -> Self {
         let refused = |message| Self::internal(message).without_effect();
         match error {
@@ -194,7 +197,7 @@ impl From<StateError> for StorageError {
                 refused(format!("a state key of {given} bytes; 1 to {limit} are allowed"))
             }
             StateError::ValueSize(Bound { limit, given }) => {
-                // How much is kept of a volume is up to who asks for it: mount options, parameters, nodes.
+                // The size of a volume's entry depends on the request: mount options, parameters, nodes.
                 Self::resource_exhausted(format!(
                     "a state value of {given} bytes; at most {limit} are allowed"
                 ))

@@ -1,4 +1,4 @@
-//! Decisions over the mock host's state, and what its errors say.
+//! Decisions over the mock host's state, and their errors.
 
 use super::*;
 use crate::{ErrorKind, Finality, mock};

@@ -1,4 +1,4 @@
-//! Constructors of what a backend returns.
+//! Constructors and accessors of the contract's types.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl AccessMode {
-    /// The mode as the contract spells it, such as `single-node-writer`: fit to be kept.
+    /// The mode as spelled in the contract, such as `single-node-writer`. It is suitable for storage.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SingleNodeWriter => "single-node-writer",
@@ -21,7 +21,7 @@ impl AccessMode {
         }
     }
 
-    /// Whether the volume is used on several nodes at a time.
+    /// Returns true for modes that allow use on several nodes at the same time.
     pub const fn is_multi_node(self) -> bool {
         match self {
             Self::SingleNodeWriter
@@ -34,7 +34,7 @@ impl AccessMode {
 }
 
 impl AccessType {
-    /// The type as the contract spells it, without its options: `block` or `filesystem`.
+    /// The access type as spelled in the contract, without options: `block` or `filesystem`.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Block => "block",
@@ -44,9 +44,10 @@ impl AccessType {
 }
 
 impl VolumeCapability {
-    /// The whole capability as one line of words: the mode, the type, and what was said of the filesystem,
-    /// quoted as JSON quotes. Two are the same exactly when their lines are, and a line means the same in
-    /// every version of the SDK: what a volume was created for can be kept like this, and compared.
+    /// The complete capability on one line: mode, access type and filesystem options, quoted as in JSON.
+    ///
+    /// Two capabilities are equal exactly if their lines are equal. The format is the same in every version
+    /// of the SDK, so a backend can store the line and compare it later.
     ///
     /// ```
     /// use cofferdam_guest::{AccessMode, AccessType, FilesystemAccess, VolumeCapability};
@@ -78,7 +79,7 @@ impl VolumeCapability {
 }
 
 impl Description {
-    /// A backend without topology, limits and features, that runs anywhere.
+    /// A backend without topology, limits and features that can run anywhere.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -92,7 +93,7 @@ impl Description {
 }
 
 impl CreateRequest {
-    /// The simplest request, for tests: a raw device of at least so many bytes, used on one node.
+    /// A minimal request for tests: a block volume of at least `required_bytes`, used on one node.
     pub fn new(name: impl Into<String>, required_bytes: u64) -> Self {
         Self {
             name: name.into(),
@@ -110,7 +111,7 @@ impl CreateRequest {
 }
 
 impl Volume {
-    /// A volume that is reached from everywhere and needs neither attributes nor an attachment.
+    /// A volume that is reachable from every node and has neither attributes nor an attachment.
     pub fn new(handle: impl Into<String>, capacity_bytes: u64) -> Self {
         Self {
             handle: handle.into(),
@@ -122,10 +123,11 @@ impl Volume {
     }
 }
 
-/// The kinds that nodes know, in their first version. Whether a node accepts one is its operator's to say.
+/// The attachment kinds that nodes support, in their first version. The operator of a node decides which
+/// kinds it accepts.
 ///
-/// A `path` is relative: names parted by `/`, none of them empty, `.` or `..`. It begins at the root that the
-/// node's operator has given this driver for the kind, and no link is followed on the way.
+/// A `path` is relative: names separated by `/`, none of them empty, `.` or `..`. It starts at the directory
+/// that the node's operator has assigned to this driver for the kind. Symbolic links are not followed.
 ///
 /// ```
 /// use cofferdam_guest::Attachment;
@@ -135,28 +137,27 @@ impl Volume {
 /// assert_eq!(attachment.fields, [("stable-id".to_owned(), "wwn-0x5000c500a0b1c2d3".to_owned())]);
 /// ```
 impl Attachment {
-    /// There is nothing to do on a node.
+    /// Nothing to do on the node.
     pub fn none() -> Self {
         Self::with_fields("none", &[])
     }
 
-    /// A directory of the node, by its path below the driver's root there.
+    /// A directory on the node, relative to the driver's root.
     pub fn directory(path: &str) -> Self {
         Self::with_fields("directory", &[("path", path)])
     }
 
-    /// A file of the node that is used as a block device, by its path below the driver's root there.
+    /// A file on the node that is used as a block device, relative to the driver's root.
     pub fn image(path: &str) -> Self {
         Self::with_fields("image", &[("path", path)])
     }
 
-    /// A filesystem in the node's memory, of a size in bytes.
+    /// A filesystem in the node's memory, with a size in bytes.
     pub fn tmpfs(size_bytes: u64) -> Self {
         Self::with_fields("tmpfs", &[("size", &size_bytes.to_string())])
     }
 
-    /// A block device of the node, by the name that it has in `/dev/disk/by-id`: one that stays with the
-    /// device.
+    /// A block device of the node, named by its stable link in `/dev/disk/by-id`.
     pub fn local_device(stable_id: &str) -> Self {
         Self::with_fields("local-device", &[("stable-id", stable_id)])
     }
@@ -167,7 +168,7 @@ impl Attachment {
     }
 }
 
-/// Pairs as a map: the contract says that keys are unique and that their order means nothing.
+/// Converts pairs to a map. In the contract the keys are unique and their order has no meaning.
 pub fn to_map(pairs: KeyValues) -> BTreeMap<String, String> {
     pairs.into_iter().collect()
 }

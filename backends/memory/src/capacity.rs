@@ -1,4 +1,4 @@
-//! Room for more volumes.
+//! Available capacity.
 
 use cofferdam_guest::{
     Result,
@@ -13,7 +13,7 @@ use crate::{
     topology::TopologySegment,
 };
 
-/// How much room there is: in the places of some segments, or in all.
+/// Returns the free capacity of the matching topology segments, or of all segments.
 pub(crate) fn available<S: Store>(
     call: &MemoryCall<'_, S>,
     request: &CapacityRequest,
@@ -39,7 +39,7 @@ pub(crate) fn available<S: Store>(
     })
 }
 
-/// Bytes that a place has left.
+/// Free bytes of a segment.
 fn free_bytes(settings: &MemorySettings, usage: &StorageUsage, segment: Option<&TopologySegment>) -> u64 {
     let used = if settings.is_total_capacity() { usage.bytes } else { usage.used_bytes(segment) };
     let total_left = MAX_TOTAL.saturating_sub(usage.bytes);

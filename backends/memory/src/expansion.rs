@@ -1,4 +1,4 @@
-//! Volumes grow.
+//! Volume expansion.
 
 use cofferdam_guest::{
     Result, StorageError,
@@ -11,7 +11,7 @@ use crate::{
     request, volumes,
 };
 
-/// Makes a volume at least as large as required.
+/// Expands a volume to at least the required size.
 pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest) -> Result<Expanded> {
     request::require_id("volume handle", &request.handle)?;
     if let Some(capability) = &request.capability {

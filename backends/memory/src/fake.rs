@@ -16,7 +16,7 @@ use crate::records::{
     VOLUME_PREFIX,
 };
 
-/// A store that dies after some calls, and into which a stranger can write before a commit.
+/// A store that dies after a number of calls and supports a concurrent write before a commit.
 #[derive(Default, Debug)]
 pub(crate) struct FakeStore {
     pub(crate) entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
@@ -36,24 +36,24 @@ impl FakeStore {
         }
     }
 
-    /// Sets the ledger.
+    /// Sets the usage entry.
     pub(crate) fn put_usage(&self, usage: &StorageUsage) {
         let version = state::read::<StorageUsage>(self, USAGE_KEY).unwrap().map(|read| read.version);
         self.commit(&[state::put(USAGE_KEY, usage, version).unwrap()]).unwrap();
     }
 
-    /// The ledger as it stands.
+    /// The stored usage entry.
     pub(crate) fn usage(&self) -> StorageUsage {
         state::read(self, USAGE_KEY).unwrap().map(|read| read.value).unwrap_or_default()
     }
 
-    /// Everything of a kind, by its key.
+    /// All entries with a key prefix, by key.
     pub(crate) fn all<T: DeserializeOwned>(&self, prefix: &str) -> Vec<(String, T)> {
         let page = self.scan(prefix, None, u32::MAX).unwrap();
         page.entries.iter().map(|found| (found.key.clone(), records::decode_entry(found).unwrap())).collect()
     }
 
-    /// What the ledger has to say, and what each node has to.
+    /// The expected usage entry, and the expected number of volumes per node.
     pub(crate) fn expected_usage(&self) -> (StorageUsage, BTreeMap<String, u64>) {
         let (mut usage, mut nodes) = (StorageUsage::default(), BTreeMap::new());
         for (_, volume) in self.all::<MemoryVolume>(VOLUME_PREFIX) {
@@ -68,7 +68,7 @@ impl FakeStore {
         (usage, nodes)
     }
 
-    /// Fails unless everything that is kept agrees with everything else.
+    /// Panics unless the usage entries match the volumes and snapshots.
     pub(crate) fn check_consistency(&self, when: &str) {
         let nodes = self
             .all::<MemoryNode>("node/")

@@ -1,4 +1,4 @@
-//! Failures and waits that an operator asks for, to see how callers take them.
+//! Injected faults and latency for tests of callers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     settings::{parse_number, split_list},
 };
 
-/// Every call that can fail or wait.
+/// The methods that support faults and latency.
 const METHODS: [&str; 19] = [
     "create",
     "delete",
@@ -34,7 +34,7 @@ const METHODS: [&str; 19] = [
     "get",
     "available",
 ];
-/// The kinds by their names in the contract.
+/// The error kinds by their names in the contract.
 const KINDS: [(&str, ErrorKind); 16] = [
     ("invalid-argument", ErrorKind::InvalidArgument),
     ("not-found", ErrorKind::NotFound),
@@ -53,14 +53,14 @@ const KINDS: [(&str, ErrorKind); 16] = [
     ("data-loss", ErrorKind::DataLoss),
     ("unknown", ErrorKind::Unknown),
 ];
-/// Most rules, so that a call reads few counters.
+/// Maximum number of rules. It limits the counters that one call reads.
 const MAX_RULES: usize = 32;
-/// Longest wait of one call, in milliseconds: longer than any deadline.
+/// Maximum latency of one call in milliseconds, longer than any deadline.
 const MAX_LATENCY: u64 = 600_000;
 const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after when the call shall have \
                         its effect, and with :final, :in-progress or :unknown for another finality than the kind's";
 
-/// How often a rule makes calls fail.
+/// Number of calls that a rule fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultCount {
     /// The first calls.
@@ -69,20 +69,20 @@ enum FaultCount {
     Always,
 }
 
-/// A failure that was asked for.
+/// A configured fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FaultRule {
-    /// As the operator wrote it.
+    /// The text of the setting.
     text: String,
     method: &'static str,
     kind: ErrorKind,
     count: FaultCount,
-    /// Whether the call has its effect first.
+    /// True if the call takes effect before it fails.
     after_effect: bool,
     finality: Finality,
 }
 
-/// The finality that the kind has when it is used for what it means.
+/// The finality that matches a kind.
 const fn default_finality(kind: ErrorKind) -> Finality {
     match kind {
         ErrorKind::Aborted => Finality::InProgress,
@@ -108,7 +108,7 @@ fn known_method(name: &str) -> Option<&'static str> {
     METHODS.into_iter().find(|method| *method == name)
 }
 
-/// Reads the setting: `method:kind:times[:after][:finality]`, several parted by commas.
+/// Parses the setting: comma-separated rules `method:kind:times[:after][:finality]`.
 pub(crate) fn parse_rules(text: &str) -> std::result::Result<Vec<FaultRule>, String> {
     let rules =
         split_list(text).into_iter().map(FaultRule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
@@ -152,7 +152,7 @@ impl FaultRule {
                 _ => return Err(EXPECTED.to_owned()),
             }
         }
-        // Whatever the kind: an effect is there, so the failure must not say that there is none.
+        // The call has taken effect, so the error must not be final, regardless of its kind.
         let default = if after { Finality::Unknown } else { default_finality(kind) };
         Ok(Self {
             text: text.to_owned(),
@@ -164,8 +164,8 @@ impl FaultRule {
         })
     }
 
-    /// Whether it is this call's turn to fail. It is counted before the failure is told, so that no failure
-    /// comes twice.
+    /// Returns true if this call must fail. The count is stored before the error is returned, so that no
+    /// fault is injected twice.
     fn is_due(&self, store: &impl Store) -> Result<bool> {
         let FaultCount::First(times) = self.count else { return Ok(true) };
         let key = format!("error/{}", self.text);
@@ -180,7 +180,7 @@ impl FaultRule {
     }
 }
 
-/// Fails a call if it is its turn.
+/// Returns an error if a rule applies to the call.
 fn inject_fault<S: Store>(call: &MemoryCall<'_, S>, method: &str, after_effect: bool) -> Result<()> {
     for rule in
         call.settings.errors.iter().filter(|rule| rule.method == method && rule.after_effect == after_effect)
@@ -193,7 +193,7 @@ fn inject_fault<S: Store>(call: &MemoryCall<'_, S>, method: &str, after_effect: 
     Ok(())
 }
 
-/// Does a call's work with the waits and failures that were asked for.
+/// Runs a call with the configured latency and faults.
 pub(crate) fn run_with_faults<S: Store, T>(
     call: &MemoryCall<'_, S>,
     method: &str,
@@ -204,7 +204,7 @@ pub(crate) fn run_with_faults<S: Store, T>(
     }
     inject_fault(call, method, false)?;
     let answer = run()?;
-    // What was done is done, whatever keeps the counter from being written.
+    // The call has taken effect. The error must not be final, even if the counter cannot be written.
     inject_fault(call, method, true).map_err(|error| StorageError {
         finality: if error.finality == Finality::InProgress { error.finality } else { Finality::Unknown },
         ..error
@@ -212,7 +212,7 @@ pub(crate) fn run_with_faults<S: Store, T>(
     Ok(answer)
 }
 
-/// How long calls wait before they do anything.
+/// Delay before a call starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latency {
     all: Option<Duration>,
@@ -220,7 +220,7 @@ pub(crate) struct Latency {
 }
 
 impl Latency {
-    /// Reads the setting: milliseconds of every call, or `method=milliseconds`, several parted by commas.
+    /// Parses the setting: comma-separated milliseconds for all calls, or `method=milliseconds`.
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         const EXPECTED: &str =
             "expected milliseconds up to 600000 such as 20, or for single methods such as 5,create=50";

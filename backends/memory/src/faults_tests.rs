@@ -1,4 +1,4 @@
-//! Which calls fail, how often, and what they claim of their effect.
+//! Calls that fail, the number of failures, and their finality.
 
 use std::cell::Cell;
 
@@ -9,7 +9,7 @@ fn settings(errors: &str) -> MemorySettings {
     MemorySettings::parse(&[("errors".to_owned(), errors.to_owned())].into()).unwrap()
 }
 
-/// What five calls answer, and how often their work was done.
+/// Returns the results of five calls, and the number of times their work was done.
 fn run_five_calls(errors: &str) -> (Vec<Option<(ErrorKind, Finality)>>, u32) {
     let store = FakeStore::default();
     let settings = settings(errors);

@@ -1,4 +1,4 @@
-//! Snapshots of several volumes at one moment: one commit, all or none.
+//! Snapshots of several volumes at the same point in time, created in one commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,16 +18,17 @@ use crate::{
     snapshots,
 };
 
-/// Most members: each is a change of the one commit, and the group and the ledger are two more.
+/// Maximum number of members. Each member is one change of the commit; the group and the usage entry are two
+/// more.
 const MAX_MEMBERS: usize = 14;
 
-/// Cuts a group or finds it.
+/// Creates a group, or returns the existing one.
 pub(crate) fn create<S: Store>(call: &MemoryCall<'_, S>, request: &GroupRequest) -> Result<GroupSnapshot> {
     let handle = request::handle_from_name("group", "group name", &request.name)?;
     let sources = sources(request)?;
     let owner = request.owner.as_ref().map(MemoryOwner::from_snapshot_owner).transpose()?;
     let mut parameters = request::parse_parameters(&request.parameters, &[LABEL])?;
-    // What the caller adds of its own objects is not the group's.
+    // Metadata that the caller adds about its own objects is not part of the group.
     parameters.retain(|key, _| key == LABEL);
     decide(call.store, |_| {
         if let Some(found) = read_entry::<MemoryGroup>(call.store, &handle, group_key)? {
@@ -41,7 +42,8 @@ pub(crate) fn create<S: Store>(call: &MemoryCall<'_, S>, request: &GroupRequest)
         let mut answer = Vec::with_capacity(sources.len());
         for source in &sources {
             let size = records::read_volume(call.store, source)?.value.size;
-            // With a space it is always a digest, which nobody reads a name from.
+            // A name with a space always becomes a digest, so the handle cannot be confused with a plain
+            // name.
             let member = handle::from_name("member", &format!("{handle} {source}"));
             let record = MemorySnapshot {
                 owner: owner.clone(),
@@ -99,7 +101,7 @@ fn check_same_arguments(
     Err(StorageError::already_exists(format!("the group {:?} exists, with {differs}", request.name)))
 }
 
-/// Counts that a group, and so each of its members, was asked for.
+/// Counts a request for a group, and so for each of its members.
 fn count_poll(store: &impl Store, handle: &str, group: &MemoryGroup) -> Result<Decision<GroupSnapshot>> {
     let mut changes = Vec::new();
     let mut members = Vec::with_capacity(group.members.len());
@@ -127,7 +129,7 @@ fn read_members<'a>(
     Ok(members)
 }
 
-/// Refuses members that are not exactly the group's.
+/// Rejects a list of members that differs from the group's members.
 fn check_members(handle: &str, group: &MemoryGroup, given_members: &[String]) -> Result<()> {
     let members: BTreeSet<_> = group.members.values().collect();
     let given_members: BTreeSet<_> = given_members.iter().collect();
@@ -147,7 +149,7 @@ fn check_members(handle: &str, group: &MemoryGroup, given_members: &[String]) ->
     }))
 }
 
-/// Deletes a group with its members; one that does not exist is a success.
+/// Deletes a group and its members. Succeeds if the group does not exist.
 pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str, members: &[String]) -> Result<()> {
     request::require_id("group handle", handle)?;
     decide(call.store, |_| {
@@ -169,7 +171,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str, members: 
     })
 }
 
-/// Describes a group.
+/// Returns a group.
 pub(crate) fn get<S: Store>(
     call: &MemoryCall<'_, S>,
     handle: &str,

@@ -1,7 +1,7 @@
-//! The default backend of dev mode, and the reference of the whole contract: volumes that exist as entries of
-//! the `state` import and hold no data.
+//! Default backend of dev mode and reference implementation of the complete contract. Volumes are entries of
+//! the `state` import and contain no data.
 //!
-//! Settings, parameters and the grammar of injected failures stand in `docs/backends.md`.
+//! `docs/backends.md` describes the settings, the parameters and the syntax of injected faults.
 #![forbid(unsafe_code)]
 
 mod capacity;
@@ -42,7 +42,7 @@ use crate::{
 #[derive(Debug)]
 pub struct MemoryBackend;
 
-/// Answers a call with what the operator has chosen: settings, waits, failures.
+/// Handles a call with the configured settings, latency and faults.
 fn handle_call<T>(
     method: &str,
     handler: impl FnOnce(&MemoryCall<'_, state::HostStore>) -> Result<T>,
@@ -57,7 +57,7 @@ impl Backend for MemoryBackend {
     fn describe() -> Result<Description> {
         let all = cofferdam_guest::settings::all();
         let name = all.get(settings::DRIVER_NAME).map_or(settings::DEFAULT_DRIVER_NAME, String::as_str);
-        // A mistake in the settings is told by `probe` and by every call; the name is needed to tell it.
+        // `probe` and every other call report invalid settings, and the driver's name is needed for that.
         let settings = MemorySettings::parse(&all).unwrap_or_default();
         Ok(Description {
             topology_keys: settings.topology.keys,
@@ -87,7 +87,7 @@ impl Backend for MemoryBackend {
     }
 }
 
-/// Refuses a source that was not given.
+/// Rejects an empty source.
 fn require_source(source: String) -> Result<String> {
     if source.is_empty() { Err(StorageError::invalid_argument("no source was given")) } else { Ok(source) }
 }

@@ -1,4 +1,4 @@
-//! Lists, part by part, and single volumes as they stand.
+//! Paged listings, and the status of single volumes.
 
 use cofferdam_guest::{
     Condition, Result, StorageError, VolumeStatus,
@@ -13,31 +13,31 @@ use crate::{
     request, settings, volumes,
 };
 
-/// Most entries of a part, also when none or more were asked for.
+/// Maximum entries of a page, also without a limit in the request.
 const MAX_ENTRIES: u32 = 1_000;
-/// The condition of a volume of which nothing else was said.
+/// Message of the default condition.
 const HEALTHY_MESSAGE: &str = "no problem is known";
 
-/// Goes through the keys of a kind, part by part.
+/// Reads the entries with a key prefix, page by page.
 #[derive(Debug)]
 pub(crate) struct StatePager<'a> {
     prefix: &'a str,
     scope: &'a str,
     limit: u32,
-    /// The last key that was seen.
+    /// The last key that was read.
     after: Option<String>,
     has_more: bool,
 }
 
 impl<'a> StatePager<'a> {
-    /// Begins where an earlier part ended. Its token says in which listing that was.
+    /// Starts after an earlier page. A token is only valid for its own listing.
     pub(crate) fn new(
         prefix: &'a str,
         scope: &'a str,
         token: Option<&str>,
         limit: Option<u32>,
     ) -> Result<Self> {
-        // No handle of ours has a space.
+        // Handles contain no space.
         let after = match paging::key_of_token(token)?.map(|key| key.split_once(' ')) {
             None => None,
             Some(Some((handle, listing))) if listing == scope => Some(format!("{prefix}{handle}")),
@@ -50,7 +50,7 @@ impl<'a> StatePager<'a> {
         Ok(Self { prefix, scope, limit, after, has_more: true })
     }
 
-    /// The next entries: no more than there is room for beside those that were taken already.
+    /// Reads the next entries, up to the limit minus `listed_count`.
     pub(crate) fn next(&mut self, store: &impl Store, listed_count: usize) -> Result<Vec<Found>> {
         let page_size = self.limit.saturating_sub(u32::try_from(listed_count).unwrap_or(u32::MAX));
         let page = store.scan(self.prefix, self.after.as_deref(), page_size)?;
@@ -61,12 +61,12 @@ impl<'a> StatePager<'a> {
         Ok(page.entries)
     }
 
-    /// Whether nothing more is to be taken.
+    /// Returns true if the page is full or there are no more entries.
     pub(crate) fn is_complete(&self, listed_count: usize) -> bool {
         !self.has_more || u32::try_from(listed_count).unwrap_or(u32::MAX) >= self.limit
     }
 
-    /// Where the next part begins; nothing at the end.
+    /// The token of the next page, or `None` at the end.
     pub(crate) fn token(&self) -> Option<String> {
         let after = self.after.as_deref().filter(|_| self.has_more)?;
         Some(paging::token(&format!("{} {}", after.strip_prefix(self.prefix)?, self.scope)))
@@ -92,7 +92,7 @@ pub(crate) fn list<S: Store>(
     Ok(VolumePage { volumes: entries.iter().map(status).collect::<Result<_>>()?, next: pages.token() })
 }
 
-/// Describes a volume.
+/// Returns a volume and its status.
 pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<VolumeStatus> {
     request::require_id("volume handle", handle)?;
     Ok(status(call.settings, handle, &records::read_volume(call.store, handle)?.value))

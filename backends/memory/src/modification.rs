@@ -10,7 +10,7 @@ use crate::{
     request,
 };
 
-/// Gives a volume parameters, all or none. Those that are not named stay as they are.
+/// Sets parameters of a volume, all or none. Other parameters remain unchanged.
 pub(crate) fn modify<S: Store>(call: &MemoryCall<'_, S>, handle: &str, parameters: &KeyValues) -> Result<()> {
     request::require_id("volume handle", handle)?;
     let parameters = request::parse_mutable_parameters(parameters)?;

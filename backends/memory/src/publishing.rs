@@ -1,4 +1,4 @@
-//! Publish and unpublish: which nodes may use a volume, and how.
+//! ControllerPublishVolume and ControllerUnpublishVolume.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use crate::{
     request, volumes,
 };
 
-/// Nodes that one commit takes a volume from: each is a change, and the volume is one.
+/// Maximum nodes that one commit unpublishes. Each node is one change; the volume is one more.
 const NODES_PER_COMMIT: usize = 15;
 
-/// Makes a volume reachable from a node.
+/// Publishes a volume to a node.
 pub(crate) fn publish<S: Store>(call: &MemoryCall<'_, S>, request: &PublishRequest) -> Result<Attachment> {
     request::require_id("volume handle", &request.handle)?;
     request::require_id("node", &request.node)?;
@@ -68,7 +68,7 @@ fn memory_publication(request: &PublishRequest, capability: &str) -> MemoryPubli
         AccessMode::MultiNodeSingleWriter => (true, !request.read_only),
     };
     MemoryPublication {
-        // What was written out has spaces, and so never is its own handle.
+        // The capability string contains spaces, so `from_name` always returns a digest.
         capability: handle::from_name("use", capability),
         shared,
         sole_writer,
@@ -76,8 +76,8 @@ fn memory_publication(request: &PublishRequest, capability: &str) -> MemoryPubli
     }
 }
 
-/// Refuses a use that the volume was not created for. What can be used from many nodes can be used from one;
-/// the filesystem and its options are the node's to know.
+/// Rejects a capability that the volume was not created for. A multi-node volume may also be used on a single
+/// node. Filesystem and mount options are checked by the node.
 fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: &str) -> Result<()> {
     let mode = request.capability.mode;
     let kind = request.capability.access.as_str();
@@ -94,8 +94,8 @@ fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: 
     )))
 }
 
-/// Whether a volume is published like this already; an error when it is published in a way that excludes this
-/// one.
+/// Returns true if the volume is already published in this way, and an error if an existing publication
+/// conflicts.
 fn is_published(
     found: &MemoryVolume,
     request: &PublishRequest,
@@ -122,7 +122,7 @@ fn is_published(
     }
 }
 
-/// Counts a volume on a node, unless the node is full.
+/// Adds a volume to the count of a node, unless the node has reached its limit.
 fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<Change> {
     let key = node_key(node);
     let found = state::read::<MemoryNode>(call.store, &key)?;
@@ -135,7 +135,7 @@ fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<
     }
 }
 
-/// How a node reaches a volume: its content is the node's memory.
+/// The connection info of a volume: its content is in the node's memory.
 fn connection_info(access: &AccessType, size: u64) -> Attachment {
     match access {
         AccessType::Block => Attachment::none(),
@@ -147,8 +147,8 @@ fn connection_info(access: &AccessType, size: u64) -> Attachment {
     }
 }
 
-/// Makes a volume unreachable from a node, or from all. Many nodes take several commits; what is left when a
-/// call dies is still published, and the next call goes on with it.
+/// Unpublishes a volume from one node or from all nodes. Many nodes take several commits. If the call dies in
+/// between, the remaining nodes are still published, and the next call continues.
 pub(crate) fn unpublish<S: Store>(call: &MemoryCall<'_, S>, handle: &str, node: Option<&str>) -> Result<()> {
     request::require_id("volume handle", handle)?;
     node.map_or(Ok(()), |node| request::require_id("node", node))?;

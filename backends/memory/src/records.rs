@@ -1,8 +1,8 @@
-//! What is kept, and how it is changed.
+//! State entries and their changes.
 //!
-//! One key for each volume, snapshot, group and node in use, and one for the ledger: what all of them
-//! together use. Whatever a call changes, it changes in one commit with the ledger, so the sums are right
-//! whenever a call dies, and a create costs the same with one volume or many.
+//! Each volume, snapshot, group and node in use has an entry. One more entry stores the total usage. Every
+//! call commits its changes together with the usage entry. Therefore the sums are correct whenever a call
+//! dies, and the cost of a create does not depend on the number of volumes.
 
 use std::collections::BTreeMap;
 
@@ -14,37 +14,37 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{request, settings::MemorySettings, topology::TopologySegment};
 
-/// Key of the ledger.
+/// Key of the usage entry.
 pub(crate) const USAGE_KEY: &str = "ledger";
-/// Where volumes stand.
+/// Key prefix of volumes.
 pub(crate) const VOLUME_PREFIX: &str = "volume/";
-/// The word of a use as a filesystem.
+/// Access type of a filesystem in a capability string.
 pub(crate) const FILESYSTEM_ACCESS: &str = "filesystem";
-/// Where snapshots stand.
+/// Key prefix of snapshots.
 pub(crate) const SNAPSHOT_PREFIX: &str = "snapshot/";
 
-/// What a call works with.
+/// Context of a call.
 #[derive(Debug)]
 pub(crate) struct MemoryCall<'a, S> {
-    /// Where everything is kept.
+    /// The state.
     pub(crate) store: &'a S,
-    /// The operator's choices.
+    /// The operator's settings.
     pub(crate) settings: &'a MemorySettings,
     /// The time of the call, in milliseconds since 1970-01-01T00:00:00Z.
     pub(crate) now_ms: u64,
 }
 
-/// What everything together uses.
+/// Total usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StorageUsage {
     /// Bytes of all volumes.
     pub(crate) bytes: u64,
     /// Number of volumes.
     pub(crate) volumes: u64,
-    /// Number of snapshots, members of groups among them.
+    /// Number of snapshots, including members of groups.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) snapshots: u64,
-    /// Bytes of the volumes of each place, by its label.
+    /// Bytes of the volumes in each topology segment, by its label.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) segments: BTreeMap<String, u64>,
 }
@@ -54,7 +54,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl StorageUsage {
-    /// Bytes in use of a place, or of all when there are no places.
+    /// Used bytes of a segment, or of all volumes without topology.
     pub(crate) fn used_bytes(&self, segment: Option<&TopologySegment>) -> u64 {
         match segment {
             Some(segment) => self.segments.get(&segment.label).copied().unwrap_or_default(),
@@ -62,7 +62,7 @@ impl StorageUsage {
         }
     }
 
-    /// Adds bytes to a place.
+    /// Adds bytes to a segment.
     pub(crate) fn add_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         if let Some(segment) = segment {
@@ -71,7 +71,7 @@ impl StorageUsage {
         }
     }
 
-    /// Takes bytes from a place.
+    /// Subtracts bytes from a segment.
     pub(crate) fn remove_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(segment) = segment
@@ -84,7 +84,7 @@ impl StorageUsage {
         }
     }
 
-    /// Counts new snapshots, unless they are too many.
+    /// Adds new snapshots, unless there would be too many.
     pub(crate) fn add_snapshots(&mut self, new: usize, settings: &MemorySettings) -> Result<()> {
         let count = self.snapshots.saturating_add(new.try_into().unwrap_or(u64::MAX));
         match settings.max_snapshots {
@@ -100,16 +100,16 @@ impl StorageUsage {
     }
 }
 
-/// The ledger as it was read, with the version that a change of it replaces.
+/// The usage entry as it was read, with the version that a change replaces.
 #[derive(Debug)]
 pub(crate) struct VersionedStorageUsage {
-    /// What it says.
+    /// The usage.
     pub(crate) usage: StorageUsage,
     replaces: Option<Version>,
 }
 
 impl VersionedStorageUsage {
-    /// Reads the ledger.
+    /// Reads the usage entry.
     pub(crate) fn read(store: &impl Store) -> Result<Self> {
         Ok(match state::read::<StorageUsage>(store, USAGE_KEY)? {
             Some(Versioned { value, version }) => Self { usage: value, replaces: Some(version) },
@@ -117,8 +117,8 @@ impl VersionedStorageUsage {
         })
     }
 
-    /// The change that makes the ledger what it has become here. The last thing that is kept takes the ledger
-    /// with it: nothing is left of a backend that holds nothing.
+    /// The change that stores the new usage. Empty usage removes the entry, so an empty backend leaves no
+    /// state.
     pub(crate) fn to_change(&self) -> Result<Change> {
         match self.replaces {
             Some(replaced) if self.usage == StorageUsage::default() => Ok(state::remove(USAGE_KEY, replaced)),
@@ -127,7 +127,7 @@ impl VersionedStorageUsage {
     }
 }
 
-/// What a volume's content comes from.
+/// The source of a volume's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MemorySource {
@@ -137,18 +137,18 @@ pub(crate) enum MemorySource {
     Snapshot(String),
 }
 
-/// What makes two requests of one name the same: everything but the size, of which a range is asked, the
-/// place, and the owner.
+/// Arguments that repeated requests for a name must match. The size (requested as a range), the topology
+/// segment and the owner are excluded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
-    /// The parameters of the class.
+    /// The class parameters.
     pub(crate) parameters: BTreeMap<String, String>,
-    /// The mutable parameters that it was created with.
+    /// The mutable parameters at creation.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) mutable: BTreeMap<String, String>,
-    /// Every way of use, written out, sorted.
+    /// All capability strings, sorted.
     pub(crate) capabilities: Vec<String>,
-    /// What it was made of.
+    /// The source of the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<MemorySource>,
 }
@@ -163,16 +163,16 @@ pub(crate) struct MemoryVolume {
     pub(crate) changed_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) segment: Option<TopologySegment>,
-    /// The mutable parameters as they are now.
+    /// The current mutable parameters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) mutable: BTreeMap<String, String>,
-    /// Where it is published.
+    /// The publications by node.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) nodes: BTreeMap<String, MemoryPublication>,
 }
 
 impl MemoryVolume {
-    /// Whether it was created for use as a filesystem, so that a node has to do its part when it grows.
+    /// Returns true if the volume was created for use as a filesystem, so that it needs NodeExpandVolume.
     pub(crate) fn is_filesystem(&self) -> bool {
         self.arguments
             .capabilities
@@ -181,19 +181,19 @@ impl MemoryVolume {
     }
 }
 
-/// How a volume is published to a node.
+/// The publication of a volume to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryPublication {
-    /// Digest of the way of use.
+    /// Digest of the capability.
     pub(crate) capability: String,
-    /// Whether that way leaves room for other nodes.
+    /// True if the access mode allows other nodes.
     pub(crate) shared: bool,
-    /// Whether the only writer among many nodes is here.
+    /// True if this node is the only writer of a multi-node volume.
     pub(crate) sole_writer: bool,
     pub(crate) read_only: bool,
 }
 
-/// How many volumes are published to a node.
+/// Number of volumes published to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryNode {
     pub(crate) volumes: u64,
@@ -206,12 +206,12 @@ pub(crate) struct MemorySnapshot {
     pub(crate) source: String,
     pub(crate) size: u64,
     pub(crate) created_ms: u64,
-    /// How often it has to be asked for before it is ready.
+    /// Number of requests until the snapshot is ready.
     pub(crate) polls_left: u32,
-    /// The group that it belongs to.
+    /// The group of the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    /// Who asked for it.
+    /// The owner that requested the snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<MemoryOwner>,
 }
@@ -221,12 +221,12 @@ pub(crate) struct MemorySnapshot {
 pub(crate) struct MemoryGroup {
     pub(crate) name: String,
     pub(crate) parameters: BTreeMap<String, String>,
-    /// Its members' handles by their sources.
+    /// The handles of the members by source.
     pub(crate) members: BTreeMap<String, String>,
     pub(crate) created_ms: u64,
 }
 
-/// Who asked for a volume.
+/// The owner of a volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryOwner {
     cluster: String,
@@ -236,7 +236,7 @@ pub(crate) struct MemoryOwner {
 }
 
 impl MemoryOwner {
-    /// Reads a request's owner.
+    /// Converts the owner of a volume request.
     pub(crate) fn from_volume_owner(owner: &cofferdam_guest::Owner) -> Result<Self> {
         for (what, text) in [
             ("the owner's cluster", &owner.cluster_id),
@@ -253,7 +253,7 @@ impl MemoryOwner {
         })
     }
 
-    /// Reads the owner of a snapshot: the same four things under other names.
+    /// Converts the owner of a snapshot request, which has the same four values under other names.
     pub(crate) fn from_snapshot_owner(owner: &cofferdam_guest::SnapshotOwner) -> Result<Self> {
         Self::from_volume_owner(&cofferdam_guest::Owner {
             cluster_id: owner.cluster_id.clone(),
@@ -263,7 +263,7 @@ impl MemoryOwner {
         })
     }
 
-    /// The owner of a snapshot as the contract spells it.
+    /// Converts to the contract's owner of a snapshot.
     pub(crate) fn to_snapshot_owner(&self) -> cofferdam_guest::SnapshotOwner {
         let owner = self.to_volume_owner();
         cofferdam_guest::SnapshotOwner {
@@ -274,7 +274,7 @@ impl MemoryOwner {
         }
     }
 
-    /// As the contract spells it.
+    /// Converts to the contract's owner of a volume.
     pub(crate) fn to_volume_owner(&self) -> cofferdam_guest::Owner {
         cofferdam_guest::Owner {
             cluster_id: self.cluster.clone(),
@@ -305,8 +305,7 @@ pub(crate) fn node_key(node: &str) -> String {
     format!("node/{node}")
 }
 
-/// What stands under the key of a handle. A handle longer than any of ours is nobody's, and is not worth a
-/// key.
+/// Reads the entry of a handle. A handle above the maximum length cannot exist and is not looked up.
 pub(crate) fn read_entry<T: DeserializeOwned>(
     store: &impl Store,
     handle: &str,
@@ -315,13 +314,13 @@ pub(crate) fn read_entry<T: DeserializeOwned>(
     if handle.len() > handle::MAX_LENGTH { Ok(None) } else { state::read(store, &key(handle)) }
 }
 
-/// The volume of a handle, which must exist.
+/// Reads the volume of a handle, which must exist.
 pub(crate) fn read_volume(store: &impl Store, handle: &str) -> Result<Versioned<MemoryVolume>> {
     read_entry(store, handle, volume_key)?
         .ok_or_else(|| StorageError::not_found(format!("there is no volume {handle:?}")))
 }
 
-/// What a scan found, read.
+/// Decodes an entry of a scan.
 pub(crate) fn decode_entry<T: DeserializeOwned>(found: &Found) -> Result<T> {
     serde_json::from_slice(&found.value).map_err(|error| {
         StorageError::internal(format!("the state {:?} is not readable: {error}", found.key))

@@ -1,4 +1,4 @@
-//! What requests ask for, checked: pure functions of the request.
+//! Validation of requests: pure functions.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +12,31 @@ use crate::{
     settings::{ConditionSetting, MemorySettings},
 };
 
-/// Largest volume, 1 PiB: far above any real one.
+/// Maximum volume size, 1 PiB: far above any real volume.
 pub(crate) const MAX_SIZE: u64 = 1 << 50;
-/// The sizes of volumes; 1 GiB when the request leaves it open, as CSI drivers commonly choose.
+/// Supported sizes. The default is 1 GiB, as in many CSI drivers.
 const SIZES: Sizes = Sizes::between(1, MAX_SIZE).by_default(1 << 30);
-/// CSI's limit for names, ids and other texts, in bytes.
+/// CSI's limit for names, ids and other strings, in bytes.
 const MAX_NAME: usize = 128;
-/// CSI's limit for the id of a node, in bytes.
+/// CSI's limit for node ids, in bytes.
 pub(crate) const MAX_NODE_ID: usize = 256;
-/// Longest name of an object in Kubernetes, in bytes.
+/// Maximum length of a Kubernetes object name, in bytes.
 pub(crate) const MAX_OBJECT_NAME: usize = 253;
-/// CSI's limit for maps, and for mount flags, in bytes.
+/// CSI's limit for maps and mount flags, in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
-/// Most bytes of all ways of use of one volume, written out; beside the rest they fit in one value of the
-/// state.
+/// Maximum bytes of all capability strings of a volume. With the other fields they fit into one state value.
 const MAX_CAPABILITIES_BYTES: usize = 16 << 10;
-/// A text that a volume carries: in its context as a parameter of the class, and changeable as a mutable
-/// parameter.
+/// A label of the volume. As a class parameter it is part of the volume context. As a mutable parameter it
+/// can be changed.
 pub(crate) const LABEL: &str = "label";
-/// The condition that a volume pretends to have.
+/// The simulated condition of a volume.
 pub(crate) const CONDITION: &str = "condition";
-/// Operations per second: kept, and nothing else.
+/// I/O operations per second. Stored without any effect.
 const IOPS: &str = "iops";
-/// Longest label in bytes, as Kubernetes bounds its own.
+/// Maximum length of a label in bytes, as in Kubernetes.
 const MAX_LABEL: usize = 63;
-/// What external-provisioner and external-snapshotter add to the parameters when they are told to
-/// (`--extra-create-metadata`); accepted, not used.
+/// Parameters that external-provisioner and external-snapshotter add with `--extra-create-metadata`. They are
+/// accepted and not used.
 const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/pvc/name",
     "csi.storage.k8s.io/pvc/namespace",
@@ -50,7 +49,7 @@ const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
 ];
 
-/// Reads a request's shape.
+/// Parses the arguments of a request.
 pub(crate) fn parse_volume_arguments(
     request: &CreateRequest,
     source: Option<MemorySource>,
@@ -64,7 +63,7 @@ pub(crate) fn parse_volume_arguments(
     })
 }
 
-/// Reads pairs; a key that occurs twice, and more than CSI allows, is refused.
+/// Converts pairs to a map. Rejects repeated keys and maps above CSI's limit.
 pub(crate) fn parse_pairs(what: &str, pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
     let bytes: usize = pairs.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum();
     if bytes > MAX_MAP_BYTES {
@@ -81,7 +80,7 @@ pub(crate) fn parse_pairs(what: &str, pairs: &KeyValues) -> Result<BTreeMap<Stri
     Ok(map)
 }
 
-/// Reads the parameters of a class.
+/// Parses class parameters.
 pub(crate) fn parse_parameters(pairs: &KeyValues, known: &[&str]) -> Result<BTreeMap<String, String>> {
     let parameters = parse_pairs("the parameters", pairs)?;
     for (key, value) in &parameters {
@@ -103,7 +102,7 @@ pub(crate) fn parse_parameters(pairs: &KeyValues, known: &[&str]) -> Result<BTre
     Ok(parameters)
 }
 
-/// Reads mutable parameters.
+/// Parses mutable parameters.
 pub(crate) fn parse_mutable_parameters(pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
     let parameters = parse_pairs("the mutable parameters", pairs)?;
     for (key, value) in &parameters {
@@ -138,7 +137,7 @@ fn unknown_key_error(what: &str, key: &str, known: &[&str]) -> StorageError {
     StorageError::invalid_argument(format!("unknown {what} {key:?}; known: {}", known.join(", ")))
 }
 
-/// Writes ways of use out, sorted.
+/// The capability strings, sorted.
 pub(crate) fn canonical_capabilities(
     capabilities: &[VolumeCapability],
     settings: &MemorySettings,
@@ -161,7 +160,7 @@ pub(crate) fn canonical_capabilities(
     Ok(lines)
 }
 
-/// Writes a capability out.
+/// The string of a capability.
 pub(crate) fn canonical_capability(
     capability: &VolumeCapability,
     settings: &MemorySettings,
@@ -190,17 +189,17 @@ pub(crate) fn canonical_capability(
     Ok(capability.canonical_string())
 }
 
-/// The mode of a way of use that was written out: its first word.
+/// The access mode of a capability string: its first word.
 pub(crate) fn access_mode_of(capability: &str) -> &str {
     capability.split(' ').next().unwrap_or_default()
 }
 
-/// The kind of a way of use that was written out, `block` or `filesystem`: its second word.
+/// The access type of a capability string, `block` or `filesystem`: its second word.
 pub(crate) fn access_type_of(capability: &str) -> &str {
     capability.split(' ').nth(1).unwrap_or_default()
 }
 
-/// Refuses a text that is too long or has control characters.
+/// Rejects a text that is too long or contains control characters.
 pub(crate) fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<()> {
     if text.len() > max_bytes || text.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -211,7 +210,7 @@ pub(crate) fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<()>
     Ok(())
 }
 
-/// Refuses an id that was not given.
+/// Rejects an empty id.
 pub(crate) fn require_id(what: &str, id: &str) -> Result<()> {
     if id.is_empty() {
         return Err(StorageError::invalid_argument(format!("no {what} was given")));
@@ -219,7 +218,7 @@ pub(crate) fn require_id(what: &str, id: &str) -> Result<()> {
     Ok(())
 }
 
-/// Checks a name and makes a handle of it.
+/// Checks a name and returns its handle.
 pub(crate) fn handle_from_name(prefix: &str, what: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -234,7 +233,7 @@ fn out_of_range<T>(range: CapacityRange, reason: &str) -> Result<T> {
     Err(StorageError::out_of_range(format!("{}: {reason}", range.describe())))
 }
 
-/// Chooses the size of a new volume. What it is made of has `least` bytes.
+/// Chooses the size of a new volume, at least `source_size`.
 pub(crate) fn choose_size(range: CapacityRange, source_size: Option<u64>) -> Result<u64> {
     if range.required_bytes == Some(0) || range.limit_bytes == Some(0) {
         return out_of_range(range, "a volume has at least 1 byte");
@@ -247,7 +246,7 @@ pub(crate) fn choose_size(range: CapacityRange, source_size: Option<u64>) -> Res
     }
 }
 
-/// Chooses the size of a volume that shall grow from `now`; as large as now when that is enough.
+/// Chooses the size of an expanded volume. Returns `now` if that is large enough.
 pub(crate) fn choose_expanded_size(range: CapacityRange, now: u64) -> Result<u64> {
     if range.required_bytes.is_none() && range.limit_bytes.is_none() {
         return Err(StorageError::invalid_argument("no size was given; expected a bound at least"));

@@ -1,4 +1,4 @@
-//! What the operator configures.
+//! Settings of the operator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +10,9 @@ use crate::{
     topology::{Topology, TopologySegment},
 };
 
-/// Key of the driver's name.
+/// Setting for the driver's name.
 pub(crate) const DRIVER_NAME: &str = "driver-name";
-/// The driver's name when the operator chooses none.
+/// Default name of the driver.
 pub(crate) const DEFAULT_DRIVER_NAME: &str = "memory.cofferdam.dev";
 const CAPACITY: &str = "capacity";
 const CONDITION: &str = "condition";
@@ -24,7 +24,7 @@ const NODES: &str = "nodes";
 const SNAPSHOT_READY_AFTER: &str = "snapshot-ready-after";
 const TOPOLOGY: &str = "topology";
 const VOLUMES_PER_NODE: &str = "volumes-per-node";
-/// Every key.
+/// All settings.
 const KEYS: [&str; 11] = [
     CAPACITY,
     CONDITION,
@@ -38,25 +38,25 @@ const KEYS: [&str; 11] = [
     TOPOLOGY,
     VOLUMES_PER_NODE,
 ];
-/// What all volumes have together at most, 4 EiB, whatever the operator allows: every sum of sizes is below
-/// what the contract can carry.
+/// Limit for all volumes together, 4 EiB, regardless of the settings. Every sum of sizes then fits the
+/// contract's types.
 pub(crate) const MAX_TOTAL: u64 = 1 << 62;
-/// Most times that a snapshot has to be asked for.
+/// Maximum number of requests until a snapshot is ready.
 const MAX_POLLS: u32 = 1_000;
 
-/// How many bytes volumes may have.
+/// Capacity of the storage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CapacitySetting {
-    /// Any number up to [`MAX_TOTAL`].
+    /// Unlimited, up to [`MAX_TOTAL`].
     #[default]
     Unlimited,
-    /// So many, all volumes together.
+    /// One limit for all volumes together.
     Total(u64),
-    /// So many in each place, by its label.
+    /// A limit for each segment, by its label.
     PerSegment(BTreeMap<String, u64>),
 }
 
-/// What the driver can do that no export can express.
+/// Features of the driver that have no interface of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Features {
     pub(crate) publish_readonly: bool,
@@ -89,7 +89,7 @@ impl Features {
         ]
     }
 
-    /// The names of those that are on.
+    /// The names of the enabled features.
     pub(crate) fn names(self) -> Vec<String> {
         self.entries().into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned()).collect()
     }
@@ -112,7 +112,7 @@ impl Features {
     }
 }
 
-/// A condition that volumes pretend to have.
+/// The simulated condition of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConditionSetting {
     pub(crate) abnormal: bool,
@@ -120,7 +120,7 @@ pub(crate) struct ConditionSetting {
 }
 
 impl ConditionSetting {
-    /// Reads `normal:message` or `abnormal:message`; the error says what was expected.
+    /// Parses `normal:message` or `abnormal:message`. The error says what was expected.
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, &'static str> {
         match text.split_once(':') {
             Some((kind @ ("normal" | "abnormal"), message))
@@ -133,7 +133,7 @@ impl ConditionSetting {
     }
 }
 
-/// The operator's choices.
+/// The operator's settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemorySettings {
     pub(crate) capacity: CapacitySetting,
@@ -141,22 +141,22 @@ pub(crate) struct MemorySettings {
     pub(crate) errors: Vec<FaultRule>,
     pub(crate) features: Features,
     pub(crate) latency: Latency,
-    /// How many snapshots there may be.
+    /// Maximum number of snapshots.
     pub(crate) max_snapshots: Option<u64>,
-    /// The nodes that exist; absent when every node does.
+    /// The existing nodes; `None` accepts every node.
     pub(crate) nodes: Option<BTreeSet<String>>,
-    /// How often a new snapshot has to be asked for before it is ready.
+    /// Number of requests until a new snapshot is ready.
     pub(crate) snapshot_ready_after: u32,
     pub(crate) topology: Topology,
-    /// How many volumes may be published to one node.
+    /// Maximum number of volumes published to one node.
     pub(crate) volumes_per_node: Option<u32>,
 }
 
 impl MemorySettings {
-    /// Reads the settings; the error names the key, its value and what was expected.
+    /// Parses the settings. The error names the key, its value and the expected values.
     pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
         let mut parsed = Self::default();
-        // Whether a capacity names every place depends on the topology.
+        // The capacity is parsed last: it must name every segment of the topology.
         let mut capacity = None;
         for (key, value) in settings {
             let invalid = |expected: String| format!("the setting {key:?} is {value:?}; {expected}");
@@ -191,7 +191,7 @@ impl MemorySettings {
         Ok(parsed)
     }
 
-    /// How many bytes fit a place, or all of the storage.
+    /// The capacity limit of a segment, or of the whole storage.
     pub(crate) fn capacity_limit(&self, segment: Option<&TopologySegment>) -> u64 {
         let bytes = match (&self.capacity, segment) {
             (CapacitySetting::Unlimited, _) | (CapacitySetting::PerSegment(_), None) => MAX_TOTAL,
@@ -203,7 +203,7 @@ impl MemorySettings {
         bytes.min(MAX_TOTAL)
     }
 
-    /// Whether one limit is for all places together.
+    /// Returns true if one limit applies to all segments together.
     pub(crate) fn is_total_capacity(&self) -> bool {
         matches!(self.capacity, CapacitySetting::Total(_))
     }
@@ -245,7 +245,7 @@ pub(crate) fn current() -> Result<MemorySettings> {
     })
 }
 
-/// Reads a size: a whole number of bytes, or one with a binary suffix.
+/// Parses a size: a number of bytes, or a number with a binary suffix.
 fn parse_bytes(text: &str) -> Option<u64> {
     const SUFFIXES: [(&str, u32); 5] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40), ("Pi", 50)];
     let (digits, shift) = SUFFIXES
@@ -255,12 +255,12 @@ fn parse_bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift))
 }
 
-/// The parts of a list, without the spaces around them; none of an empty text.
+/// Splits a list and trims its parts. An empty text has no parts.
 pub(crate) fn split_list(text: &str) -> Vec<&str> {
     if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
 }
 
-/// Reads a number within bounds.
+/// Parses a number within bounds.
 pub(crate) fn parse_number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
     text: &str,
     allowed: std::ops::RangeInclusive<N>,

@@ -1,4 +1,4 @@
-//! What operators write, and what they hear of their mistakes.
+//! Settings and the messages for invalid ones.
 
 use super::*;
 

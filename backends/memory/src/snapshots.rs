@@ -15,10 +15,10 @@ use crate::{
     request::{self, LABEL},
 };
 
-/// Parts of the store that one part of a filtered listing looks through, 1 MiB each.
+/// Maximum state pages that one page of a filtered listing reads, 1 MiB each.
 const MAX_SCANS: usize = 16;
 
-/// Cuts a snapshot or finds it.
+/// Creates a snapshot, or returns the existing one.
 pub(crate) fn create<S: Store>(
     call: &MemoryCall<'_, S>,
     request: &SnapshotRequest,
@@ -53,7 +53,7 @@ pub(crate) fn create<S: Store>(
     })
 }
 
-/// Counts that a snapshot was asked for.
+/// Counts a request for a snapshot.
 fn count_poll(handle: &str, found: Versioned<MemorySnapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
     let Versioned { value: mut record, version } = found;
     if record.polls_left == 0 {
@@ -64,7 +64,7 @@ fn count_poll(handle: &str, found: Versioned<MemorySnapshot>) -> Result<Decision
     Ok(Decision::Commit(vec![change], describe(handle, &record)))
 }
 
-/// Deletes a snapshot; one that does not exist is a success.
+/// Deletes a snapshot. Succeeds if it does not exist.
 pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<()> {
     request::require_id("snapshot handle", handle)?;
     decide(call.store, |_| {
@@ -85,7 +85,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Describes a snapshot.
+/// Returns a snapshot.
 pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
     request::require_id("snapshot handle", handle)?;
     decide(call.store, |_| match read_entry::<MemorySnapshot>(call.store, handle, snapshot_key)? {
@@ -94,14 +94,14 @@ pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<co
     })
 }
 
-/// Lists snapshots, all or those of one volume.
+/// Lists all snapshots, or the snapshots of one volume.
 pub(crate) fn list<S: Store>(
     call: &MemoryCall<'_, S>,
     source: Option<&str>,
     after: Option<&str>,
     limit: Option<u32>,
 ) -> Result<SnapshotPage> {
-    // A token of one volume's snapshots is none of another's.
+    // A token of one volume's listing is invalid for another volume.
     let scope = format!("{SNAPSHOT_PREFIX}{}", source.unwrap_or_default());
     let mut pages = StatePager::new(SNAPSHOT_PREFIX, &scope, after, limit)?;
     let mut snapshots = Vec::new();
@@ -119,7 +119,7 @@ pub(crate) fn list<S: Store>(
     Ok(SnapshotPage { snapshots, next: pages.token() })
 }
 
-/// A snapshot as the contract spells it.
+/// Converts a record to the contract's snapshot.
 pub(crate) fn describe(handle: &str, record: &MemorySnapshot) -> cofferdam_guest::Snapshot {
     cofferdam_guest::Snapshot {
         handle: handle.to_owned(),

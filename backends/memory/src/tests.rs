@@ -1,5 +1,5 @@
-//! The sums are right whenever a call dies, and whoever writes in between; the same call again ends where it
-//! would have ended.
+//! The usage sums are correct whenever a call dies, even with concurrent writers. A retry of the call has the
+//! same result as an undisturbed call.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ fn create_group(call: &MemoryCall<'_, FakeStore>, name: &str) -> Result<Vec<Stri
     Ok(group.snapshots.into_iter().map(|member| member.handle).collect())
 }
 
-/// Every call that changes something.
+/// All calls that change something.
 const OPERATIONS: [(&str, Operation); 13] = [
     ("create", |call| create(call, "new", 20, None)),
     ("clone", |call| create(call, "new", 35, Some(MemorySource::Volume("mem-old".to_owned())))),
@@ -116,7 +116,7 @@ const OPERATIONS: [(&str, Operation); 13] = [
     }),
 ];
 
-/// A store with something of everything: one volume on 20 nodes, so that they do not go in one commit.
+/// A store with objects of every kind. One volume is published to 20 nodes, more than one commit can remove.
 fn store_with_objects(settings: &MemorySettings) -> FakeStore {
     let store = FakeStore::default();
     let call = call_context(&store, settings);
@@ -208,7 +208,7 @@ fn deleting_everything_leaves_an_empty_store() {
     assert_eq!(store_values(&store), BTreeMap::new());
 }
 
-/// Creates a volume, and says in which zone it is.
+/// Creates a volume and returns its zone.
 fn zone_of(
     call: &MemoryCall<'_, FakeStore>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Places: the setting, what a request asks for, and the choice.
+//! Topology: the setting, the requirements of a request, and the choice of a segment.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::request;
 
-/// Most places: each is a row in the ledger.
+/// Maximum number of segments. Each has a row in the usage entry.
 const MAX_SEGMENTS: usize = 64;
 const TOPOLOGY_FORMAT: &str =
     "expected a label's key with values such as topology.example/zone=a,b, several of them parted by `;`";
 
-/// A place that volumes can be in.
+/// A topology segment in which volumes can be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopologySegment {
     /// Its values in the order of the keys, such as `a` or `a/1`.
     pub(crate) label: String,
-    /// Its keys with their values.
+    /// Its keys and values.
     pub(crate) entries: BTreeMap<String, String>,
 }
 
 impl TopologySegment {
-    /// As the contract spells it.
+    /// Converts to the contract's segments.
     pub(crate) fn to_segments(&self) -> Segments {
         self.entries.clone().into_iter().collect()
     }
 
-    /// Whether it is one of those that a request means, each of whose keys is known.
+    /// Returns true if the segment has all the requested values.
     fn matches(&self, requested: &BTreeMap<String, String>) -> bool {
         requested.iter().all(|(key, value)| self.entries.get(key) == Some(value))
     }
 }
 
-/// The keys and places of the driver; none for a driver without topology.
+/// The topology keys and segments of the driver. Both are empty without topology.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Topology {
     /// The keys in the order of the setting.
     pub(crate) keys: Vec<String>,
-    /// Every combination of the keys' values.
+    /// All combinations of the keys' values.
     pub(crate) segments: Vec<TopologySegment>,
 }
 
-/// What a request asks for, checked.
+/// A validated topology requirement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestedTopology {
     requisite: Vec<BTreeMap<String, String>>,
@@ -50,7 +50,7 @@ pub(crate) struct RequestedTopology {
 }
 
 impl RequestedTopology {
-    /// Whether a volume that is in a place is what the request asks for.
+    /// Returns true if a volume in the segment satisfies the requirement.
     pub(crate) fn is_satisfied_by(&self, segment: Option<&TopologySegment>) -> bool {
         self.requisite.is_empty()
             || segment
@@ -59,7 +59,7 @@ impl RequestedTopology {
 }
 
 impl Topology {
-    /// Reads the setting: `key=value,value;key=value`.
+    /// Parses the setting: `key=value,value;key=value`.
     pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
         let invalid = || TOPOLOGY_FORMAT.to_owned();
         let mut keys: Vec<String> = Vec::new();
@@ -90,12 +90,12 @@ impl Topology {
         Ok(Self { keys, segments })
     }
 
-    /// The place of a label.
+    /// The segment with a label.
     pub(crate) fn find_segment(&self, label: &str) -> Option<&TopologySegment> {
         self.segments.iter().find(|segment| segment.label == label)
     }
 
-    /// Reads what a request asks for.
+    /// Parses the topology requirement of a request.
     pub(crate) fn parse_requirement(
         &self,
         requirement: Option<&TopologyRequirement>,
@@ -113,7 +113,7 @@ impl Topology {
         })
     }
 
-    /// Reads a place of a request.
+    /// Parses one segment of a request.
     fn parse_segments(&self, segments: &KeyValues) -> Result<BTreeMap<String, String>> {
         let map = request::parse_pairs("the segments of a place", segments)?;
         if map.is_empty() {
@@ -128,7 +128,7 @@ impl Topology {
         }
     }
 
-    /// The places within some segments.
+    /// The segments that match the requested ones.
     pub(crate) fn matching_segments(&self, segments: &KeyValues) -> Result<Vec<&TopologySegment>> {
         if self.keys.is_empty() {
             return Err(StorageError::invalid_argument("a topology was asked for; this driver has none"));
@@ -137,13 +137,13 @@ impl Topology {
         Ok(self.segments.iter().filter(|segment| segment.matches(&requested)).collect())
     }
 
-    /// The places that a volume may be in, the best first.
+    /// The candidate segments for a volume, in order of preference.
     pub(crate) fn candidates(&self, requested: &RequestedTopology) -> Vec<&TopologySegment> {
         let requested_segments = requested.preferred.iter().chain(&requested.requisite);
         let requested_segments = requested_segments
             .flat_map(|segments| self.segments.iter().filter(move |segment| segment.matches(segments)));
         let mut candidates: Vec<&TopologySegment> = Vec::new();
-        // Without a requisite every place will do, but those that are preferred come first.
+        // Without requisite segments every segment is allowed, and the preferred ones are first.
         for segment in requested_segments
             .chain(&self.segments)
             .filter(|segment| requested.is_satisfied_by(Some(segment)))
@@ -165,7 +165,7 @@ impl TopologySegment {
     }
 }
 
-/// Kubernetes' qualified name: `[DNS subdomain/]name`.
+/// Checks for a Kubernetes qualified name: `[DNS subdomain/]name`.
 fn is_qualified_name(key: &str) -> bool {
     let subdomain = |prefix: &str| {
         prefix.len() <= 253
@@ -182,7 +182,7 @@ fn is_qualified_name(key: &str) -> bool {
     }
 }
 
-/// Up to 63 of letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Checks for at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn is_name(name: &str) -> bool {
     let is_alphanumeric = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     name.len() <= 63

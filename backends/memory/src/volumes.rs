@@ -17,7 +17,7 @@ use crate::{
     topology::{RequestedTopology, TopologySegment},
 };
 
-/// Creates a volume or finds it.
+/// Creates a volume, or returns the existing one.
 pub(crate) fn create<S: Store>(
     call: &MemoryCall<'_, S>,
     request: &CreateRequest,
@@ -55,7 +55,7 @@ pub(crate) fn create<S: Store>(
     })
 }
 
-/// Deletes a volume; one that does not exist is a success.
+/// Deletes a volume. Succeeds if it does not exist.
 pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<()> {
     request::require_id("volume handle", handle)?;
     decide(call.store, |_| {
@@ -76,10 +76,10 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Tells whether a volume can be used in some ways.
+/// Checks that a volume supports the capabilities.
 pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateRequest) -> Result<Validation> {
     request::require_id("volume handle", &request.handle)?;
-    // A mode whose feature is switched off is an answer here, not a mistake.
+    // A mode whose feature is disabled gives a negative result here, not an error.
     let capabilities = request::canonical_capabilities(&request.capabilities, &MemorySettings::default())?;
     let context = request::parse_pairs("the volume's attributes", &request.context)?;
     let parameters = request::parse_parameters(&request.parameters, &[LABEL, CONDITION])?;
@@ -107,7 +107,7 @@ pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateReq
     }
 }
 
-/// What a source holds.
+/// The size of a source.
 fn source_size(store: &impl Store, source: &MemorySource) -> Result<u64> {
     match source {
         MemorySource::Volume(handle) => Ok(records::read_volume(store, handle)?.value.size),
@@ -125,7 +125,7 @@ fn source_size(store: &impl Store, source: &MemorySource) -> Result<u64> {
     }
 }
 
-/// The first place that has room; none for a driver without places.
+/// The first candidate segment with enough capacity; `None` without topology.
 fn choose_segment<'a>(
     settings: &'a MemorySettings,
     requested: &RequestedTopology,
@@ -151,7 +151,7 @@ fn choose_segment<'a>(
     Err(StorageError::resource_exhausted(format!("{size} bytes do not fit: {}", reasons.join("; "))))
 }
 
-/// Whether so many more bytes fit a place; the error says what is in use there.
+/// Checks that the additional bytes fit into a segment. The error names the used bytes.
 pub(crate) fn check_capacity(
     settings: &MemorySettings,
     usage: &StorageUsage,
@@ -168,7 +168,7 @@ pub(crate) fn check_capacity(
     check_limit(usage.bytes, MAX_TOTAL, String::new())
 }
 
-/// Whether the volume of a name is what the same name asks for now.
+/// Checks that an existing volume matches a new request with the same name.
 fn check_same_arguments(
     found: &records::MemoryVolume,
     request: &CreateRequest,
@@ -206,7 +206,7 @@ fn check_same_arguments(
     }
 }
 
-/// A volume's attributes: what stands in them is fixed when it is created.
+/// The volume context. It is fixed at creation.
 pub(crate) fn volume_context(record: &records::MemoryVolume) -> BTreeMap<String, String> {
     let label = record.arguments.parameters.get(LABEL).map(|label| (LABEL, label));
     let source = record.arguments.source.as_ref().map(|source| match source {
@@ -216,7 +216,7 @@ pub(crate) fn volume_context(record: &records::MemoryVolume) -> BTreeMap<String,
     label.into_iter().chain(source).map(|(key, value)| (key.to_owned(), value.clone())).collect()
 }
 
-/// An attribute that a caller knows otherwise. Those that are not ours are other people's.
+/// An attribute whose stored value differs from the requested one. Unknown attributes are ignored.
 pub(crate) fn conflicting_attribute<'a>(
     stored: &BTreeMap<String, String>,
     requested: &'a BTreeMap<String, String>,
@@ -224,7 +224,7 @@ pub(crate) fn conflicting_attribute<'a>(
     requested.iter().find(|(key, value)| stored.get(*key).is_some_and(|stored| stored != *value))
 }
 
-/// A volume as the contract spells it. How a node reaches it is said when it is published.
+/// Converts a record to the contract's volume. The attachment is returned by publish.
 pub(crate) fn describe(handle: &str, record: &records::MemoryVolume) -> Volume {
     Volume {
         context: volume_context(record).into_iter().collect(),

@@ -1,11 +1,13 @@
-//! Volumes and snapshots as records beside items: made and removed so that a death at any step is mended by
-//! the same call.
+//! Volumes and snapshots: a record in the state and an item in the pool. A call that dies at any step is
+//! completed by a retry.
 //!
-//! A record is written first, as `making`, with the name of an item that no other record ever has; then the
-//! item is made, which is one step; then the record says `ready`. An item that exists under a record that is
-//! `making` is therefore the right one. A removal marks the record, removes its item, removes the record.
-//! Calls for one name that overlap change the record by its version: who comes too late finds that, and
-//! removes only what is its own.
+//! - Create: write a record in phase `creating` that names a new, unique item. Create the item, which is one
+//!   step. Set the phase to `ready`. Because the name is unique, an item under a `creating` record is always
+//!   the right one.
+//! - Delete: set the phase to `deleting`, remove the item, remove the record.
+//!
+//! Every change of a record names the version it replaces. Of two overlapping calls for one name, the slower
+//! one gets a conflict and removes only its own item.
 
 use std::collections::BTreeMap;
 
@@ -18,18 +20,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::{CONSISTENCY, Consistency, MAX_NAME, VolumeArguments, VolumeKind};
 
-/// The two stores of the node.
+/// State and pool of the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeStorage<'a, S, P> {
     pub(crate) store: &'a S,
     pub(crate) pool: &'a P,
     /// The time of the call, in milliseconds since the Unix epoch.
     pub(crate) now_ms: u64,
-    /// A number of chance: it makes the name of the item that this call may make the only one.
+    /// A random number that makes the item name of this call unique.
     pub(crate) random: u64,
 }
 
-/// How far a record's item is.
+/// Lifecycle phase of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RecordPhase {
@@ -38,32 +40,32 @@ pub(crate) enum RecordPhase {
     Deleting,
 }
 
-/// A volume or a snapshot as it is kept.
+/// The stored record of a volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredRecord {
     pub(crate) phase: RecordPhase,
     pub(crate) name: String,
-    /// The name of its item in the pool.
+    /// The name of the item in the pool.
     pub(crate) item: String,
     pub(crate) kind: VolumeKind,
     pub(crate) size: u64,
     pub(crate) source: Option<CopySource>,
     pub(crate) arguments: VolumeArguments,
     pub(crate) owner: Option<OwnerRecord>,
-    /// When it was made or changed last; of a copy, when that began.
+    /// Time of the creation or the last change. For a copy, the start of the copy.
     pub(crate) changed_ms: u64,
 }
 
-/// What something is a copy of.
+/// The source of a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CopySource {
-    /// The handle of a volume or snapshot.
+    /// The handle of the source volume or snapshot.
     pub(crate) handle: String,
     pub(crate) item: String,
     pub(crate) consistency: Consistency,
 }
 
-/// Who asked for a volume.
+/// The owner of a volume or snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnerRecord {
     pub(crate) cluster: String,
@@ -91,7 +93,7 @@ impl OwnerRecord {
         }
     }
 
-    /// The same four things under other names.
+    /// Converts the owner of a snapshot, which has the same four values under other names.
     pub(crate) fn from_snapshot_owner(owner: &SnapshotOwner) -> Self {
         Self {
             cluster: owner.cluster_id.clone(),
@@ -111,10 +113,10 @@ impl OwnerRecord {
     }
 }
 
-/// What a listing finds: a record, or why it cannot be read.
+/// A listed record, or the reason why it cannot be read.
 pub(crate) type ListedRecord = std::result::Result<StoredRecord, String>;
 
-/// Which of the two.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     Volume,
@@ -122,7 +124,7 @@ pub(crate) enum RecordKind {
 }
 
 impl RecordKind {
-    /// How keys of the state begin.
+    /// Prefix of the record keys.
     pub(crate) const fn key_prefix(self) -> &'static str {
         match self {
             Self::Volume => "volume/",
@@ -142,22 +144,23 @@ impl RecordKind {
     }
 }
 
-/// How many digits of chance end an item's name.
+/// Number of random hexadecimal digits at the end of an item name.
 const RANDOM_DIGITS: usize = 16;
 
-/// An error after something was written: it may have an effect, whatever its kind says.
+/// An error after a write. The call may have taken effect, so the outcome is unknown regardless of the error
+/// kind.
 fn unknown_outcome(error: impl Into<StorageError>) -> StorageError {
     let error = error.into();
     StorageError::new(error.kind, Finality::Unknown, error.message)
 }
 
 impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
-    /// The name of a new item, which nothing else ever has.
+    /// A new, unique item name.
     pub(crate) fn new_item(&self, handle: &str) -> String {
         format!("{handle}.{:0RANDOM_DIGITS$x}", self.random)
     }
 
-    /// Reads a record. A handle longer than any of ours is nobody's, and is not worth a key.
+    /// Reads a record. A handle above the maximum length cannot exist and is not looked up.
     pub(crate) fn read_record(
         &self,
         record_kind: RecordKind,
@@ -170,7 +173,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads a record as a listing does.
+    /// Reads a record for a listing.
     pub(crate) fn read_for_listing(
         &self,
         record_kind: RecordKind,
@@ -183,7 +186,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads the record of something that can be used.
+    /// Reads the record of a usable volume or snapshot.
     pub(crate) fn read_ready(
         &self,
         record_kind: RecordKind,
@@ -200,8 +203,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// The size of something that can be used. An image is larger than its record says when a call died after
-    /// it grew.
+    /// The size of a usable volume or snapshot. An image is larger than its record says if a call died during
+    /// expansion.
     pub(crate) fn actual_size(&self, record: &StoredRecord) -> Result<u64> {
         match record.kind {
             VolumeKind::Directory => Ok(record.size),
@@ -212,7 +215,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Makes something of which there is no record.
+    /// Creates a volume or snapshot without a record.
     pub(crate) fn create(
         &self,
         record_kind: RecordKind,
@@ -228,8 +231,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
-    /// An item without a record. Another process may be making or removing both right now, so that it is seen
-    /// twice or it is not so.
+    /// Finds an item without a record. Another process may be creating or deleting both, so the item is
+    /// reported only if it is seen twice without a record.
     fn find_unknown_item(&self, record_kind: RecordKind, handle: &str) -> Result<Option<String>> {
         let Some(first) = self.find_item_without_record(handle)? else { return Ok(None) };
         if self.read_record(record_kind, handle)?.is_some() {
@@ -239,7 +242,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         Ok(if second.is_some() && self.read_record(record_kind, handle)?.is_none() { second } else { None })
     }
 
-    /// Goes on where an earlier call has ended. A copy that has not begun will show its source as it is now.
+    /// Continues the creation that an earlier call started. If the copy has not started, it copies the
+    /// current content of the source.
     pub(crate) fn resume(
         &self,
         record_kind: RecordKind,
@@ -255,8 +259,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
-    /// Makes the item of a record unless it is there, and says so in the record. When it cannot be made, the
-    /// record goes.
+    /// Creates the item of a record unless it exists, and sets the phase to `ready`. Removes the record if
+    /// the item cannot be created.
     fn create_item(
         &self,
         record_kind: RecordKind,
@@ -278,8 +282,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         match created {
             Ok(()) | Err(PoolError::Exists(_)) => {}
             Err(error @ (PoolError::Busy(_) | PoolError::Unknown(_))) => return Err(error.into()),
-            // It was made by an earlier call, and its source has gone or the operator's bounds have changed
-            // since.
+            // An earlier call created the item. Since then the source was removed or the operator changed a
+            // limit.
             Err(_) if self.item_kind(item).map_err(unknown_outcome)?.is_some() => {}
             Err(error) => {
                 self.store
@@ -300,8 +304,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Removes an item if it was made for a record that is gone or going: who removed that was there too
-    /// early to find it.
+    /// Removes an item created for a record that has been deleted or is being deleted. The concurrent delete
+    /// ran too early to find it.
     fn remove_superseded_item(&self, record_kind: RecordKind, handle: &str, item: &str) -> Result<()> {
         match self.read_record(record_kind, handle).map_err(unknown_outcome)? {
             Some(found) if found.value.item == item && found.value.phase != RecordPhase::Deleting => Ok(()),
@@ -309,7 +313,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Removes something with its item.
+    /// Deletes a record and its item.
     pub(crate) fn delete(
         &self,
         record_kind: RecordKind,
@@ -352,18 +356,19 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         Ok(self.store.commit(&[state::put(&record_kind.key(handle), record, replaces)?])?)
     }
 
-    /// The kind of an item, if there is one.
+    /// The kind of an item, if it exists.
     fn item_kind(&self, item: &str) -> Result<Option<ItemKind>> {
         Ok(self.scan_for(item)?)
     }
 
-    /// A listing of one costs the same for a large directory as for a small one.
+    /// Looks an item up. A scan with a limit of 1 has the same cost in a large directory as in a small one.
     fn scan_for(&self, item: &str) -> std::result::Result<Option<ItemKind>, PoolError> {
         let page = self.pool.scan(item, None, 1)?;
         Ok(page.items.into_iter().find(|(name, _)| name == item).map(|(_, kind)| kind))
     }
 
-    /// Whether an item is there. One that is being made is neither: the call is in progress.
+    /// Returns true if the item exists. An item that is being created results in an error that the call is in
+    /// progress.
     fn has_item(&self, item: &str) -> Result<bool> {
         if self.item_kind(item)?.is_some() {
             return Ok(true);
@@ -375,7 +380,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// An item of a handle, whose record there is none of.
+    /// Finds an item of a handle without a record.
     fn find_item_without_record(&self, handle: &str) -> Result<Option<String>> {
         let prefix = format!("{handle}.");
         let mut after: Option<String> = None;
@@ -394,8 +399,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Whether something is wrong with the item of a record, and what. One that cannot be looked at is no
-    /// reason to say nothing of the others.
+    /// The condition of a record's item: abnormal or not, and a message. An item that cannot be read is
+    /// abnormal and does not fail the listing.
     pub(crate) fn condition(&self, record: &StoredRecord) -> (bool, String) {
         let gone = || (true, "its item is missing from the pool".to_owned());
         let unknown = |error: PoolError| {
@@ -428,8 +433,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// A part of all records, at most `limit` of them, and where the next part begins. What was left half
-    /// made or half removed is among them, and what cannot be read.
+    /// A page of at most `limit` records, and the token of the next page. The page includes incomplete and
+    /// unreadable records.
     pub(crate) fn list(
         &self,
         record_kind: RecordKind,
@@ -465,7 +470,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     }
 }
 
-/// Why an item was not made, with what an operator can do.
+/// The error of a failed item creation, with advice for the operator.
 fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
     let requested = record.source.as_ref().map(|source| source.consistency);
     if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, requested) {
@@ -476,12 +481,12 @@ fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
     error.into()
 }
 
-/// How the place of a next part begins.
+/// Prefix of page tokens.
 const TOKEN_PREFIX: &str = "after:";
-/// Most records of one part: each costs a look at its item.
+/// Maximum records of a page. Each record costs a lookup of its item.
 const MAX_LISTED: usize = 1_000;
 
-/// The key after which a part begins.
+/// The key after which a page starts.
 fn key_of_token(record_kind: RecordKind, token: &str) -> Result<String> {
     let key = token.strip_prefix(TOKEN_PREFIX).filter(|key| key.starts_with(record_kind.key_prefix()));
     key.map(str::to_owned).ok_or_else(|| {

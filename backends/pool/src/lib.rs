@@ -1,15 +1,22 @@
-//! Storage of one node: volumes are directories and image files in the `pool` import, their records are in
-//! the `state` import.
+//! Node-local storage. Volumes are directories and image files in the `pool` import. Their records are in the
+//! `state` import.
 //!
 //! | setting | meaning | default |
 //! |---|---|---|
 //! | `driver-name` | the driver's name | `pool.cofferdam.dev` |
-//! | `node` | the name of the node that holds the pool | none: it has to be set |
+//! | `node` | the name of the node with the pool | none, required |
 //!
-//! A class may set the parameter `kind`: `directory`, whose size is not enforced, or `image`, a file that is
-//! used as a block device. Block volumes are images; others are directories unless the class says otherwise.
-//! With `consistency`, classes of volumes and of snapshots say what a copy has to be: `crash`, of one moment,
-//! or `none`, right while nothing writes.
+//! A class may set the parameter `kind`:
+//!
+//! - `directory`: the size is not enforced.
+//! - `image`: a file that is used as a block device.
+//!
+//! Block volumes are always images. Other volumes are directories by default.
+//!
+//! Classes of volumes and of snapshots may set the parameter `consistency` of copies:
+//!
+//! - `crash`: the copy is crash-consistent.
+//! - `none`: the copy is consistent only if the source is not written during the copy.
 #![forbid(unsafe_code)]
 
 mod items;
@@ -50,7 +57,7 @@ impl Backend for PoolBackend {
         Ok(Description {
             topology_keys: vec![volumes::NODE_KEY.to_owned()],
             placement: Placement::Node,
-            // Who writes on the node, the node keeps apart.
+            // The node enforces `SINGLE_NODE_SINGLE_WRITER`.
             features: ["volume-condition", "single-node-multi-writer"].map(str::to_owned).into(),
             ..Description::new(name, env!("CARGO_PKG_VERSION"))
         })

@@ -1,4 +1,4 @@
-//! Two calls for one name at the same time, with their steps in every order.
+//! Two concurrent calls for one name, with every interleaving of their steps.
 
 use std::{
     sync::{Condvar, Mutex},
@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 
-/// Whose turn each step is.
+/// Schedules the steps of both calls.
 struct StepScheduler {
     order: Mutex<StepOrder>,
     changed: Condvar,
@@ -15,7 +15,7 @@ struct StepScheduler {
 
 #[derive(Default)]
 struct StepOrder {
-    /// Who is next, as long as both calls go on; after the last of these it is the first call.
+    /// The call that runs next, while both are running. After the end of the plan the first call runs.
     planned: Vec<usize>,
     executed: Vec<usize>,
     finished: [bool; 2],
@@ -26,7 +26,7 @@ impl StepOrder {
         self.planned.get(self.executed.len()).copied().unwrap_or_default()
     }
 
-    /// The order after this one, if there is another.
+    /// The next interleaving, if there is one.
     fn next_order(mut self) -> Option<Vec<usize>> {
         while self.executed.pop()? == 1 {}
         self.executed.push(1);
@@ -34,7 +34,7 @@ impl StepOrder {
     }
 }
 
-/// A store and a pool that a call shares with another, and uses when it is its turn.
+/// A store and a pool shared by two calls. Each call uses them when it is scheduled.
 struct ScheduledStorage<'a> {
     fake: &'a Mutex<FakeStorage>,
     scheduler: &'a StepScheduler,
@@ -137,7 +137,7 @@ impl ScheduledCall {
     }
 }
 
-/// Plays two calls in one order of their steps.
+/// Runs two calls with one interleaving of their steps.
 fn run_scheduled(
     fake: FakeStorage,
     calls: [ScheduledCall; 2],
@@ -161,7 +161,7 @@ fn run_scheduled(
     (fake.into_inner().unwrap(), answers, scheduler.order.into_inner().unwrap())
 }
 
-/// Plays a call until it succeeds; a call that others have overtaken may have to be repeated.
+/// Retries a call until it succeeds. A call that lost a race may need several attempts.
 fn retry_until_success(fake: &FakeStorage, call: ScheduledCall, when: &str) {
     let tries = (0..3).map(|_| call.run(&fake.storage()));
     let tries: Vec<_> = tries.take_while(Result::is_err).collect();
@@ -170,7 +170,7 @@ fn retry_until_success(fake: &FakeStorage, call: ScheduledCall, when: &str) {
 
 #[test]
 fn two_overlapping_calls_converge_in_every_interleaving() {
-    // What earlier calls have left: nothing, a record, an item under it, a volume, a removal that has begun.
+    // State left by earlier calls: nothing, a record, a record and its item, a volume, a started delete.
     let preparations: [fn(&FakeStorage); 5] = [
         |_| {},
         |fake| crash_after(fake, ScheduledCall::Create, 3),
@@ -207,7 +207,7 @@ fn two_overlapping_calls_converge_in_every_interleaving() {
     assert!(orders > 1_000, "{orders}");
 }
 
-/// Nothing is wrong after two calls, and the ones that follow find nothing in their way.
+/// Checks the invariants after two calls, and that later calls succeed.
 fn check_result(fake: &FakeStorage, calls: [ScheduledCall; 2], deletes: bool, when: &str) {
     if fake.entries.borrow().contains_key("volume/vol-v") {
         let record = fake.record("volume/vol-v");
@@ -226,7 +226,7 @@ fn check_result(fake: &FakeStorage, calls: [ScheduledCall; 2], deletes: bool, wh
     assert_eq!(fake.record_names(), ["vol-o"], "{when}");
 }
 
-/// Lets a call die after so many steps.
+/// Lets a call die after a number of steps.
 fn crash_after(fake: &FakeStorage, call: ScheduledCall, steps: u32) {
     fake.calls_left.set(Some(steps));
     let died = call.run(&fake.storage());

@@ -1,4 +1,4 @@
-//! What a call asks for, checked: pure functions of the request.
+//! Validation of requests: pure functions.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,33 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Size when the request leaves it open, as CSI drivers commonly choose.
+/// Size for requests without a size, as in many CSI drivers.
 const DEFAULT_SIZE: u64 = 1 << 30;
-/// Largest volume: far above any disk, far below where sums leave a `u64`.
+/// Maximum volume size: far above any disk, and small enough that sums fit into a `u64`.
 const MAX_SIZE: u64 = 1 << 50;
-/// What an image's size is a multiple of.
+/// Image sizes are multiples of this number of bytes.
 const BLOCK: u64 = 4_096;
 /// CSI's limit for names and ids, in bytes.
 pub(crate) const MAX_NAME: usize = 128;
-/// The parameter that chooses what a volume is.
+/// Parameter for the kind of a volume.
 pub(crate) const KIND: &str = "kind";
-/// The parameter that chooses what a copy has to be.
+/// Parameter for the consistency of copies.
 pub(crate) const CONSISTENCY: &str = "consistency";
-/// What external-provisioner adds to the parameters when it is told to (`--extra-create-metadata`); accepted,
-/// not used.
+/// Parameters that external-provisioner adds with `--extra-create-metadata`. They are accepted and not used.
 const METADATA_KEYS: [&str; 3] =
     ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
-/// The same for snapshots.
+/// Parameters that external-snapshotter adds with `--extra-create-metadata`.
 const SNAPSHOT_METADATA_KEYS: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshot/name",
     "csi.storage.k8s.io/volumesnapshot/namespace",
     "csi.storage.k8s.io/volumesnapshotcontent/name",
 ];
 
-/// What a volume is in the pool.
+/// The kind of a volume's item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum VolumeKind {
-    /// A directory, whose size is not enforced.
+    /// A directory. Its size is not enforced.
     Directory,
     /// A file that is used as a block device.
     Image,
@@ -50,13 +49,13 @@ impl VolumeKind {
     }
 }
 
-/// What a copy has to be.
+/// Required consistency of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Consistency {
-    /// What a loss of power at one moment would have left.
+    /// Crash-consistent: the content at one point in time, as after a power loss.
     Crash,
-    /// Right while nothing writes to the source.
+    /// Consistent only if the source is not written during the copy.
     None,
 }
 
@@ -68,7 +67,7 @@ impl Consistency {
         }
     }
 
-    /// What a copy of a kind is when its class leaves it open. Nothing can give a directory more.
+    /// The default for a kind. Directories support no other value.
     pub(crate) const fn default_for(kind: VolumeKind) -> Self {
         match kind {
             VolumeKind::Directory => Self::None,
@@ -77,26 +76,26 @@ impl Consistency {
     }
 }
 
-/// What makes two requests of one name the same: everything but the size, of which a range is asked, and the
-/// owner.
+/// Arguments that repeated requests for a name must match. The size (requested as a range) and the owner are
+/// excluded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
-    /// The parameters of the class.
+    /// The class parameters.
     pub(crate) parameters: BTreeMap<String, String>,
-    /// Every way of use, written out, sorted.
+    /// All capability strings, sorted.
     pub(crate) capabilities: Vec<String>,
 }
 
-/// A request's shape and the kinds that fit it, the default first.
+/// Parsed arguments and the allowed kinds, the default first.
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedRequest {
     pub(crate) arguments: VolumeArguments,
-    /// What a copy has to be, if the class says it.
+    /// The consistency set by the class.
     pub(crate) consistency: Option<Consistency>,
     kinds: Vec<VolumeKind>,
 }
 
-/// Reads a request.
+/// Parses a request.
 pub(crate) fn parse_request(request: &CreateRequest) -> Result<ParsedRequest> {
     reject_mutable_parameters(&request.mutable_parameters)?;
     let parameters = to_map(request.parameters.clone());
@@ -107,7 +106,7 @@ pub(crate) fn parse_request(request: &CreateRequest) -> Result<ParsedRequest> {
     Ok(ParsedRequest { arguments: VolumeArguments { parameters, capabilities }, consistency, kinds })
 }
 
-/// Refuses parameters that may change: there are none.
+/// Rejects mutable parameters; the driver has none.
 pub(crate) fn reject_mutable_parameters(parameters: &KeyValues) -> Result<()> {
     match parameters.first() {
         Some((key, _)) => {
@@ -134,7 +133,7 @@ impl ParsedRequest {
         self.kinds.first().copied().unwrap_or(VolumeKind::Directory)
     }
 
-    /// The kind of a copy, which is its source's.
+    /// The kind of a copy, which is the kind of its source.
     pub(crate) fn kind_of_copy(&self, source: VolumeKind) -> Result<VolumeKind> {
         if self.kinds.contains(&source) {
             return Ok(source);
@@ -147,7 +146,7 @@ impl ParsedRequest {
     }
 }
 
-/// The kinds that a request can mean, the default first.
+/// The kinds that a request allows, the default first.
 pub(crate) fn allowed_kinds(
     capabilities: &[VolumeCapability],
     parameters: &BTreeMap<String, String>,
@@ -174,7 +173,7 @@ pub(crate) fn allowed_kinds(
     }
 }
 
-/// Reads the parameters of a class of snapshots: what a snapshot has to be.
+/// Parses the parameters of a snapshot class and returns the consistency.
 pub(crate) fn parse_snapshot_parameters(parameters: KeyValues) -> Result<Option<Consistency>> {
     let parameters = to_map(parameters);
     let known = |key: &str| key == CONSISTENCY || SNAPSHOT_METADATA_KEYS.contains(&key);
@@ -186,7 +185,7 @@ pub(crate) fn parse_snapshot_parameters(parameters: KeyValues) -> Result<Option<
     }
 }
 
-/// Every way of use, written out.
+/// All capability strings.
 pub(crate) fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
@@ -197,7 +196,7 @@ pub(crate) fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Resul
     Ok(lines)
 }
 
-/// Refuses what storage of one node cannot be.
+/// Rejects capabilities that node-local storage does not support.
 pub(crate) fn check_single_node(capabilities: &[VolumeCapability]) -> std::result::Result<(), String> {
     match capabilities.iter().map(|capability| capability.mode).find(|mode| mode.is_multi_node()) {
         Some(mode) => Err(format!("access mode {}: this storage is in one node only", mode.as_str())),
@@ -218,8 +217,8 @@ fn canonical_capability(capability: &VolumeCapability) -> String {
     }
 }
 
-/// Checks a name and makes its handle, which is the item's name in the pool too: readable while that fits,
-/// the same for the same name.
+/// Checks a name and returns its deterministic handle, a prefix of the item names in the pool. It is readable
+/// if the name fits.
 pub(crate) fn handle_from_name(prefix: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -233,20 +232,18 @@ pub(crate) fn handle_from_name(prefix: &str, name: &str) -> Result<String> {
     if readable.len() <= MAX_NAME && readable.bytes().all(is_allowed) && !readable.starts_with(&digest) {
         return Ok(readable);
     }
-    // Two names may share a digest: the record keeps the name, and a stranger is refused as an existing
-    // volume.
+    // Digests may collide. The record contains the name, so a colliding request fails with `already_exists`.
     Ok(format!("{digest}{:032x}", fnv1a(name.as_bytes())))
 }
 
-/// FNV-1a with 128 bits: offset basis and prime as its authors published them.
+/// FNV-1a with 128 bits, with the published offset basis and prime.
 fn fnv1a(bytes: &[u8]) -> u128 {
     bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, byte| {
         (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
     })
 }
 
-/// Chooses the size of a volume that is at least `least` bytes large, which is the size of what it is a copy
-/// of.
+/// Chooses the size of a volume, at least `source_size` for a copy.
 pub(crate) fn choose_size(range: CapacityRange, kind: VolumeKind, source_size: Option<u64>) -> Result<u64> {
     let out_of_range = |reason: &str| {
         let show =
@@ -278,8 +275,8 @@ pub(crate) fn choose_size(range: CapacityRange, kind: VolumeKind, source_size: O
     if size > limit { out_of_range("an image is a multiple of 4096 bytes") } else { Ok(size) }
 }
 
-/// The same for a copy of something that says it has so many bytes, and really has so many. A copy has no
-/// fewer than those; who asks for no fewer than the source says it has is not to blame for the difference.
+/// Chooses the size of a copy. `source` is the recorded and the actual size of the source. A request for at
+/// least the recorded size is valid, and its result is raised to the actual size.
 pub(crate) fn choose_copy_size(
     range: CapacityRange,
     kind: VolumeKind,
@@ -293,7 +290,7 @@ pub(crate) fn choose_copy_size(
     Err(StorageError::out_of_range(format!("{}: the source has {actual} bytes", range.describe())))
 }
 
-/// The size that a volume shall grow to; `None` when it is large enough.
+/// The size to which a volume must be expanded, or `None` if it is large enough.
 pub(crate) fn choose_expanded_size(
     range: CapacityRange,
     kind: VolumeKind,
@@ -306,7 +303,7 @@ pub(crate) fn choose_expanded_size(
     }
 }
 
-/// Whether a volume of this size is what a range asks for.
+/// Returns true if a size satisfies the range.
 pub(crate) fn is_size_in_range(size: u64, range: CapacityRange) -> bool {
     range.required_bytes.is_none_or(|required| size >= required)
         && range.limit_bytes.is_none_or(|limit| size <= limit)

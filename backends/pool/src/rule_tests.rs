@@ -1,4 +1,4 @@
-//! What a copy is, what a listing shows, and what is never claimed.
+//! Rules of copies, listings and error finality.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn images_are_copied_crash_consistent_unless_the_class_allows_none() {
     create_snapshot_with(&fake, "s", "vol-i", Some("none")).unwrap();
     create_snapshot_with(&fake, "t", "vol-d", None).unwrap();
     create_volume(&fake, &with_parameters(plain, &[("consistency", "none")]), of("vol-i")).unwrap();
-    // Nothing writes to a snapshot, so what is restored is what was cut, whatever the class says.
+    // A snapshot is never written, so its copy is always consistent, regardless of the class.
     let restored = with_parameters(request("r", 8_192, block()), &[("consistency", "crash")]);
     create_volume(&fake, &restored, Some((RecordKind::Snapshot, "snap-s"))).unwrap();
     assert_eq!(
@@ -104,7 +104,7 @@ fn an_existing_item_keeps_its_record_when_the_pool_fails() {
     fake.calls_left.set(Some(4));
     create_volume(&fake, &request("v", 8_192, block()), None).unwrap_err();
     fake.calls_left.set(None);
-    // The operator has lowered a bound since; the pool may look at that before it looks at the name.
+    // The operator has lowered the limit since. The pool may check the size before the name.
     let answer = PoolError::InvalidSize("8192 bytes".to_owned());
     fake.next_error.replace(Some(answer));
     create_volume(&fake, &request("v", 8_192, block()), None).unwrap();
@@ -207,7 +207,7 @@ fn a_volume_that_is_above_the_limit_does_not_shrink() {
 fn an_expanded_image_is_copied_with_its_actual_size() {
     let fake = FakeStorage::new();
     create_volume(&fake, &request("v", 8_192, block()), None).unwrap();
-    // It dies after the image has grown: record, measure, grow.
+    // The call dies after the image was expanded: record, measure, grow.
     fake.calls_left.set(Some(3));
     expand_to(&fake, Some(12_288), None).unwrap_err();
     fake.calls_left.set(None);
@@ -219,7 +219,7 @@ fn an_expanded_image_is_copied_with_its_actual_size() {
             .map(|volume| volume.capacity_bytes.unwrap())
     };
     assert_eq!(clone("c", None, None), Ok(12_288));
-    // This is what the volume says of itself.
+    // The recorded size of the volume.
     assert_eq!(clone("d", Some(8_192), None), Ok(12_288));
     assert_eq!(clone("d", Some(8_192), None), Ok(12_288), "again");
     for (required, limit) in [(8_192, Some(8_192)), (4_096, None)] {
@@ -245,7 +245,7 @@ fn a_snapshot_has_the_creation_time_of_its_copy() {
         assert_eq!(snapshot.created_at_ms, expected, "{name}");
         assert_eq!(snapshots::get(&fake.storage(), snapshot.handle).unwrap().created_at_ms, expected);
     }
-    // Another call still copies: its time stays.
+    // Another call is still copying, so its start time is kept.
     fake.now_ms.set(20);
     fake.calls_left.set(Some(5));
     create_snapshot(&fake, "busy", "vol-v").unwrap_err();

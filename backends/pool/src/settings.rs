@@ -1,25 +1,25 @@
-//! What the operator configures.
+//! Settings of the operator.
 
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{Result, StorageError};
 
-/// Key of the driver's name.
+/// Setting for the driver's name.
 pub(crate) const DRIVER_NAME: &str = "driver-name";
-/// The driver's name when the operator chooses none.
+/// Default name of the driver.
 pub(crate) const DEFAULT_DRIVER_NAME: &str = "pool.cofferdam.dev";
-/// Key of the node's name.
+/// Setting for the node's name.
 const NODE: &str = "node";
 
-/// The operator's choices.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolSettings {
-    /// The node that holds the pool.
+    /// The node with the pool.
     pub(crate) node: String,
 }
 
 impl PoolSettings {
-    /// Reads the settings; the error names the key, its value and what was expected.
+    /// Parses the settings. The error names the key, its value and the expected values.
     pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
         if let Some(key) = settings.keys().find(|key| ![DRIVER_NAME, NODE].contains(&key.as_str())) {
             return Err(format!("unknown setting {key:?}; known are {DRIVER_NAME:?} and {NODE:?}"));

@@ -1,4 +1,4 @@
-//! Snapshots: copies of items, which do not need their volume any more.
+//! Snapshots: copies of items, independent of their volume.
 
 use cofferdam_guest::{
     Result, Snapshot, StorageError,
@@ -13,7 +13,7 @@ use crate::{
     request::{self, Consistency, VolumeArguments},
 };
 
-/// Cuts a snapshot or finds it.
+/// Creates a snapshot, or returns the existing one.
 pub(crate) fn create<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: SnapshotRequest,
@@ -54,7 +54,7 @@ pub(crate) fn create<S: Store, P: Pool>(
     Ok(snapshot(handle, record))
 }
 
-/// Whether the snapshot of a name is what the same name asks for now.
+/// Checks that an existing snapshot matches a new request with the same name.
 fn check_same_arguments(
     found: &StoredRecord,
     name: &str,
@@ -77,7 +77,7 @@ fn check_same_arguments(
     Ok(())
 }
 
-/// Deletes a snapshot; one that does not exist is a success.
+/// Deletes a snapshot. Succeeds if it does not exist.
 pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: &str) -> Result<()> {
     match storage.read_record(RecordKind::Snapshot, handle)? {
         Some(found) => storage.delete(RecordKind::Snapshot, handle, found),
@@ -85,7 +85,7 @@ pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle:
     }
 }
 
-/// Describes a snapshot. One that is half made or half removed is not ready.
+/// Returns a snapshot. An incomplete snapshot is not ready.
 pub(crate) fn get<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: String) -> Result<Snapshot> {
     match storage.read_record(RecordKind::Snapshot, &handle)? {
         Some(found) => Ok(snapshot(handle, found.value)),
@@ -93,7 +93,7 @@ pub(crate) fn get<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: St
     }
 }
 
-/// Lists snapshots, all or those of one volume.
+/// Lists all snapshots, or the snapshots of one volume.
 pub(crate) fn list<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     source: Option<&str>,
@@ -106,7 +106,7 @@ pub(crate) fn list<S: Store, P: Pool>(
     let (records, next) = storage.list(RecordKind::Snapshot, after, limit, of_source)?;
     let shown = |(handle, listed)| match listed {
         Ok(record) => Some(snapshot(handle, record)),
-        // Without its record nobody knows what it is of, and a snapshot has no condition to say so.
+        // The source is unknown without the record, and a snapshot has no condition that could report it.
         Err(reason) => {
             log::write(
                 Level::Warn,

@@ -1,5 +1,4 @@
-//! Whenever a call dies, the same call, or the one that undoes it, makes everything right; and the rules of
-//! the requests.
+//! Recovery from crashes at every step, by a retry or by the inverse operation, and validation of requests.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,7 +23,7 @@ mod rule_tests;
 
 type Items = BTreeMap<String, (ItemKind, Option<u64>, String)>;
 
-/// A store and a pool that die together: before the effect of a call, or after it but before its answer.
+/// A store and a pool that die together: before a call takes effect, or afterwards without a response.
 #[derive(Default)]
 struct FakeStorage {
     entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
@@ -34,19 +33,19 @@ struct FakeStorage {
     response_lost: Cell<bool>,
     max_image_bytes: Cell<Option<u64>>,
     busy: Cell<bool>,
-    /// The pool does what it is told, and says that it does not know.
+    /// The pool applies changes and returns [`PoolError::Unknown`].
     unknown_results: Cell<bool>,
-    /// What the pool says instead of making the next item.
+    /// The error returned instead of creating the next item.
     next_error: RefCell<Option<PoolError>>,
     fail_measure: Cell<bool>,
-    /// Copies of images are of one moment.
+    /// Image copies are crash-consistent.
     shares_blocks: Cell<bool>,
     now_ms: Cell<u64>,
     random: Cell<u64>,
 }
 
 impl FakeStorage {
-    /// Whether this call still happens, and whether its answer is heard.
+    /// Returns whether this call takes effect, and whether its response is delivered.
     fn consume_call(&self) -> (bool, bool) {
         match self.calls_left.get() {
             None => (true, true),
@@ -113,7 +112,7 @@ impl FakeStorage {
         NodeStorage { store: self, pool: self, now_ms: self.now_ms.get(), random: self.random.get() }
     }
 
-    /// The name of an item that a handle has.
+    /// The name of the item of a handle.
     fn item_of(&self, handle: &str) -> Option<String> {
         let items = self.items.borrow();
         items.keys().find(|name| name.rsplit_once('.').is_some_and(|(of, _)| of == handle)).cloned()
@@ -136,7 +135,7 @@ impl FakeStorage {
         state::read::<StoredRecord>(self, key).unwrap().unwrap().value
     }
 
-    /// The handles of the records, and their items; nothing else may be in the pool.
+    /// The handles of all records. Panics if the pool contains other items than theirs.
     fn record_names(&self) -> Vec<String> {
         let keys: Vec<_> = self.entries.borrow().keys().cloned().collect();
         let mut items: Vec<_> = keys.iter().map(|key| self.record(key).item).collect();
@@ -271,7 +270,7 @@ impl pool::Pool for FakeStorage {
                     name.starts_with(prefix) && after.is_none_or(|after| name.as_str() > after)
                 })
                 .map(|(name, (kind, ..))| (name.clone(), *kind));
-            // Parts of two, so that there are parts.
+            // At most two per page, so that tests cover paging.
             let items = found.by_ref().take(limit.min(2).try_into().unwrap()).collect();
             Ok(PoolPage { items, more: found.next().is_some() })
         })
@@ -328,8 +327,8 @@ fn create_snapshot(fake: &FakeStorage, name: &str, source: &str) -> Result<Snaps
 /// More calls than any function makes.
 const MAX_CALLS: u32 = 14;
 
-/// Plays a call that dies at every step, once before the step's effect and once after it. Returns how often
-/// it died.
+/// Lets a call die at every step, once before and once after the step takes effect. Returns the number of
+/// crashes.
 fn crash_at_every_call(
     prepare: impl Fn(&FakeStorage),
     call: impl Fn(&FakeStorage) -> Result<()>,
@@ -384,7 +383,7 @@ fn a_crashed_copy_is_completed_and_a_snapshot_outlives_its_volume() {
         create_volume(fake, &request("c", 12_288, block()), Some((RecordKind::Volume, "vol-v"))).map(drop)
     };
     crash_at_every_call(prepare, clone, |fake, when| {
-        // The source changes and goes while nobody knows whether the copy was made.
+        // The source changes and is removed while the result of the copy is unknown.
         let copied = fake.content_of("vol-c").is_some();
         volumes::delete(&fake.storage(), "vol-v").unwrap();
         match clone(fake) {
@@ -462,7 +461,7 @@ fn a_failed_create_leaves_no_record_and_no_item() {
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
     fake.busy.set(false);
     create_volume(&fake, &request("v", 4_096, block()), None).unwrap();
-    // Neighbours that only begin alike, and then an item that the state does not know.
+    // Items with a similar prefix, followed by an item without a record.
     for item in ["vol-w.0", "vol-w.b.000000000000000a", "vol-w.zzzzzzzzzzzzzzzz", "vol-w.zzzzzzzzzzzzzzzzz"] {
         fake.items.borrow_mut().insert(item.to_owned(), (ItemKind::Directory, None, String::new()));
     }

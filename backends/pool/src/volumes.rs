@@ -1,4 +1,4 @@
-//! Volumes over a store and a pool.
+//! Volumes in a store and a pool.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::{
     settings::PoolSettings,
 };
 
-/// Topology key whose value is the node's name; the host fills it.
+/// Topology key for the node's name. The host sets its value.
 pub(crate) const NODE_KEY: &str = "topology.cofferdam.dev/node";
-/// Smallest image, in bytes.
+/// Minimum image size in bytes.
 const MIN_IMAGE: u64 = 4_096;
 
-/// What a new volume holds.
+/// The source of a new volume.
 pub(crate) type SourceHandle<'a> = Option<(RecordKind, &'a str)>;
 
-/// Creates a volume or finds it.
+/// Creates a volume, or returns the existing one.
 pub(crate) fn create<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     settings: &PoolSettings,
@@ -56,7 +56,7 @@ pub(crate) fn create<S: Store, P: Pool>(
             let kind = parsed.kind_of_copy(source.kind)?;
             let consistency = match record_kind {
                 RecordKind::Volume => parsed.consistency.unwrap_or(Consistency::default_for(kind)),
-                // Nothing writes to a snapshot.
+                // A snapshot is never written.
                 RecordKind::Snapshot => Consistency::None,
             };
             let source_sizes = (source.size, storage.actual_size(&source)?);
@@ -81,7 +81,7 @@ pub(crate) fn create<S: Store, P: Pool>(
     Ok(volume(&handle, &record, settings))
 }
 
-/// Deletes a volume; one that does not exist is a success.
+/// Deletes a volume. Succeeds if it does not exist.
 pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: &str) -> Result<()> {
     match storage.read_record(RecordKind::Volume, handle)? {
         Some(found) => storage.delete(RecordKind::Volume, handle, found),
@@ -89,7 +89,7 @@ pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle:
     }
 }
 
-/// Tells whether a volume can be used in some ways.
+/// Checks that a volume supports the capabilities.
 pub(crate) fn validate<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: ValidateRequest,
@@ -114,7 +114,7 @@ pub(crate) fn validate<S: Store, P: Pool>(
     }
 }
 
-/// Which of the parameters that were given the volume has not.
+/// The first requested parameter that the volume does not have.
 fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String>) -> Option<String> {
     let stored_value = |key: &str| match key {
         KIND => Some(record.kind.as_str()),
@@ -126,7 +126,7 @@ fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String
     Some(format!("the volume's parameter {key:?} is not {:?}", requested.get(key).map_or("", String::as_str)))
 }
 
-/// Makes a volume larger.
+/// Expands a volume.
 pub(crate) fn expand<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: &ExpandRequest,
@@ -147,13 +147,13 @@ pub(crate) fn expand<S: Store, P: Pool>(
     }
     let record = StoredRecord { size, changed_ms: storage.now_ms, ..record };
     storage.write_record(RecordKind::Volume, handle, &record, Some(version)).map_err(|error| {
-        // An image may be large already; the same call finds that and goes on.
+        // The image may already be expanded. A retry detects that and continues.
         StorageError::new(error.kind, cofferdam_guest::Finality::Unknown, error.message)
     })?;
     Ok(Expanded { capacity_bytes: size, node_expansion })
 }
 
-/// Describes a volume.
+/// Returns a volume and its status.
 pub(crate) fn get<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     settings: &PoolSettings,
@@ -177,7 +177,7 @@ pub(crate) fn list<S: Store, P: Pool>(
     Ok(VolumePage { volumes: volumes.collect(), next })
 }
 
-/// Tells the room for more volumes.
+/// Returns the available capacity.
 pub(crate) fn available<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     settings: &PoolSettings,
@@ -197,7 +197,7 @@ pub(crate) fn available<S: Store, P: Pool>(
     let minimum = if image { MIN_IMAGE } else { 1 };
     Ok(CapacityReport {
         available_bytes: bytes,
-        // The size of a directory is not enforced: none is too large.
+        // Directories have no maximum size because their size is not enforced.
         maximum_volume_bytes: image.then_some(bytes),
         minimum_volume_bytes: Some(minimum),
     })
@@ -242,7 +242,7 @@ fn volume(handle: &str, record: &StoredRecord, settings: &PoolSettings) -> Volum
     };
     Volume {
         topology: node_segments(settings),
-        // What is half made or half removed is nothing that a node may use.
+        // A node must not use an incomplete volume.
         attachment: (record.phase == RecordPhase::Ready).then_some(attachment),
         ..Volume::new(handle, record.size)
     }
@@ -252,7 +252,7 @@ fn node_segments(settings: &PoolSettings) -> Vec<Segments> {
     vec![vec![(NODE_KEY.to_owned(), settings.node.clone())]]
 }
 
-/// Whether a place is this node.
+/// Returns true if the segments do not exclude this node.
 fn is_local_node(segments: &Segments, settings: &PoolSettings) -> bool {
     segments.iter().all(|(key, value)| key != NODE_KEY || *value == settings.node)
 }
@@ -270,7 +270,7 @@ fn check_topology(topology: Option<&TopologyRequirement>, settings: &PoolSetting
     )))
 }
 
-/// Whether the volume of a name is what the same name asks for now.
+/// Checks that an existing volume matches a new request with the same name.
 fn check_same_arguments(
     found: &StoredRecord,
     request: &CreateRequest,

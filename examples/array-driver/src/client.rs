@@ -1,4 +1,4 @@
-//! Requests with a login.
+//! Authenticated requests to the array.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// Half of the array's own time: a login that is held rarely turns out to be over.
+/// Half of the array's session lifetime, so that a stored session is rarely expired.
 const LOGIN_TTL: Duration = Duration::from_secs(300);
-/// An array that takes longer is asked again.
+/// Timeout of a request. The caller retries after it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The array of the settings.
@@ -34,13 +34,13 @@ impl ArrayClient {
         Ok(Self { url })
     }
 
-    /// A URL of the array. What cannot be a name there, such as `..`, is refused.
+    /// A URL of the array. Rejects segments that cannot be names, such as `..`.
     pub(crate) fn url(&self, path: &[&str]) -> Result<String> {
         http::url(&self.url, path)
     }
 
-    /// Sends a request with a login, and once more with a new one if the array has forgotten it. The answer
-    /// has any other status than 401.
+    /// Sends a request with a session, and once more with a new session if the array has dropped the old one.
+    /// The status of the response is never 401.
     pub(crate) fn send(&self, request: impl Fn() -> Result<Request<'static>>) -> Result<Response> {
         session::with_login(
             "token",
@@ -60,18 +60,18 @@ impl ArrayClient {
     fn log_in(&self) -> Result<Vec<u8>> {
         let (user, password) = (secrets::require("user")?, secrets::require("password")?);
         let request = Request::post(self.url(&["login"])?).basic(&user, &password).timeout(REQUEST_TIMEOUT);
-        // A login that nobody uses is over soon: a lost one leaves nothing to be cleared up.
+        // An unused session expires soon, so a lost login response needs no cleanup.
         let response = request.read_only().send()?.ok_or(|_| None)?;
         Ok(response.json::<LoginResponse>()?.token.into_bytes())
     }
 
-    /// Reads something that may not be there.
+    /// Reads an object that may not exist.
     pub(crate) fn get_if_exists<T: DeserializeOwned>(&self, path: &[&str]) -> Result<Option<T>> {
         let response = self.send(|| Ok(Request::get(self.url(path)?)))?;
         if response.status == 404 { Ok(None) } else { response.ok_or(|_| None)?.json().map(Some) }
     }
 
-    /// Removes something that may not be there.
+    /// Deletes an object that may not exist.
     pub(crate) fn delete_if_exists(
         &self,
         path: &[&str],
@@ -85,7 +85,7 @@ impl ArrayClient {
     }
 }
 
-/// A handle that names something of the array: whatever else a handle holds, nothing there is called that.
+/// Returns true if a handle can name an object of the array. No object exists for any other handle.
 pub(crate) fn is_array_name(handle: &str) -> bool {
     handle.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
         && handle.bytes().any(|byte| byte != b'.')

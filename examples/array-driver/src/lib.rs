@@ -1,19 +1,19 @@
-//! A driver for an array that talks JSON over HTTP, as an example: `examples/fake-array` is such an array.
+//! Example driver for an array with a JSON API over HTTP, such as `examples/fake-array`.
 //!
 //! | setting | meaning |
 //! |---|---|
-//! | `url` | where the array is, such as `https://array.example` |
+//! | `url` | URL of the array, such as `https://array.example` |
 //!
 //! | secret | meaning |
 //! |---|---|
-//! | `user`, `password` | the array's login |
+//! | `user`, `password` | credentials for the array |
 //!
-//! | parameter of a class | meaning | default |
+//! | class parameter | meaning | default |
 //! |---|---|---|
-//! | `tier` | what volumes lie on: `fast` or `cheap` | `cheap` |
+//! | `tier` | storage tier of volumes: `fast` or `cheap` | `cheap` |
 //!
-//! It needs the grants `http` for the array's origin, `secrets`, `session` and `settings`. It never sees the
-//! password: the host puts it into the login.
+//! The driver needs the grants `http` for the array's origin, `secrets`, `session` and `settings`. It never
+//! sees the password: the host inserts it into the login request.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -47,7 +47,7 @@ impl Backend for ArrayDriver {
         })
     }
 
-    /// Looks at the settings only: a probe has no secrets, and the array answers nobody without a login.
+    /// Checks the settings only. A probe has no secrets, and the array rejects requests without a login.
     fn probe() -> Result<Readiness> {
         match ArrayClient::new() {
             Ok(_) => Ok(Readiness::Ready),

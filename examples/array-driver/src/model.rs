@@ -1,4 +1,4 @@
-//! The array's words.
+//! The JSON objects of the array's API.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(crate) struct Volume {
     pub(crate) changed_ms: u64,
 }
 
-/// A volume that shall be.
+/// Request body of a volume creation.
 #[derive(Debug, Serialize)]
 pub(crate) struct NewVolume<'a> {
     pub(crate) bytes: u64,
@@ -27,7 +27,7 @@ pub(crate) struct NewVolume<'a> {
     pub(crate) labels: BTreeMap<&'a str, &'a str>,
 }
 
-/// Where a content comes from.
+/// The source of a volume's content.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum VolumeSource {
@@ -43,14 +43,14 @@ pub(crate) struct Export {
     pub(crate) exclusive: bool,
 }
 
-/// How a node shall reach a volume.
+/// Request body of an export to a node.
 #[derive(Debug, Serialize)]
 pub(crate) struct NewExport {
     pub(crate) read_only: bool,
     pub(crate) exclusive: bool,
 }
 
-/// A size that a volume shall have.
+/// Request body of an expansion.
 #[derive(Debug, Serialize)]
 pub(crate) struct Resize {
     pub(crate) bytes: u64,
@@ -65,27 +65,27 @@ pub(crate) struct Snapshot {
     pub(crate) created_ms: u64,
 }
 
-/// A snapshot that shall be.
+/// Request body of a snapshot creation.
 #[derive(Debug, Serialize)]
 pub(crate) struct NewSnapshot<'a> {
     pub(crate) volume: &'a str,
 }
 
-/// A part of the volumes.
+/// A page of volumes.
 #[derive(Debug, Deserialize)]
 pub(crate) struct VolumeList {
     pub(crate) volumes: Vec<Volume>,
     pub(crate) more: bool,
 }
 
-/// A part of the snapshots.
+/// A page of snapshots.
 #[derive(Debug, Deserialize)]
 pub(crate) struct SnapshotList {
     pub(crate) snapshots: Vec<Snapshot>,
     pub(crate) more: bool,
 }
 
-/// How much room there is.
+/// The capacity of the array.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ArrayPool {
     pub(crate) free_bytes: u64,
@@ -98,7 +98,7 @@ const PERSISTENT_VOLUME: &str = "cofferdam-pv";
 const RECLAIM_POLICY: &str = "cofferdam-reclaim";
 const CAPABILITIES: &str = "cofferdam-uses";
 
-/// Writes beside a volume what it may be used for and who owns it.
+/// The labels of a volume: its capabilities and its owner.
 pub(crate) fn labels<'a>(capabilities: &'a str, owner: Option<&'a Owner>) -> BTreeMap<&'a str, &'a str> {
     let mut labels = BTreeMap::from([(CAPABILITIES, capabilities)]);
     let Some(owner) = owner else { return labels };
@@ -115,23 +115,23 @@ pub(crate) fn labels<'a>(capabilities: &'a str, owner: Option<&'a Owner>) -> BTr
     labels
 }
 
-/// What a volume may be used for; nothing of it is known of a volume of somebody else.
+/// The capabilities of a volume. Volumes of other origin have none.
 pub(crate) fn capabilities(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CAPABILITIES).map(String::as_str)
 }
 
-/// The cluster that a volume was made for, if anybody wrote it down.
+/// The cluster for which a volume was created, if it is recorded.
 pub(crate) fn cluster(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CLUSTER).map(String::as_str)
 }
 
-/// Reads the owner of a volume; a volume of somebody else has none.
+/// The owner of a volume. Volumes of other origin have none.
 pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
     Some(Owner {
         cluster_id: labels.get(CLUSTER)?.clone(),
         claim_uid: labels.get(CLAIM)?.clone(),
         pv_name: labels.get(PERSISTENT_VOLUME)?.clone(),
-        // In doubt nobody's orphan.
+        // An unknown value counts as `Retain`, so that the volume is never deleted as an orphan.
         reclaim_policy: match labels.get(RECLAIM_POLICY)?.as_str() {
             "delete" => ReclaimPolicy::Delete,
             _ => ReclaimPolicy::Retain,

@@ -1,4 +1,4 @@
-//! Which nodes reach a volume.
+//! Publishing of volumes to nodes.
 
 use cofferdam_guest::{
     AccessMode, Attachment, Result, StorageError, abilities::PublishRequest, http::Request,
@@ -11,7 +11,7 @@ use crate::{
     volumes,
 };
 
-/// Makes a volume reachable from a node. The node finds its device by its world-wide name.
+/// Publishes a volume to a node. The node finds the device by its world-wide name.
 pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<Attachment> {
     if !is_array_name(&request.handle) {
         return Err(volumes::volume_not_found(&request.handle));
@@ -37,7 +37,7 @@ pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<
     Ok(Attachment::local_device(&found.wwn))
 }
 
-/// The volume, when it is published to the node already in the way that is asked for.
+/// Returns the volume if it is already published to the node in the requested way.
 fn existing_export(
     client: &ArrayClient,
     request: &PublishRequest,
@@ -45,7 +45,7 @@ fn existing_export(
 ) -> Result<model::Volume> {
     let found = volumes::get_volume(client, &request.handle)?;
     let Some(export) = found.exports.iter().find(|export| export.node == request.node) else {
-        // It was, a moment ago.
+        // The export existed a moment ago.
         return Err(StorageError::in_progress(format!(
             "the volume {:?} is being unpublished",
             request.handle
@@ -58,7 +58,7 @@ fn existing_export(
     Ok(found)
 }
 
-/// Makes a volume unreachable from a node, or from all.
+/// Unpublishes a volume from one node or from all nodes.
 pub(crate) fn unpublish(client: &ArrayClient, handle: &str, node: Option<&str>) -> Result<()> {
     if !is_array_name(handle) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Snapshots. The array cuts them at once, so they are ready when they exist.
+//! Snapshots. The array creates them immediately, so every existing snapshot is ready.
 
 use cofferdam_guest::{
     Result, Snapshot, StorageError,
@@ -16,7 +16,7 @@ use crate::{
     volumes,
 };
 
-/// Cuts a snapshot or finds it.
+/// Creates a snapshot, or returns the existing one.
 pub(crate) fn create(client: &ArrayClient, request: SnapshotRequest) -> Result<Snapshot> {
     volumes::check_name(&request.name)?;
     ParameterReader::parameters(request.parameters).finish()?;
@@ -44,7 +44,7 @@ pub(crate) fn create(client: &ArrayClient, request: SnapshotRequest) -> Result<S
     Ok(snapshot(found))
 }
 
-/// Deletes a snapshot; one that does not exist is a success. Volumes that were made of it keep their content.
+/// Deletes a snapshot. Succeeds if it does not exist. Volumes created from it keep their content.
 pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
     if !is_array_name(handle) {
         return Ok(());
@@ -54,7 +54,7 @@ pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
     })
 }
 
-/// Describes a snapshot.
+/// Returns a snapshot.
 pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<Snapshot> {
     match find(client, handle)? {
         Some(found) => Ok(snapshot(found)),
@@ -62,7 +62,7 @@ pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<Snapshot> {
     }
 }
 
-/// A part of the snapshots.
+/// Lists a page of the snapshots.
 pub(crate) fn list(
     client: &ArrayClient,
     source: Option<&str>,
@@ -86,7 +86,7 @@ pub(crate) fn list(
     })
 }
 
-/// The snapshot of a handle.
+/// The snapshot with a handle.
 pub(crate) fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Snapshot>> {
     if is_array_name(handle) { client.get_if_exists(&["snapshots", handle]) } else { Ok(None) }
 }

@@ -1,4 +1,4 @@
-//! The driver against the fake array, on the mock host: no socket, no WebAssembly.
+//! Tests of the driver with the fake array on the mock host, without sockets and WebAssembly.
 
 use std::{cell::RefCell, rc::Rc};
 

@@ -1,4 +1,4 @@
-//! Volumes: create, delete, expand, describe.
+//! Volumes: create, delete, expand, get, list.
 
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, ValidateRequest,
@@ -17,13 +17,14 @@ use crate::{
     model::{self, NewVolume, Resize, VolumeList, VolumeSource},
 };
 
-/// What parts the ways of use of a volume: nothing that is written out has one.
+/// Separator of capability strings. No capability string contains it.
 const CAPABILITY_SEPARATOR: &str = "\n";
 
-/// The array's sizes.
+/// The sizes that the array supports.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
 
-/// Creates a volume or finds it. The array refuses a second volume of a name, so two calls never make two.
+/// Creates a volume, or returns the existing one. The array rejects a second volume of the same name, so
+/// concurrent calls create only one.
 pub(crate) fn create(
     client: &ArrayClient,
     request: &CreateRequest,
@@ -76,7 +77,7 @@ fn put_volume(
     made.json().map(Created::New)
 }
 
-/// The range for a volume that holds its source.
+/// The size range of a volume that must hold its source.
 fn range_with_source(
     client: &ArrayClient,
     range: &CapacityRange,
@@ -103,7 +104,7 @@ fn range_with_source(
     }
 }
 
-/// Deletes a volume; one that does not exist is a success.
+/// Deletes a volume. Succeeds if it does not exist.
 pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
     if !is_array_name(handle) {
         return Ok(());
@@ -113,7 +114,7 @@ pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
     })
 }
 
-/// Tells whether a volume can be used in some ways.
+/// Checks that a volume supports the capabilities.
 pub(crate) fn validate(client: &ArrayClient, request: &ValidateRequest) -> Result<Validation> {
     let requested = canonical_capabilities(&request.capabilities)?;
     let found = get_volume(client, &request.handle)?;
@@ -139,7 +140,7 @@ pub(crate) fn validate(client: &ArrayClient, request: &ValidateRequest) -> Resul
     Ok(refused.map_or(Validation::Confirmed, Validation::Refused))
 }
 
-/// Makes a volume as large as required.
+/// Expands a volume to at least the required size.
 pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Expanded> {
     let found = get_volume(client, &request.handle)?;
     let capacity_bytes = match SIZES.grow(&request.capacity, found.bytes)? {
@@ -149,7 +150,7 @@ pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Ex
             let response = client.send(|| Request::patch(&url).json(&Resize { bytes }))?;
             let grown = response.ok_or(|response| match response.status {
                 404 => Some(volume_not_found(&request.handle)),
-                // Another call has made it larger meanwhile: the same call again finds that.
+                // Another call has expanded the volume in the meantime. A retry detects that.
                 422 => Some(StorageError::in_progress(format!("the array refuses: {}", response.text()))),
                 _ => None,
             })?;
@@ -161,12 +162,12 @@ pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Ex
     Ok(Expanded { capacity_bytes, node_expansion: !block })
 }
 
-/// Describes a volume.
+/// Returns a volume and its status.
 pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<VolumeStatus> {
     Ok(status(&get_volume(client, handle)?))
 }
 
-/// A part of all volumes, also of those that somebody else made.
+/// Lists a page of all volumes, including volumes of other origin.
 pub(crate) fn list(client: &ArrayClient, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
     let after = paging::key_of_token(after)?;
     let response =
@@ -179,7 +180,7 @@ pub(crate) fn list(client: &ArrayClient, after: Option<&str>, limit: Option<u32>
     })
 }
 
-/// Asks for a part of a list.
+/// Adds the page parameters to a request.
 pub(crate) fn with_page_query<'a>(
     request: Request<'a>,
     after: Option<&str>,
@@ -195,7 +196,7 @@ pub(crate) fn with_page_query<'a>(
     }
 }
 
-/// How much room there is; both tiers share it.
+/// Returns the free capacity, which both tiers share.
 pub(crate) fn available(client: &ArrayClient, request: CapacityRequest) -> Result<CapacityReport> {
     parse_tier(request.parameters)?;
     let pool: model::ArrayPool =
@@ -211,7 +212,7 @@ fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Volume>> {
     if is_array_name(handle) { client.get_if_exists(&["volumes", handle]) } else { Ok(None) }
 }
 
-/// The volume of a handle.
+/// The volume with a handle.
 pub(crate) fn get_volume(client: &ArrayClient, handle: &str) -> Result<model::Volume> {
     find(client, handle)?.ok_or_else(|| volume_not_found(handle))
 }
@@ -227,7 +228,7 @@ fn parse_tier(parameters: KeyValues) -> Result<&'static str> {
     Ok(tier.unwrap_or("cheap"))
 }
 
-/// Checks the name of a volume or a snapshot.
+/// Checks the name of a volume or snapshot.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > handle::MAX_LENGTH || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(
@@ -239,7 +240,7 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The ways of use, written out and sorted, so that two requests can be compared.
+/// The capability strings, sorted, so that requests can be compared.
 fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
@@ -250,7 +251,7 @@ fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
     Ok(lines.join(CAPABILITY_SEPARATOR))
 }
 
-/// Why a volume cannot be used in one of these ways.
+/// The reason why a volume does not support one of the capabilities.
 fn unsupported_capability(capabilities: &[VolumeCapability]) -> Option<String> {
     let shared = |capability: &VolumeCapability| {
         matches!(capability.mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter)

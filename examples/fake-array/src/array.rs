@@ -1,4 +1,4 @@
-//! The array itself: requests in, answers out; no socket, no clock.
+//! The array's logic: requests and responses, without sockets and without a clock.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::model::{ArrayContent, ArrayPool, Counters, Export, Snapshot, Volume, 
 
 const MAX_VOLUME_BYTES: u64 = 1 << 44;
 
-/// Who asks.
+/// The credentials of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrayCredentials<'a> {
-    /// Nobody says.
+    /// No credentials.
     None,
     /// User and password.
     Basic(&'a str, &'a str),
-    /// A token that a login gave.
+    /// The token of a login.
     Bearer(&'a str),
 }
 
@@ -26,18 +26,18 @@ pub enum ArrayCredentials<'a> {
 pub struct ArrayRequest<'a> {
     /// Method in upper case.
     pub method: &'a str,
-    /// Path with its query.
+    /// Path and query.
     pub path: &'a str,
-    /// Who asks.
+    /// Credentials.
     pub credentials: ArrayCredentials<'a>,
     /// Body.
     pub body: &'a [u8],
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayResponse {
-    /// Status.
+    /// Status code.
     pub status: u16,
     /// JSON; empty for 204.
     pub body: Vec<u8>,
@@ -60,7 +60,7 @@ impl ArrayResponse {
     }
 }
 
-/// An array.
+/// A simulated storage array.
 #[derive(Clone, Debug)]
 pub struct Array {
     user: String,
@@ -68,7 +68,7 @@ pub struct Array {
     total_bytes: u64,
     token_ttl_ms: u64,
     session_limit: usize,
-    /// Tokens with the time at which they end.
+    /// Expiry times of the sessions, by token.
     sessions: BTreeMap<String, u64>,
     next_token: u64,
     next_device: u64,
@@ -77,7 +77,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// An empty array of 1 TiB with 8 sessions of 10 minutes.
+    /// An empty array with 1 TiB, at most 8 sessions, and a session lifetime of 10 minutes.
     pub fn new(user: &str, password: &str) -> Self {
         Self {
             user: user.to_owned(),
@@ -93,42 +93,42 @@ impl Array {
         }
     }
 
-    /// Gives the array this much room.
+    /// Sets the total capacity.
     pub fn set_total_bytes(&mut self, bytes: u64) {
         self.total_bytes = bytes;
     }
 
-    /// Lets tokens that are given from now on live this long, in milliseconds.
+    /// Sets the lifetime of new tokens, in milliseconds.
     pub fn set_token_ttl_ms(&mut self, ms: u64) {
         self.token_ttl_ms = ms;
     }
 
-    /// Allows this many sessions at once.
+    /// Sets the maximum number of concurrent sessions.
     pub fn set_session_limit(&mut self, sessions: usize) {
         self.session_limit = sessions;
     }
 
-    /// Changes the password; sessions stay.
+    /// Changes the password. Existing sessions remain valid.
     pub fn set_password(&mut self, password: &str) {
         password.clone_into(&mut self.password);
     }
 
-    /// Ends all sessions: the tokens are not known any more.
+    /// Ends all sessions. Their tokens become invalid.
     pub fn end_sessions(&mut self) {
         self.sessions.clear();
     }
 
-    /// What the array holds.
+    /// The content of the array.
     pub fn content(&self) -> &ArrayContent {
         &self.content
     }
 
-    /// What the array has done.
+    /// The counters of the array.
     pub fn counters(&self) -> Counters {
         Counters { sessions: self.sessions.len(), ..self.counters.clone() }
     }
 
-    /// Answers a request at a time in milliseconds.
+    /// Handles a request at a time in milliseconds.
     pub fn handle(&mut self, request: &ArrayRequest<'_>, now_ms: u64) -> ArrayResponse {
         let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
         let path: Vec<String> = path

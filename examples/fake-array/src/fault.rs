@@ -1,23 +1,24 @@
-//! Faults on demand.
+//! Fault injection.
 
 use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
-/// What goes wrong with a request.
+/// A fault of a request.
 #[derive(Clone, Debug)]
 pub enum ArrayFault {
-    /// It is answered with a status and not processed.
+    /// The array responds with a status and does not process the request.
     Status(u16),
-    /// It is processed, and then the connection breaks: the answer is lost.
+    /// The array processes the request, but the connection breaks before the response.
     LostAnswer,
-    /// The connection breaks, and it is not processed.
+    /// The connection breaks before the array processes the request.
     LostRequest,
-    /// It waits until it is let go, and is then processed, also when nobody waits for the answer any more.
+    /// The request is blocked until the barrier is released. It is then processed even if the client has
+    /// disconnected.
     Blocked(RequestBarrier),
 }
 
-/// Holds requests until they are let go.
+/// Blocks requests until it is released.
 #[derive(Clone, Debug, Default)]
 pub struct RequestBarrier(Arc<BarrierState>);
 
@@ -29,24 +30,24 @@ struct BarrierState {
 }
 
 impl RequestBarrier {
-    /// Holds whatever meets it.
+    /// A barrier that blocks every request.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits until this many requests have been held in all.
+    /// Waits until this number of requests in total have been blocked.
     pub async fn wait_for_blocked(&self, requests: usize) {
         let mut waiting = self.0.blocked.subscribe();
-        // The sender lives as long as `self`.
+        // The sender is not dropped before `self`.
         let _ = waiting.wait_for(|waiting| *waiting >= requests).await;
     }
 
-    /// Lets the requests go, those that wait and those that come.
+    /// Releases the blocked requests and all later ones.
     pub fn release(&self) {
         self.0.open.send_replace(true);
     }
 
-    /// Waits until a request that was held has been processed. One call for each such request.
+    /// Waits until one blocked request has been processed. Call it once per blocked request.
     pub async fn wait_for_processed(&self) {
         self.0.done.notified().await;
     }
@@ -62,7 +63,7 @@ impl RequestBarrier {
     }
 }
 
-/// A fault that waits for its requests.
+/// A fault for matching requests.
 #[derive(Debug)]
 pub(crate) struct InjectedFault {
     pub(crate) method: String,
@@ -71,7 +72,7 @@ pub(crate) struct InjectedFault {
     pub(crate) times: u32,
 }
 
-/// The faults that are injected; the first that fits a request meets it.
+/// The injected faults. The first match applies to a request.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Vec<InjectedFault>);
 

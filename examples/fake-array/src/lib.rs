@@ -1,24 +1,27 @@
-//! A storage array that exists in memory. It talks JSON over HTTP as real ones do: a login with a token that
-//! expires, too few sessions, volumes, snapshots, exports to nodes. And it fails on demand: see
-//! [`FakeArray`].
+//! A storage array in memory with a JSON API over HTTP, similar to real arrays: a login with an expiring
+//! token, a small limit of sessions, volumes, snapshots, and exports to nodes. It supports fault injection;
+//! see [`FakeArray`].
 //!
-//! | request | answer |
-//! |---|---|
-//! | `POST /login`, basic authentication | `{"token", "expires_in_seconds"}`; 401; 503 with too many sessions |
-//! | `GET /volumes?after=&limit=` | `{"volumes": [...], "more"}`, in the order of their names |
-//! | `GET /volumes/{name}` | a [`Volume`]; 404 |
-//! | `PUT /volumes/{name}`, `{"bytes", "tier", "source"?, "labels"?}` | 201; 412 when the name is taken; 404 without the source; 422 below the source's size; 507 without room |
-//! | `PATCH /volumes/{name}`, `{"bytes"}` | 200, larger or the same; 422 when it would shrink; 507 |
-//! | `DELETE /volumes/{name}` | 204; 404; 409 while it is exported |
-//! | `PUT /volumes/{name}/exports/{node}`, `{"read_only", "exclusive"}` | 201; 412 when it is exported there; 409 when it cannot be in two places |
-//! | `DELETE /volumes/{name}/exports/{node}`, `DELETE /volumes/{name}/exports` | 204; 404 |
-//! | `PUT /snapshots/{name}`, `{"volume"}` | 201, a [`Snapshot`]; 412; 404 |
-//! | `GET`, `DELETE /snapshots/{name}` | as of volumes |
-//! | `GET /snapshots?volume=&after=&limit=` | `{"snapshots": [...], "more"}` |
-//! | `GET /pool` | a [`Pool`] |
+//! Requests and their responses:
 //!
-//! Every request but the login carries the token, and is answered with 401 when it is not known any more. An
-//! error's body is `{"error": "..."}`.
+//! - `POST /login` with basic authentication: `{"token", "expires_in_seconds"}`; 401; 503 with too many
+//!   sessions.
+//! - `GET /volumes?after=&limit=`: `{"volumes": [...], "more"}`, sorted by name.
+//! - `GET /volumes/{name}`: a [`Volume`]; 404.
+//! - `PUT /volumes/{name}` with `{"bytes", "tier", "source"?, "labels"?}`: 201; 412 if the name exists; 404
+//!   without the source; 422 below the source's size; 507 without space.
+//! - `PATCH /volumes/{name}` with `{"bytes"}`: 200, also for the same size; 422 for a smaller size; 507.
+//! - `DELETE /volumes/{name}`: 204; 404; 409 if the volume is exported.
+//! - `PUT /volumes/{name}/exports/{node}` with `{"read_only", "exclusive"}`: 201; 412 if the export exists;
+//!   409 if it conflicts with another export.
+//! - `DELETE /volumes/{name}/exports/{node}`, `DELETE /volumes/{name}/exports`: 204; 404.
+//! - `PUT /snapshots/{name}` with `{"volume"}`: 201, a [`Snapshot`]; 412; 404.
+//! - `GET`, `DELETE /snapshots/{name}`: as for volumes.
+//! - `GET /snapshots?volume=&after=&limit=`: `{"snapshots": [...], "more"}`.
+//! - `GET /pool`: a [`Pool`].
+//!
+//! Every request except the login needs a token. The response is 401 if the token is invalid. The body of an
+//! error is `{"error": "..."}`.
 #![forbid(unsafe_code)]
 
 mod array;

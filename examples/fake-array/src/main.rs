@@ -1,5 +1,5 @@
-//! The fake array as a program: `cofferdam-fake-array [address]`, by default at 127.0.0.1:8081, with the user
-//! `admin` and the password that the environment variable `FAKE_ARRAY_PASSWORD` holds, or `secret`.
+//! The fake array as a program: `cofferdam-fake-array [address]`. The default address is 127.0.0.1:8081. The
+//! user is `admin`; the password is the environment variable `FAKE_ARRAY_PASSWORD`, or `secret`.
 #![forbid(unsafe_code)]
 
 use std::{env, error::Error, io::Write as _, net::SocketAddr};

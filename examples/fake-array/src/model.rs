@@ -1,4 +1,4 @@
-//! What the array holds.
+//! The content of the array.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: u64,
-    /// What it lies on: `fast` or `cheap`.
+    /// The storage tier: `fast` or `cheap`.
     pub tier: String,
-    /// What its content was copied from.
+    /// The source of the content.
     pub source: Option<VolumeSource>,
-    /// Whatever its maker wrote beside it.
+    /// Labels set by the creator.
     pub labels: BTreeMap<String, String>,
-    /// The name by which nodes see its device.
+    /// The world-wide name of the device on nodes.
     pub wwn: String,
-    /// Where it can be reached from.
+    /// The exports to nodes.
     pub exports: Vec<Export>,
-    /// When it was made or changed last, in milliseconds since 1970-01-01T00:00:00Z.
+    /// Time of the creation or the last change, in milliseconds since 1970-01-01T00:00:00Z.
     pub changed_ms: u64,
 }
 
-/// What a content was copied from.
+/// The source of a volume's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeSource {
@@ -35,60 +35,60 @@ pub enum VolumeSource {
     Snapshot(String),
 }
 
-/// A node that can reach a volume.
+/// An export of a volume to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
     /// The node.
     pub node: String,
-    /// Whether it may only read.
+    /// True if the node may only read.
     pub read_only: bool,
-    /// Whether no other node may reach the volume.
+    /// True if no other node may reach the volume.
     pub exclusive: bool,
 }
 
 /// A snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What it was cut of.
+    /// The source volume.
     pub volume: String,
-    /// How large that was.
+    /// The size of the source volume in bytes.
     pub bytes: u64,
-    /// When it was cut, in milliseconds since 1970-01-01T00:00:00Z.
+    /// Creation time, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_ms: u64,
 }
 
-/// How much room there is.
+/// The capacity of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayPool {
-    /// In all.
+    /// Total bytes.
     pub total_bytes: u64,
-    /// Not taken by any volume.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// The largest volume that the array can have.
+    /// Maximum volume size in bytes.
     pub max_volume_bytes: u64,
 }
 
-/// All that the array holds.
+/// The content of the array.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArrayContent {
-    /// The volumes by their names.
+    /// The volumes by name.
     pub volumes: BTreeMap<String, Volume>,
-    /// The snapshots by their names.
+    /// The snapshots by name.
     pub snapshots: BTreeMap<String, Snapshot>,
 }
 
-/// What the array has done.
+/// Counters of the array.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Logins that were granted.
+    /// Successful logins.
     pub logins: u64,
-    /// Logins that were refused.
+    /// Rejected logins.
     pub refused_logins: u64,
-    /// Sessions that are open now.
+    /// Currently open sessions.
     pub sessions: usize,
-    /// The requests that were processed, by method and kind, such as `PUT volumes` or `DELETE exports`. Those
-    /// that an injected status answered are not among them.
+    /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`. Requests that an
+    /// injected status answered are not counted.
     pub requests: BTreeMap<String, u64>,
 }

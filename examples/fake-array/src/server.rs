@@ -1,4 +1,4 @@
-//! The array on a socket.
+//! The array's HTTP server.
 
 use std::{
     io,
@@ -20,18 +20,19 @@ use crate::{
     model::{ArrayContent, Counters},
 };
 
-/// Longest body of a request, in bytes.
+/// Maximum size of a request body in bytes.
 const MAX_BODY: usize = 1 << 20;
 
-/// An array that listens. It ends with its last handle.
+/// A running array. It stops when the last clone of this handle is dropped.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
 /// use cofferdam_fake_array::{Array, FakeArray, ArrayFault};
 ///
-/// let (url, array) = FakeArray::start_with(([127, 0, 0, 1], 0).into(), Array::new("admin", "secret")).await.unwrap();
+/// let array = Array::new("admin", "secret");
+/// let (url, array) = FakeArray::start_with(([127, 0, 0, 1], 0).into(), array).await.unwrap();
 /// array.inject("PUT", "/volumes/", 1, ArrayFault::LostAnswer);
-/// // … let a driver use `url` …
+/// // … run a driver with `url` …
 /// assert!(array.content().volumes.is_empty());
 /// assert_eq!(array.counters().sessions, 0);
 /// # });
@@ -39,7 +40,7 @@ const MAX_BODY: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct FakeArray {
     shared: Arc<ArrayServerState>,
-    /// Closed with the last handle: the listener hears it.
+    /// Closed when the last handle is dropped, which stops the listener.
     _alive: Arc<watch::Sender<()>>,
 }
 
@@ -48,7 +49,7 @@ struct ArrayServerState {
     array: Mutex<Array>,
     faults: Mutex<Faults>,
     started: Instant,
-    /// The wall clock's time at `begun`; time goes on with tokio's clock, which tests can move.
+    /// The wall clock time at `started`. From there the time follows tokio's clock, which tests can advance.
     started_ms: u128,
 }
 
@@ -58,20 +59,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl FakeArray {
     /// Starts an empty array with the user `admin` and the password `secret`, and returns its URL. Port 0
-    /// takes a free one.
+    /// selects a free port.
     ///
     /// # Errors
     ///
-    /// When the address cannot be listened at.
+    /// The address cannot be bound.
     pub async fn start(address: SocketAddr) -> io::Result<(String, Self)> {
         Self::start_with(address, Array::new("admin", "secret")).await
     }
 
-    /// Starts an array.
+    /// Starts an array and returns its URL.
     ///
     /// # Errors
     ///
-    /// When the address cannot be listened at.
+    /// The address cannot be bound.
     pub async fn start_with(address: SocketAddr, array: Array) -> io::Result<(String, Self)> {
         let listener = TcpListener::bind(address).await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -91,8 +92,8 @@ impl FakeArray {
                         connections.spawn(serve_connection(Arc::clone(&serving), socket));
                     },
                     Some(_) = connections.join_next() => {}
-                    // Nothing is ever sent: this is the end of the last handle. The connections end with the
-                    // set.
+                    // The channel carries no values: it closes with the last handle. Dropping the set ends
+                    // the connections.
                     _ = closed.changed() => break,
                 }
             }
@@ -100,30 +101,30 @@ impl FakeArray {
         Ok((url, Self { shared, _alive: Arc::new(close_sender) }))
     }
 
-    /// Lets the next requests of a method to paths with a prefix go wrong, before others that were injected
-    /// later.
+    /// Injects a fault into the next `times` requests with the method and path prefix. Earlier faults take
+    /// precedence.
     pub fn inject(&self, method: &str, path_prefix: &str, times: u32, fault: ArrayFault) {
         let injected =
             InjectedFault { method: method.to_owned(), path_prefix: path_prefix.to_owned(), fault, times };
         lock(&self.shared.faults).inject(injected);
     }
 
-    /// Takes all faults back.
+    /// Removes all faults.
     pub fn clear_faults(&self) {
         lock(&self.shared.faults).clear();
     }
 
-    /// What the array holds.
+    /// The content of the array.
     pub fn content(&self) -> ArrayContent {
         lock(&self.shared.array).content().clone()
     }
 
-    /// What the array has done.
+    /// The counters of the array.
     pub fn counters(&self) -> Counters {
         lock(&self.shared.array).counters()
     }
 
-    /// Changes the array itself: its room, its sessions, its password.
+    /// Changes the array itself: its capacity, sessions or password.
     pub fn with_array<T>(&self, change: impl FnOnce(&mut Array) -> T) -> T {
         change(&mut lock(&self.shared.array))
     }
@@ -131,7 +132,7 @@ impl FakeArray {
 
 async fn serve_connection(shared: Arc<ArrayServerState>, socket: tokio::net::TcpStream) {
     let service = hyper::service::service_fn(move |request| handle_request(Arc::clone(&shared), request));
-    // A client that goes away is no matter of the array's.
+    // A disconnected client is not an error of the array.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
 }
 
@@ -152,8 +153,8 @@ async fn handle_request(
             return Err(connection_error());
         }
         Some(ArrayFault::Blocked(barrier)) => {
-            // A task of its own: the connection's ends with its client, and an array goes on with what it has
-            // begun.
+            // The connection's task ends when the client disconnects. A separate task completes the request,
+            // as a real array does.
             let processing = tokio::spawn(async move {
                 barrier.wait().await;
                 let answer = shared.process(&head, &body);

@@ -1,5 +1,6 @@
-//! A storage driver to begin with. It keeps its volumes in the `state` import, where your storage would keep
-//! them: replace that function by function. `cofferdam backend test` tells what no longer holds.
+//! A template for a storage driver. It stores its volumes in the `state` import in place of a real storage.
+//!
+//! Replace it function by function, and run `cofferdam backend test` to find violations of the contract.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
@@ -15,33 +16,33 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The driver's name, which a StorageClass gives as its `provisioner`.
+/// The driver's name, which a StorageClass names as its `provisioner`.
 const NAME: &str = "starter.example.com";
-/// The sizes that a volume can have: 1 MiB to 16 TiB, 1 GiB when the claim leaves it open.
+/// Supported sizes: 1 MiB to 16 TiB. The default is 1 GiB.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).by_default(1 << 30);
-/// Keys of volumes in the state.
+/// Key prefix of volumes in the state.
 const VOLUME_PREFIX: &str = "volume/";
-/// Longest name of a volume, in bytes.
+/// Maximum length of a volume name, in bytes.
 const MAX_NAME: usize = 128;
-/// How many volumes are read at once.
+/// Maximum number of volumes on a page.
 const PAGE: u32 = 100;
 
 struct StarterDriver;
 
 cofferdam_guest::export!(StarterDriver: listing);
 
-/// A volume as it is kept.
+/// The stored record of a volume.
 #[derive(Serialize, Deserialize)]
 struct StarterVolume {
     name: String,
     bytes: u64,
-    /// The ways in which it can be used.
+    /// The capability strings.
     capabilities: Vec<String>,
     changed_at_ms: u64,
     owner: Option<StarterOwner>,
 }
 
-/// Who asked for a volume: with it, a forgotten volume can be told from a stranger's.
+/// The owner of a volume. It allows an orphaned volume to be distinguished from a volume of another cluster.
 #[derive(Serialize, Deserialize)]
 struct StarterOwner {
     cluster: String,
@@ -56,7 +57,7 @@ impl Backend for StarterDriver {
     }
 
     fn probe() -> Result<Readiness> {
-        // Ask the storage here whether it can be used.
+        // Check here that the storage is available.
         Ok(Readiness::Ready)
     }
 
@@ -110,7 +111,7 @@ impl Backend for StarterDriver {
         let requested = canonical_capabilities(&request.capabilities)?;
         let key = format!("{VOLUME_PREFIX}{}", request.handle);
         let record = state::read::<StarterVolume>(&state::HostStore, &key)?.ok_or_else(absent)?.value;
-        // What no volume is created with, this one was not either.
+        // No volume can be created with invalid parameters, so this volume was not.
         if let Err(error) = check_parameters(&request.parameters, &request.mutable_parameters) {
             return Ok(Validation::Refused(error.message));
         }
@@ -149,13 +150,13 @@ fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Parameters of a class that you know are read here; the others are refused by their names.
+/// Parse the class parameters of your driver here. Unknown parameters are rejected by name.
 fn check_parameters(parameters: &KeyValues, mutable: &KeyValues) -> Result<()> {
     ParameterReader::parameters(parameters.clone()).finish()?;
     ParameterReader::mutable_parameters(mutable.clone()).finish()
 }
 
-/// The ways of use, written out and sorted, so that two requests can be compared.
+/// The capability strings, sorted, so that requests can be compared.
 fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no way of use was given; expected at least one"));

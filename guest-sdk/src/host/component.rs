@@ -10,11 +10,11 @@ use crate::{
     http::{Authorization, HttpError, Request, Response, UserName},
 };
 
-/// What stands for a secret.
+/// The import's secret handle.
 pub(crate) type ImportedSecret = types::Secret;
 
-/// Whether this call may have changed something outside. An instance answers one call, so a static is the
-/// call's own.
+/// True if this call may have changed something outside. An instance serves one call, so the static belongs
+/// to that call.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn has_changed() -> bool {

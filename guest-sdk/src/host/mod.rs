@@ -1,8 +1,7 @@
-//! Where every import goes through: to the host when the crate is part of a component, to the
-//! [mock](crate::mock) otherwise.
+//! Dispatch of the imports: to the host in a component, to the [mock](crate::mock) in a native build.
 //!
-//! One function for each import, so that a component imports exactly what its code calls. What succeeds in
-//! changing something is noted here: see [`changed`](crate::changed).
+//! Each import has its own function, so that a component imports exactly the functions that its code calls.
+//! Successful changes are recorded here; see [`has_changed`](crate::has_changed).
 
 #[cfg(target_family = "wasm")]
 mod component;
@@ -19,7 +18,7 @@ pub(crate) use imports::*;
 
 use crate::bindings::cofferdam::storage::state::{Change, StateError, Version};
 
-/// Notes a change that has been made.
+/// Records a successful change.
 fn record_change<T, E>(result: Result<T, E>) -> Result<T, E> {
     if result.is_ok() {
         set_changed(true);

@@ -1,5 +1,5 @@
-//! The imports of a native build: those of the mock host that is installed on this thread. Without one there
-//! is no setting, no secret and no login, and what can fail says that no host is there.
+//! The imports of a native build, served by the mock host installed on this thread. Without one there are no
+//! settings, secrets and sessions, and every fallible import returns an error that names the missing host.
 
 use crate::{
     bindings::cofferdam::storage::{
@@ -12,7 +12,7 @@ use crate::{
     mock::{self, MockHost, MockSecret as MockHandle},
 };
 
-/// What stands for a secret.
+/// The mock's secret handle.
 pub(crate) type ImportedSecret = MockHandle;
 
 const NO_HOST: &str = "no mock host is installed on this thread: see cofferdam_guest::mock";

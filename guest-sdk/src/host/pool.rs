@@ -3,7 +3,7 @@
 use super::{imports, set_changed};
 use crate::bindings::cofferdam::storage::pool::{CopyMode, Item, Page, PoolError, Room};
 
-/// Notes a change that has been made, or may have been.
+/// Records a change that has or may have been made.
 fn record_change(result: Result<(), PoolError>) -> Result<(), PoolError> {
     if matches!(result, Ok(()) | Err(PoolError::Unknown(_))) {
         set_changed(true);

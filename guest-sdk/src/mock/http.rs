@@ -1,28 +1,28 @@
-//! Scripted servers.
+//! Mock servers.
 
 use std::{cell::RefCell, fmt, rc::Rc, time::Duration};
 
 use crate::http::{Authorization, Failure, HttpError, Method, Request, Response, UserName};
 
-/// A request as a server receives it.
+/// A request received by a mock server.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ReceivedRequest {
-    /// What to do.
+    /// The method.
     pub method: Method,
-    /// The whole URL.
+    /// The complete URL.
     pub url: String,
-    /// Headers, without the one that proves who asks when a secret makes it.
+    /// The headers, without an `authorization` or other header that the host adds from a secret.
     pub headers: Vec<(String, String)>,
-    /// Body; empty when there is none.
+    /// The body, empty if there is none.
     pub body: Vec<u8>,
-    /// The time-out that the backend has set.
+    /// The timeout set by the backend.
     pub timeout: Option<Duration>,
-    /// The names of the secrets that were sent.
+    /// The names of the secrets in the request.
     pub secrets: Vec<String>,
     credentials: Option<ReceivedCredentials>,
 }
 
-/// What the host would have put into the request.
+/// Credentials that the host would add to the request.
 #[derive(Clone, PartialEq, Eq)]
 enum ReceivedCredentials {
     Basic(String, String),
@@ -73,7 +73,7 @@ impl ReceivedRequest {
         }
     }
 
-    /// A header by its name, in whatever case.
+    /// The header with the name, compared case-insensitively.
     pub fn header(&self, name: &str) -> Option<&str> {
         if let Some(ReceivedCredentials::Header(found, value)) = &self.credentials
             && found.eq_ignore_ascii_case(name)
@@ -86,7 +86,7 @@ impl ReceivedRequest {
             .map(|(_, value)| value.as_str())
     }
 
-    /// User and password of a request that was made with [`Request::basic`].
+    /// User and password of a request with [`Request::basic`].
     pub fn basic(&self) -> Option<(&str, &str)> {
         match &self.credentials {
             Some(ReceivedCredentials::Basic(user, password)) => Some((user, password)),
@@ -94,7 +94,7 @@ impl ReceivedRequest {
         }
     }
 
-    /// The bearer token, whether a secret or a login.
+    /// The bearer token, from a secret or from a login.
     pub fn bearer(&self) -> Option<&str> {
         match &self.credentials {
             Some(ReceivedCredentials::Bearer(token)) => Some(token),
@@ -103,11 +103,11 @@ impl ReceivedRequest {
         }
     }
 
-    /// The body as JSON.
+    /// Decodes the body from JSON.
     ///
     /// # Errors
     ///
-    /// When it is not the JSON of a `T`.
+    /// The body is not the JSON of a `T`.
     pub fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_slice(&self.body)
     }
@@ -115,7 +115,7 @@ impl ReceivedRequest {
 
 type Handler = Rc<RefCell<dyn FnMut(&ReceivedRequest) -> Result<Response, HttpError>>>;
 
-/// The servers, and what they have received.
+/// The mock servers and the requests they received.
 #[derive(Default)]
 pub(super) struct MockServers {
     handlers: RefCell<Vec<(Method, String, Handler)>>,
@@ -159,7 +159,7 @@ impl MockServers {
                 format!("no server of the mock host is at {}", received.url),
             ));
         };
-        // A handler may script further servers, so the list is not borrowed while it runs.
+        // A handler may add servers, so the list must not be borrowed while it runs.
         drop(handlers);
         match handler.try_borrow_mut() {
             Ok(mut handler) => handler(&received),

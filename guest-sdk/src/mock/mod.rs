@@ -1,4 +1,4 @@
-//! A host for `cargo test`: what a backend imports, in this process, without WebAssembly.
+//! A mock host for `cargo test`: the imports of a backend in the test process, without WebAssembly.
 //!
 //! ```
 //! use cofferdam_guest::{http, mock::MockHost, secrets, settings};
@@ -22,12 +22,14 @@
 //! assert_eq!(host.requests()[0].secrets, ["password"]);
 //! ```
 //!
-//! A host belongs to a thread, as a test does. While none is installed there are no settings, secrets and
-//! logins, time stands still, chance repeats itself, and whatever can fail does, and says so.
+//! A host belongs to a thread, like a test. Without a host there are no settings, secrets and sessions, the
+//! clock does not advance, random bytes repeat, and every fallible import returns an error that names the
+//! missing host.
 //!
-//! Its rules are the real host's: versions and conflicts, sizes, the number of changes at once, pages, times
-//! to live. What a real host does only now and then, it does when it is told to: [`Host::dies_after`],
-//! [`Host::before_commits`], an error of a scripted server, [`Host::forget_logins`], [`Host::pool_busy`].
+//! The mock follows the rules of the real host: versions and conflicts, sizes, changes per commit, pages,
+//! lifetimes of sessions. Rare events happen on request: [`MockHost::fail_after`],
+//! [`MockHost::before_each_commit`], errors of a mock server, [`MockHost::clear_sessions`],
+//! [`MockHost::set_pool_busy`].
 
 mod http;
 mod pool;
@@ -58,7 +60,7 @@ thread_local! {
     static CURRENT: RefCell<Option<MockHost>> = const { RefCell::new(None) };
 }
 
-/// Noon of 1 January 2026, where time begins unless a test says otherwise.
+/// Default start of the clock: 2026-01-01T12:00:00Z.
 const START_MS: u64 = 1_767_268_800_000;
 const FAILED_ON_PURPOSE: &str = "the instance died";
 const REDACTED: &str = "[secret]";
@@ -68,7 +70,7 @@ pub(crate) fn current() -> Option<MockHost> {
     CURRENT.with(|current| current.try_borrow().ok().and_then(|host| host.clone()))
 }
 
-/// A host. Its clones are the same one.
+/// A mock host. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct MockHost(Rc<MockState>);
 
@@ -104,18 +106,18 @@ impl fmt::Debug for MockState {
     }
 }
 
-/// A line of the log.
+/// A log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// How much it matters.
+    /// The severity.
     pub level: Level,
-    /// What it says, without the call's secrets.
+    /// The message, with secrets redacted.
     pub message: String,
-    /// What belongs to it, without the call's secrets.
+    /// The fields, with secrets redacted.
     pub fields: Vec<(String, String)>,
 }
 
-/// What stands for a secret in a native build.
+/// The handle of a secret in a native build.
 #[derive(Clone)]
 pub(crate) struct MockSecret {
     name: String,
@@ -128,7 +130,7 @@ impl MockSecret {
     }
 }
 
-/// A host that is in use on this thread, until it is dropped; then the one before is again.
+/// The installed host of this thread. Dropping it restores the previous host.
 #[derive(Debug)]
 #[must_use = "the host is in use until this is dropped"]
 pub struct InstalledHost {
@@ -151,71 +153,71 @@ impl Drop for InstalledHost {
     }
 }
 
-/// What a test sets up.
+/// Setup of a test.
 impl MockHost {
-    /// A host that grants everything and holds nothing.
+    /// An empty host that grants every import.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a setting.
+    /// Adds a setting.
     #[must_use]
     pub fn setting(self, key: &str, value: &str) -> Self {
         self.0.settings.borrow_mut().insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// Gives the calls a secret.
+    /// Adds a secret to all calls.
     #[must_use]
     pub fn secret(self, name: &str, text: &str) -> Self {
         self.set_secret(name, text);
         self
     }
 
-    /// Begins time here: milliseconds since 1970-01-01T00:00:00Z.
+    /// Sets the start of the clock, in milliseconds since 1970-01-01T00:00:00Z.
     #[must_use]
     pub fn start_time(self, ms: u64) -> Self {
         self.0.start_ms.set(Some(ms));
         self
     }
 
-    /// Begins chance here; the same seed gives the same bytes.
+    /// Seeds the random bytes. The same seed gives the same bytes.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         self.0.rng_state.set(seed);
         self
     }
 
-    /// Bounds the state, in bytes: keys, values and 64 bytes for each entry.
+    /// Limits the size of the state in bytes: keys, values and 64 bytes per entry.
     #[must_use]
     pub fn max_state_bytes(self, bytes: usize) -> Self {
         self.0.blobs.borrow_mut().set_limit(bytes);
         self
     }
 
-    /// Bounds the number of logins.
+    /// Limits the number of sessions.
     #[must_use]
     pub fn max_sessions(self, keys: usize) -> Self {
         self.0.sessions.borrow_mut().set_limit(keys);
         self
     }
 
-    /// Gives the pool this many bytes.
+    /// Sets the size of the pool in bytes.
     #[must_use]
     pub fn pool_size(self, bytes: u64) -> Self {
         self.0.pool.borrow_mut().set_total_bytes(bytes);
         self
     }
 
-    /// Gives the pool a filesystem that shares no blocks, so that no copy of an image is of one moment.
+    /// Gives the pool a filesystem without block sharing, so that image copies are not crash-consistent.
     #[must_use]
     pub fn pool_without_sharing(self) -> Self {
         self.0.pool.borrow_mut().set_shares_blocks(false);
         self
     }
 
-    /// Lets a server answer what is sent to URLs with a prefix. Of several that fit, the one that came last
-    /// answers. A lost answer is an [`HttpError::lost`], returned after the server has done its work.
+    /// Adds a mock server for URLs with a prefix. Of several matching servers, the last one added responds.
+    /// To simulate a lost response, the server does its work and returns [`HttpError::lost`].
     #[must_use]
     pub fn on(
         self,
@@ -227,18 +229,17 @@ impl MockHost {
         self
     }
 
-    /// Makes this the host of the thread.
+    /// Installs this host for the current thread.
     pub fn install(self) -> InstalledHost {
         let previous = CURRENT.with(|current| current.replace(Some(self.clone())));
         InstalledHost { host: self, previous }
     }
 }
 
-/// What a test does and sees while the host is in use.
+/// Control and inspection during a test.
 impl MockHost {
-    /// Makes one call as a fresh instance would: at its end a turn for a login is given back, and whether
-    /// something was changed is its own matter. Outside of this, every import stands alone and no change is
-    /// remembered.
+    /// Runs one call as a fresh instance would: at its end, session locks are released and
+    /// [`has_changed`](crate::has_changed) is reset. Outside of `call`, changes are not recorded.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let _guard = MockCallGuard(self);
         self.0.changed.set(false);
@@ -246,114 +247,115 @@ impl MockHost {
         call()
     }
 
-    /// Changes a secret for the calls that follow.
+    /// Changes a secret for later calls.
     pub fn set_secret(&self, name: &str, text: &str) {
         self.0.secrets.borrow_mut().insert(name.to_owned(), text.into());
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn advance(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.0.elapsed_ms.set(self.0.elapsed_ms.get().saturating_add(ms));
     }
 
-    /// Lets everything that can fail work this many times more and then fail, as if the instance died:
-    /// nothing that is called after that has an effect.
+    /// Lets this many more fallible imports succeed. All later ones fail without an effect, as if the
+    /// instance had died.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }
 
-    /// Ends [`dies_after`](Self::dies_after).
+    /// Ends the effect of [`fail_after`](Self::fail_after).
     pub fn stop_failing(&self) {
         self.0.calls_left.set(None);
     }
 
-    /// Does something before every commit of the backend, such as a foreign [`write`](Self::write).
+    /// Runs a hook before every commit of the backend, for example a concurrent
+    /// [`write_state`](Self::write_state).
     pub fn before_each_commit(&self, hook: impl FnMut(&Self) + 'static) {
         self.0.before_commit.replace(Some(Rc::new(RefCell::new(hook))));
     }
 
-    /// Ends [`before_commits`](Self::before_commits).
+    /// Removes the hook of [`before_each_commit`](Self::before_each_commit).
     pub fn clear_before_each_commit(&self) {
         self.0.before_commit.replace(None);
     }
 
-    /// Writes a key of the state as a stranger would, whatever is there.
+    /// Writes a key of the state as another process would, regardless of its version.
     pub fn write_state(&self, key: &str, value: &[u8]) {
         self.0.blobs.borrow_mut().set(key, Some(value.to_vec()));
     }
 
-    /// Removes a key of the state as a stranger would.
+    /// Removes a key of the state as another process would.
     pub fn remove_state(&self, key: &str) {
         self.0.blobs.borrow_mut().set(key, None);
     }
 
-    /// The keys of the state, in the order of their bytes.
+    /// The keys of the state in byte order.
     pub fn state_keys(&self) -> Vec<String> {
         self.0.blobs.borrow().keys()
     }
 
-    /// What was logged.
+    /// The log lines.
     pub fn log_lines(&self) -> Vec<LogLine> {
         self.0.log_lines.borrow().clone()
     }
 
-    /// The requests that were sent, also those that no server answers.
+    /// The requests sent so far, including those without a matching server.
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.0.servers.received()
     }
 
-    /// Forgets the requests that were sent.
+    /// Clears the recorded requests.
     pub fn clear_requests(&self) {
         self.0.servers.clear();
     }
 
-    /// The names of the secrets that were revealed.
+    /// The names of the revealed secrets.
     pub fn revealed(&self) -> Vec<String> {
         self.0.revealed.borrow().iter().cloned().collect()
     }
 
-    /// The keys of the logins that are held.
+    /// The keys of the stored sessions.
     pub fn session_keys(&self) -> Vec<String> {
         self.0.sessions.borrow_mut().keys(self.now_ms())
     }
 
-    /// Forgets all logins, as a host that begins anew.
+    /// Removes all sessions, as after a restart of the host.
     pub fn clear_sessions(&self) {
         self.0.sessions.borrow_mut().clear();
     }
 
-    /// The key whose turn is in the backend's hands.
+    /// The session key that the backend has locked.
     pub fn locked_session_key(&self) -> Option<String> {
         self.0.sessions.borrow().locked_key()
     }
 
-    /// Lets an item of the pool be at work, or not any more.
+    /// Marks a pool item as busy, or clears the mark.
     pub fn set_pool_busy(&self, name: &str, busy: bool) {
         self.0.pool.borrow_mut().set_use(name, busy.then_some(pool::PoolItemUse::Changing));
     }
 
-    /// Lets a copy to a new name be at work, or not any more: the name is busy, and the source so for
-    /// whatever would change it.
+    /// Marks a copy to a new name as running, or clears the mark. While it runs, `name` is busy, and `source`
+    /// is busy for changes.
     pub fn set_pool_copying(&self, source: &str, name: &str, copying: bool) {
         let mut tree = self.0.pool.borrow_mut();
         tree.set_use(source, copying.then_some(pool::PoolItemUse::Copying));
         tree.set_use(name, copying.then_some(pool::PoolItemUse::Changing));
     }
 
-    /// Writes a file in a directory of the pool, or, with an empty `file`, the content of an image; false
-    /// when there is no such item.
+    /// Writes a file in a pool directory, or the content of an image if `file` is empty. Returns false if the
+    /// item does not exist.
     pub fn pool_write(&self, item: &str, file: &str, bytes: &[u8]) -> bool {
         self.0.pool.borrow_mut().write(item, file, bytes)
     }
 
-    /// Reads what [`pool_write`](Self::pool_write) wrote.
+    /// Reads a file written with [`pool_write`](Self::pool_write).
     pub fn pool_read(&self, item: &str, file: &str) -> Option<Vec<u8>> {
         self.0.pool.borrow().read(item, file)
     }
 }
 
-/// The state as another process sees it: without the faults that a test asks for.
+/// The state as another process sees it, without injected faults.
 impl Store for MockHost {
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
         self.0.blobs.borrow().get(key)
@@ -368,7 +370,7 @@ impl Store for MockHost {
     }
 }
 
-/// Ends a call, also one that panics.
+/// Ends a call, even if it panics.
 struct MockCallGuard<'a>(&'a MockHost);
 
 impl Drop for MockCallGuard<'_> {
@@ -419,7 +421,7 @@ impl MockHost {
         self.0.start_ms.get().unwrap_or(START_MS).saturating_add(self.0.elapsed_ms.get())
     }
 
-    /// SplitMix64, as its author published it: far from fit for keys, but the same for the same seed.
+    /// SplitMix64 as published by its author: not suitable for keys, but deterministic for a seed.
     pub(crate) fn random_bytes(&self, length: u32) -> Vec<u8> {
         let mut next = || {
             let state = self.0.rng_state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! A directory of the host that holds items by name, in memory.
+//! An in-memory pool.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ const BLOCK: u64 = 4096;
 const MAX_NAME: usize = 200;
 const MAX_PAGE: u32 = 1000;
 
-/// The items.
+/// The pool's items.
 #[derive(Debug)]
 pub(crate) struct MockPool {
     items: BTreeMap<String, PoolItem>,
@@ -23,16 +23,16 @@ pub(crate) struct MockPool {
     shares_blocks: bool,
 }
 
-/// What goes on with a name.
+/// The operation running on a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PoolItemUse {
-    /// It is being made, changed or removed.
+    /// The item is being created, changed or removed.
     Changing,
-    /// It is being copied.
+    /// The item is being copied.
     Copying,
 }
 
-/// An item: of an image the one file is its content.
+/// A pool item. An image has a single file, its content.
 #[derive(Clone, Debug)]
 struct PoolItem {
     size: Option<u64>,
@@ -160,7 +160,7 @@ impl MockPool {
         self.add_copy(name, copy)
     }
 
-    /// Adds an item whose content has to be written.
+    /// Adds a copy. Its content needs free space.
     fn add_copy(&mut self, name: &str, copy: PoolItem) -> Result<(), PoolError> {
         if copy.used() > self.free_bytes() {
             return Err(PoolError::NoSpace(Bound { limit: self.free_bytes(), given: copy.used() }));
@@ -183,15 +183,15 @@ impl MockPool {
         Page { items, more: found.next().is_some() }
     }
 
-    /// As the host counts: what is promised to images is not there for others, and nobody has more than the
-    /// disk.
+    /// Usage as the host computes it. Space reserved for images is unavailable to others, and the available
+    /// bytes never exceed the free bytes.
     pub(crate) fn usage(&self) -> Room {
         let reserved: u64 = self.items.values().filter_map(|item| item.size).sum();
         let available_bytes = self.total.saturating_sub(reserved).min(self.free_bytes());
         Room { total_bytes: self.total, available_bytes }
     }
 
-    /// What can still be written.
+    /// Bytes that can still be written.
     fn free_bytes(&self) -> u64 {
         self.total.saturating_sub(self.items.values().map(PoolItem::used).sum())
     }
@@ -209,13 +209,13 @@ impl MockPool {
         if self.items.contains_key(name) { Err(PoolError::Exists(name.to_owned())) } else { Ok(()) }
     }
 
-    /// Takes a name for a change.
+    /// Checks that a name can be changed.
     fn check_unused(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
         if self.uses.contains_key(name) { Err(PoolError::Busy(name.to_owned())) } else { Ok(()) }
     }
 
-    /// Takes an item to look at it.
+    /// Checks that an item can be read.
     fn check_readable(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
         if self.uses.get(name) == Some(&PoolItemUse::Changing) {

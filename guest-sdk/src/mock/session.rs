@@ -1,4 +1,4 @@
-//! The logins, with the host's rules: times on the mock's clock, one turn for each call.
+//! Sessions with the rules of the host: expiry by the mock's clock, and one lock per call.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generation, 
 const MAX_KEY: usize = 128;
 const MAX_VALUE: usize = 8 << 10;
 
-/// The logins, and the turn that the running call has.
+/// The sessions, and the lock held by the running call.
 #[derive(Debug, Default)]
 pub(super) struct MockSessionStore {
     entries: BTreeMap<String, MockSessionEntry>,
@@ -84,7 +84,7 @@ impl MockSessionStore {
         }
     }
 
-    /// Gives back what the call has left behind.
+    /// Releases the lock of the call.
     pub(super) fn end_call(&mut self) {
         self.locked_key = None;
     }

@@ -1,4 +1,4 @@
-//! The keyed blobs, with the host's rules.
+//! State entries with the rules of the host.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +11,10 @@ const MAX_KEY: usize = 512;
 const MAX_VALUE: usize = 64 << 10;
 const MAX_CHANGES: usize = 16;
 const MAX_PAGE: usize = 1 << 20;
-/// What an entry costs beside its key and value, as the host counts.
+/// Bytes that an entry uses in addition to key and value, as counted by the host.
 const ENTRY_OVERHEAD: usize = 64;
 
-/// The blobs.
+/// The state entries.
 #[derive(Debug)]
 pub(super) struct MockStateStore {
     entries: BTreeMap<String, (Vec<u8>, Version)>,

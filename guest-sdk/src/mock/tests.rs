@@ -1,4 +1,4 @@
-//! The mock host is as strict as the real one where that matters to a backend.
+//! The mock host enforces the rules of the real host that affect backends.
 
 use super::*;
 use crate::{

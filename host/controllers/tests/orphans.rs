@@ -318,7 +318,7 @@ async fn a_volume_that_is_no_longer_an_orphan_is_not_deleted() {
             name: "the driver fails",
             before: Vec::new(),
             delete_faults: vec![DriverFault::Refuse(ErrorKind::FailedPrecondition)],
-            message: "DeleteVolume failed: FailedPrecondition: the array refuses",
+            message: "DeleteVolume failed: FailedPrecondition: injected error",
             calls: 1,
         },
     ];

@@ -219,8 +219,11 @@ async fn invalid_group_snapshots_are_rejected() {
     };
     let unready = v1::Snapshot { ready_to_use: false, ..snapshot_of("s", "v", "g") };
     let table = [
-        (vec![snapshot_of("s", "v", "g")], "not one snapshot of each volume"),
-        (vec![snapshot_of("s", "v", "g"), snapshot_of("t", "v", "g")], "not one snapshot of each volume"),
+        (vec![snapshot_of("s", "v", "g")], "exactly one snapshot of each requested volume"),
+        (
+            vec![snapshot_of("s", "v", "g"), snapshot_of("t", "v", "g")],
+            "exactly one snapshot of each requested volume",
+        ),
         (
             vec![snapshot_of("s", "v", "g"), snapshot_of("t", "w", "other")],
             "does not name the group as its group",

@@ -609,7 +609,7 @@ fn attachment_line(attachment: &Value) -> String {
     let attached = attachment.pointer("/status/attached").and_then(Value::as_bool) == Some(true);
     let mut line = invariants::display_name(attachment);
     line.push_str(if attached { " attached" } else { " detached" });
-    let connection = text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment");
+    let connection = text(attachment, "/status/attachmentMetadata/cofferdam.dev~1connection-info");
     if let Ok(connection) = serde_json::from_str::<Value>(connection) {
         line.push_str(&format!(" {}", text(&connection, "/kind")));
     }
@@ -646,7 +646,8 @@ fn attachment_violations(
         .collect();
     for attachment in attachments {
         // A driver without ControllerPublishVolume sets no attachment metadata.
-        let attached = !text(attachment, "/status/attachmentMetadata/cofferdam.dev~1attachment").is_empty();
+        let attached =
+            !text(attachment, "/status/attachmentMetadata/cofferdam.dev~1connection-info").is_empty();
         if attached && !published.contains(&publication(attachment)) {
             violations.push(format!("not published: {} says attached", text(attachment, "/metadata/name")));
         }
