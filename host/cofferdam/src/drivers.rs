@@ -134,7 +134,7 @@ impl DriverLoader {
             },
         };
         let result = self.engine.load(source, backend_config(name, section)?).await;
-        result.map_err(|source| CommandError::Backend { name: name.to_owned(), source })
+        result.map_err(|source| CommandError::Backend { name: name.to_owned(), source: source.into() })
     }
 }
 

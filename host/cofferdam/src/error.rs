@@ -27,10 +27,10 @@ pub(crate) enum CommandError {
     #[error("{0}")]
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
-    Backend { name: String, source: LoadError },
+    Backend { name: String, source: Box<LoadError> },
     /// The same for the one component on the command line of `backend inspect`, `call` or `test`.
     #[error("backend {name}: {source}")]
-    Component { name: String, source: LoadError },
+    Component { name: String, source: Box<LoadError> },
     #[error("backend {name}: {source}")]
     Csi { name: String, source: ConnectError },
     #[error(

@@ -10,14 +10,14 @@ pub(super) fn access_modes(
     path: &'static str,
     modes: Option<Vec<Box<str>>>,
 ) -> Result<AccessModes, DecodeError> {
-    let parse = |mode: &Box<str>| {
-        AccessMode::parse(mode).ok_or_else(|| DecodeError::Value {
+    let parse = |mode: Box<str>| {
+        AccessMode::parse(&mode).ok_or_else(|| DecodeError::Value {
             path,
             value: mode.to_string(),
             expected: "ReadWriteOnce, ReadOnlyMany, ReadWriteMany or ReadWriteOncePod",
         })
     };
-    modes.unwrap_or_default().iter().map(parse).collect()
+    modes.unwrap_or_default().into_iter().map(parse).collect()
 }
 
 /// Parses `spec.volumeMode`.

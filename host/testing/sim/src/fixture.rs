@@ -195,7 +195,15 @@ impl SimulationFixture {
             UserAction::Delete(path) if !self.is_real_time() => {
                 api::get(&self.user_api, path.split('?').next().unwrap_or_default()).await
             }
-            _ => None,
+            UserAction::Create(_)
+            | UserAction::Delete(_)
+            | UserAction::Patch(..)
+            | UserAction::Backup
+            | UserAction::Restore
+            | UserAction::Compact
+            | UserAction::Settle
+            | UserAction::Wait(_)
+            | UserAction::Until(_) => None,
         };
         self.with_history(|history| history.record(action, deleted.as_ref()));
         let result = match action {

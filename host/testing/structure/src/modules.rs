@@ -92,6 +92,7 @@ fn files(src: &Path) -> Result<BTreeMap<ModulePath, PathBuf>, String> {
     Ok(found)
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "every other item is searched for paths")]
 fn collect_items(items: &[Item], paths: &mut Vec<Vec<String>>) {
     for item in items {
         match item {

@@ -60,7 +60,7 @@ impl ConfiguredComponent {
     /// [`CommandError::Backend`]
     pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, CommandError> {
         let result = self.engine.load(self.source.clone(), self.config.clone()).await;
-        result.map_err(|source| CommandError::Component { name: self.name.clone(), source })
+        result.map_err(|source| CommandError::Component { name: self.name.clone(), source: source.into() })
     }
 }
 

@@ -44,8 +44,8 @@ pub(crate) async fn inspect(
     }
     let component = ConfiguredComponent::open(&flags.component, environment)?;
     let inspected = component.engine.inspect(component.source.clone(), &component.config.limits).await;
-    let inspection =
-        inspected.map_err(|source| CommandError::Component { name: component.name.clone(), source })?;
+    let inspection = inspected
+        .map_err(|source| CommandError::Component { name: component.name.clone(), source: source.into() })?;
     let BackendConfig { settings, limits, .. } = component.config;
     let described = component.engine.describe(component.source, settings, limits).await;
     let description = described.map_err(|error| one_line(&error));

@@ -46,7 +46,8 @@ pub(crate) async fn test(
         .into());
     }
     let report = cofferdam_suite::run(&component.engine, component.source, options).await;
-    let report = report.map_err(|source| CommandError::Component { name: component.name, source })?;
+    let report =
+        report.map_err(|source| CommandError::Component { name: component.name, source: source.into() })?;
     let text = match output {
         ReportFormat::Text => report.to_text(io::stdout().is_terminal()),
         ReportFormat::Json => format!("{:#}\n", report.to_json()),
