@@ -10,7 +10,7 @@ use crate::{
     runner::{ApiResponse, run_script},
 };
 
-/// In the order of [`FILES`].
+/// In the order of `FILES`.
 const ANSWERS: [&str; 7] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),

@@ -18,7 +18,7 @@
 //! - `PUT /snapshots/{name}` with `{"volume"}`: 201, a [`Snapshot`]; 412; 404.
 //! - `GET`, `DELETE /snapshots/{name}`: as for volumes.
 //! - `GET /snapshots?volume=&after=&limit=`: `{"snapshots": [...], "more"}`.
-//! - `GET /pool`: a [`Pool`].
+//! - `GET /pool`: a `Pool`.
 //!
 //! Every request except the login needs a token. The response is 401 if the token is invalid. The body of an
 //! error is `{"error": "..."}`.

@@ -59,7 +59,7 @@ impl Redactor {
         })
     }
 
-    /// True if a text is a secret, or contains one of at least [`MIN_SUBSTRING_BYTES`].
+    /// True if a text is a secret, or contains one of at least `MIN_SUBSTRING_BYTES`.
     pub fn contains_secret(&self, text: &str) -> bool {
         self.with_secrets(|secrets| {
             secrets.iter().any(|secret| {

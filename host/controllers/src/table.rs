@@ -1,4 +1,4 @@
-//! The table of controllers. A new role is a folder with a [`Controller`](crate::controller::Controller) and
+//! The table of controllers. A new role is a folder with a `Controller` and
 //! one line in this table.
 
 use crate::{

@@ -227,7 +227,7 @@ impl SuiteContext {
         lock(&self.errors).clone()
     }
 
-    /// Starts to create a volume from a process. The caller passes the result to [`keep`](Self::keep).
+    /// Starts to create a volume from a process. The caller passes the result to `keep`.
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,

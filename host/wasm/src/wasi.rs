@@ -25,7 +25,7 @@ impl HasData for WasiIo {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Links the interfaces of [`INERT`](crate::inspect::INERT), one by one: an interface that a new version of
+/// Links the interfaces of `INERT`, one by one: an interface that a new version of
 /// the library adds is not offered by accident.
 pub(crate) fn link(l: &mut Linker<StoreData>) -> wasmtime::Result<()> {
     io::error::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;

@@ -1,6 +1,6 @@
 //! The declarations of all settings.
 //!
-//! A setting is declared once, in the [`settings`] call below. The declaration generates its flag with help,
+//! A setting is declared once, in the `settings` call below. The declaration generates its flag with help,
 //! its environment variable, its field in [`Configuration`], its default, the keys that an error about an
 //! unknown key lists, its row in the output of `cofferdam config`, and its row in docs/configuration.md.
 

@@ -161,7 +161,7 @@ impl ScanReport {
         serde_json::from_str(map.data_value(REPORT)?).ok()
     }
 
-    /// Lists orphans, then volumes within the grace period, up to [`MAX_LISTED`] and [`MAX_BYTES`]. `counts`
+    /// Lists orphans, then volumes within the grace period, up to [`MAX_LISTED`] and `MAX_BYTES`. `counts`
     /// must be set.
     pub fn set_listed(
         &mut self,

@@ -1,5 +1,5 @@
-//! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time. [`super::create`],
-//! [`super::save`] and [`super::undo`] continue the reconcile of a claim, [`super::reclaim`] is that of a
+//! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time. `super::create`,
+//! `super::save` and `super::undo` continue the reconcile of a claim, `super::reclaim` is that of a
 //! PersistentVolume.
 
 use std::{

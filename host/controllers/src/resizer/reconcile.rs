@@ -1,4 +1,4 @@
-//! Queues and event handlers of the resizer. [`super::expand`] and [`super::modify`] perform what the rules
+//! Queues and event handlers of the resizer. `super::expand` and `super::modify` perform what the rules
 //! decide.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};

@@ -155,7 +155,7 @@ impl ContentSource {
         }
     }
 
-    /// The kind of the source: its value in a volume context under [`names::CONTENT_SOURCE`].
+    /// The kind of the source: its value in a volume context under `names::CONTENT_SOURCE`.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::Volume(_) => "volume",

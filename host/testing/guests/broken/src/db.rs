@@ -83,7 +83,7 @@ pub(crate) fn update<T>(decide: impl FnMut(&mut BrokenDriverState) -> Result<T>)
     update_with_retry(true, decide)
 }
 
-/// As [`change`], optionally slow and without repetition on conflicts.
+/// As `change`, optionally slow and without repetition on conflicts.
 pub(crate) fn update_with_retry<T>(
     retries: bool,
     mut decide: impl FnMut(&mut BrokenDriverState) -> Result<T>,
