@@ -99,16 +99,16 @@ impl MemoryDriver {
             let answer: Value =
                 serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
             let entries = answer
-                .pointer("/answer/volumes")
+                .pointer("/response/volumes")
                 .and_then(Value::as_array)
-                .context("no volumes in the answer")?;
+                .context("no volumes in the response")?;
             for entry in entries {
                 let handle = entry.pointer("/volume/handle").and_then(Value::as_str).context("no handle")?;
                 // The driver derives handles from names.
                 let name = handle.strip_prefix("mem-").unwrap_or(handle);
                 volumes.insert(handle.to_owned(), name.to_owned());
             }
-            token = answer.pointer("/answer/next").and_then(Value::as_str).map(str::to_owned);
+            token = answer.pointer("/response/nextToken").and_then(Value::as_str).map(str::to_owned);
             if token.is_none() {
                 return Ok(volumes);
             }

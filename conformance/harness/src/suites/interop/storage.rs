@@ -133,8 +133,8 @@ async fn list_volumes(run: &SuiteRun, socket: &Path) -> Result<Vec<Value>> {
     let driver = format!("unix://{}", socket.display());
     let arguments = ["backend", "call", &driver, "listing.list", "--output", "json"];
     let answer: Value = serde_json::from_str(&process::run_to_completion(run.program(), &arguments).await?)?;
-    let volumes = answer.pointer("/answer/volumes").and_then(Value::as_array);
-    Ok(volumes.context("no volumes in the answer")?.clone())
+    let volumes = answer.pointer("/response/volumes").and_then(Value::as_array);
+    Ok(volumes.context("no volumes in the response")?.clone())
 }
 
 /// Calls of each controller method of `csi-server` with the result OK.
