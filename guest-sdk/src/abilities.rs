@@ -11,14 +11,14 @@
 
 pub use crate::bindings::{
     capacity::exports::cofferdam::storage::capacity::{CapacityReport, CapacityRequest},
-    expansion::exports::cofferdam::storage::expansion::{ExpandRequest, Expanded},
+    expansion::exports::cofferdam::storage::expansion::{ExpandRequest, ExpandResponse},
     group_snapshots::exports::cofferdam::storage::group_snapshots::{GroupRequest, GroupSnapshot},
     listing::exports::cofferdam::storage::listing::VolumePage,
     publishing::exports::cofferdam::storage::publishing::PublishRequest,
     snapshots::exports::cofferdam::storage::snapshots::{SnapshotPage, SnapshotRequest},
 };
 use crate::{
-    Attachment, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, StorageError, Volume,
+    ConnectionInfo, CreateRequest, KeyValues, Result, Snapshot, SnapshotHandle, StorageError, Volume,
     VolumeHandle, VolumeStatus, backend::Component, bindings,
 };
 
@@ -121,17 +121,17 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
 ///
 /// ```
 /// use cofferdam_guest::{
-///     Attachment, Result, abilities::{PublishRequest, Publishing},
+///     ConnectionInfo, Result, abilities::{PublishRequest, Publishing},
 ///     http::{self, Method, Request, Response}, mock,
 /// };
 ///
 /// struct MyArray;
 ///
 /// impl Publishing for MyArray {
-///     fn publish(request: PublishRequest) -> Result<Attachment> {
+///     fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
 ///         let url = http::url("http://array", &["volumes", &request.handle, "nodes", &request.node])?;
 ///         let made = Request::put(url).send()?.ok_or(|_| None)?;
-///         Ok(Attachment::local_device(&made.text()))
+///         Ok(ConnectionInfo::local_device(&made.text()))
 ///     }
 ///
 ///     fn unpublish(handle: String, node: Option<String>) -> Result<()> {
@@ -162,7 +162,7 @@ pub trait Publishing {
     ///   another way.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published to
     ///   another node and cannot be published to two.
-    fn publish(request: PublishRequest) -> Result<Attachment>;
+    fn publish(request: PublishRequest) -> Result<ConnectionInfo>;
 
     /// Makes a volume unreachable from a node, or from every node if `node` is `None`. Succeeds if the volume
     /// is not published or does not exist.
@@ -174,7 +174,7 @@ pub trait Publishing {
 }
 
 impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishing::Guest for Component<B> {
-    fn publish(request: PublishRequest) -> Result<Attachment> {
+    fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
         <B as Publishing>::publish(request)
     }
 
@@ -187,7 +187,7 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 ///
 /// ```
 /// use cofferdam_guest::{
-///     CapacityRange, Result, abilities::{ExpandRequest, Expanded, Expansion},
+///     CapacityRange, Result, abilities::{ExpandRequest, ExpandResponse, Expansion},
 ///     http::{self, Method, Request, Response}, mock, sizes::Sizes,
 /// };
 ///
@@ -196,14 +196,14 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 /// struct MyArray;
 ///
 /// impl Expansion for MyArray {
-///     fn expand(request: ExpandRequest) -> Result<Expanded> {
+///     fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
 ///         let url = http::url("http://array", &["volumes", &request.handle, "bytes"])?;
 ///         let now: u64 = Request::get(&url).send()?.ok_or(|_| None)?.json()?;
 ///         let grown = SIZES.grow(&request.capacity, now)?;
 ///         if let Some(bytes) = grown {
 ///             Request::put(&url).json(&bytes)?.send()?.ok_or(|_| None)?;
 ///         }
-///         Ok(Expanded { capacity_bytes: grown.unwrap_or(now), node_expansion: true })
+///         Ok(ExpandResponse { capacity_bytes: grown.unwrap_or(now), node_expansion: true })
 ///     }
 /// }
 ///
@@ -230,11 +230,11 @@ pub trait Expansion {
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the volume cannot have a size in the range.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is in use and the
     ///   driver lacks the feature `online-expansion`.
-    fn expand(request: ExpandRequest) -> Result<Expanded>;
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse>;
 }
 
 impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::Guest for Component<B> {
-    fn expand(request: ExpandRequest) -> Result<Expanded> {
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         <B as Expansion>::expand(request)
     }
 }

@@ -82,7 +82,7 @@ mod types;
 pub use backend::{Backend, Component};
 pub use bindings::{
     cofferdam::storage::types::{
-        AccessMode, AccessType, Attachment, CapacityRange, Condition, CreateRequest, ErrorKind,
+        AccessMode, AccessType, CapacityRange, Condition, ConnectionInfo, CreateRequest, ErrorKind,
         FilesystemAccess, Finality, KeyValues, Owner, ReclaimPolicy, Segments, Snapshot, SnapshotHandle,
         SnapshotOwner, StorageError, TopologyRequirement, Volume, VolumeCapability, VolumeHandle,
         VolumeStatus,

@@ -8,7 +8,7 @@
 //! [`PoolError::Unknown`] the item may exist, and the same call again returns the result.
 
 pub use crate::bindings::cofferdam::storage::{
-    pool::{CopyMode, Item, ItemKind, Page, PoolError, Room},
+    pool::{CopyMode, Item, ItemKind, Page, PoolError, Space},
     types::Bound,
 };
 use crate::{StorageError, host::pool as host};
@@ -61,7 +61,7 @@ pub trait Pool {
     /// - [`PoolError::Missing`] if the source does not exist.
     /// - [`PoolError::Exists`] if the name is taken.
     /// - [`PoolError::Busy`] if an earlier copy to this name is still running.
-    /// - [`PoolError::Unsupported`] if the pool cannot make a [`CopyMode::OneMoment`] copy.
+    /// - [`PoolError::Unsupported`] if the pool cannot make a [`CopyMode::PointInTime`] copy.
     /// - Any other failure of the pool.
     fn copy(
         &self,
@@ -91,7 +91,7 @@ pub trait Pool {
     /// # Errors
     ///
     /// The pool is unavailable.
-    fn usage(&self) -> Result<Room, PoolError>;
+    fn usage(&self) -> Result<Space, PoolError>;
 }
 
 /// The pool granted by the host.
@@ -133,7 +133,7 @@ impl Pool for HostPool {
         host::scan(prefix, after, limit)
     }
 
-    fn usage(&self) -> Result<Room, PoolError> {
+    fn usage(&self) -> Result<Space, PoolError> {
         host::usage()
     }
 }

@@ -116,14 +116,14 @@ impl Login {
 /// The errors of `log_in`, and a [`SessionError`] for a key or value of invalid size.
 pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>) -> Result<Login> {
     match acquire(key) {
-        Ok(Acquired::Held(Entry { value, generation })) => {
+        Ok(Acquired::Found(Entry { value, generation })) => {
             return Ok(Login { value, generation: Some(generation) });
         }
-        Ok(Acquired::Vacant) => {}
+        Ok(Acquired::Locked) => {}
         Err(SessionError::Full(_)) => {
             return preserving_has_changed(log_in).map(|value| Login { value, generation: None });
         }
-        Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::TurnHeld(_))) => {
+        Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::LockHeld(_))) => {
             return Err(error.into());
         }
     }
@@ -140,7 +140,7 @@ pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>)
             release(key);
             Ok(Login { value, generation: None })
         }
-        Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::TurnHeld(_))) => {
+        Err(error @ (SessionError::KeySize(_) | SessionError::ValueSize(_) | SessionError::LockHeld(_))) => {
             release(key);
             Err(error.into())
         }
@@ -203,7 +203,7 @@ impl From<SessionError> for StorageError {
                 "a login of {} bytes; at most {} are allowed",
                 bound.given, bound.limit
             )),
-            SessionError::TurnHeld(key) => {
+            SessionError::LockHeld(key) => {
                 Self::internal(format!("the login {key:?} is being made; another cannot be waited for"))
             }
             SessionError::Full(bound) => Self::resource_exhausted(format!(

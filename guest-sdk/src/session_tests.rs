@@ -44,8 +44,8 @@ fn a_failed_login_releases_the_lock() {
 fn a_call_that_holds_a_lock_cannot_acquire_another() {
     let host = MockHost::new().install();
     host.call(|| {
-        assert_eq!(acquire("a"), Ok(Acquired::Vacant));
-        assert_eq!(acquire("b"), Err(SessionError::TurnHeld("a".to_owned())));
+        assert_eq!(acquire("a"), Ok(Acquired::Locked));
+        assert_eq!(acquire("b"), Err(SessionError::LockHeld("a".to_owned())));
     });
     assert_eq!(host.locked_session_key(), None, "the end of the call has given it back");
 }

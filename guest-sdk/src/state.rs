@@ -18,7 +18,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use crate::bindings::cofferdam::storage::state::{
-    Bound, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Version,
+    Bound, Change, Entry, Page, Precondition, Put, Remove, ScanEntry, StateError, Version,
 };
 use crate::{StorageError, host};
 
@@ -100,8 +100,8 @@ pub fn put<T: Serialize>(key: &str, value: &T, replaces: Option<Version>) -> cra
             .without_effect()
             .final_unless_changed()
     })?;
-    let expected = replaces.map_or(Expected::Absent, Expected::At);
-    Ok(Change::Put(Put { key: key.to_owned(), value, expected }))
+    let precondition = replaces.map_or(Precondition::Absent, Precondition::At);
+    Ok(Change::Put(Put { key: key.to_owned(), value, precondition }))
 }
 
 /// A change that removes a key at a version.

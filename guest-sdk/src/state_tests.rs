@@ -54,7 +54,7 @@ fn a_store_that_cannot_be_used_leaves_the_outcome_unknown() {
 fn the_mock_enforces_the_contracts_limits() {
     let _host = mock::MockHost::new().install();
     let set = |key: &str, size: usize| {
-        Change::Put(Put { key: key.to_owned(), value: vec![0; size], expected: Expected::Absent })
+        Change::Put(Put { key: key.to_owned(), value: vec![0; size], precondition: Precondition::Absent })
     };
     let many: Vec<_> = (0..17).map(|n| set(&n.to_string(), 1)).collect();
     #[rustfmt::skip] // one row a case

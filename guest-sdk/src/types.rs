@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    AccessMode, AccessType, Attachment, CapacityRange, CreateRequest, Description, KeyValues, Placement,
+    AccessMode, AccessType, CapacityRange, ConnectionInfo, CreateRequest, Description, KeyValues, Placement,
     Volume, VolumeCapability,
 };
 
@@ -111,32 +111,32 @@ impl CreateRequest {
 }
 
 impl Volume {
-    /// A volume that is reachable from every node and has neither attributes nor an attachment.
+    /// A volume that is reachable from every node and has neither attributes nor connection info.
     pub fn new(handle: impl Into<String>, capacity_bytes: u64) -> Self {
         Self {
             handle: handle.into(),
             capacity_bytes: Some(capacity_bytes),
             context: Vec::new(),
             topology: Vec::new(),
-            attachment: None,
+            connection_info: None,
         }
     }
 }
 
-/// The attachment kinds that nodes support, in their first version. The operator of a node decides which
+/// The kinds of connection info that nodes support, in their first version. The operator of a node decides which
 /// kinds it accepts.
 ///
 /// A `path` is relative: names separated by `/`, none of them empty, `.` or `..`. It starts at the directory
 /// that the node's operator has assigned to this driver for the kind. Symbolic links are not followed.
 ///
 /// ```
-/// use cofferdam_guest::Attachment;
+/// use cofferdam_guest::ConnectionInfo;
 ///
-/// let attachment = Attachment::local_device("wwn-0x5000c500a0b1c2d3");
-/// assert_eq!(attachment.kind, "local-device");
-/// assert_eq!(attachment.fields, [("stable-id".to_owned(), "wwn-0x5000c500a0b1c2d3".to_owned())]);
+/// let info = ConnectionInfo::local_device("wwn-0x5000c500a0b1c2d3");
+/// assert_eq!(info.kind, "local-device");
+/// assert_eq!(info.fields, [("stable-id".to_owned(), "wwn-0x5000c500a0b1c2d3".to_owned())]);
 /// ```
-impl Attachment {
+impl ConnectionInfo {
     /// Nothing to do on the node.
     pub fn none() -> Self {
         Self::with_fields("none", &[])

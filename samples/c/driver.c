@@ -315,7 +315,7 @@ static bool answer(text_t handle, uint64_t size, volume_t *volume) {
   *volume = (volume_t){
       .handle = handle,
       .capacity_bytes = {true, size},
-      .attachment = {true, {.kind = text_of("none"), .version = 1}},
+      .connection_info = {true, {.kind = text_of("none"), .version = 1}},
   };
   return true;
 }
@@ -370,7 +370,7 @@ bool exports_cofferdam_storage_volumes_create(exports_cofferdam_storage_volumes_
     text_t value = encode(size, request->name, uses);
     cofferdam_storage_state_change_t change = {
         .tag = COFFERDAM_STORAGE_STATE_CHANGE_PUT,
-        .val.put = {key_of(handle), {value.ptr, value.len}, {.tag = COFFERDAM_STORAGE_STATE_EXPECTED_ABSENT}},
+        .val.put = {key_of(handle), {value.ptr, value.len}, {.tag = COFFERDAM_STORAGE_STATE_PRECONDITION_ABSENT}},
     };
     if (!commit(change, &done, failure)) return false;
     if (done) {

@@ -50,7 +50,7 @@ export const volumes = {
       }
       const size = chooseSize(request.capacity);
       const value = encode({ name: request.name, size, uses });
-      if (commit({ tag: 'put', val: { key: keyOf(handle), value, expected: { tag: 'absent' } } })) {
+      if (commit({ tag: 'put', val: { key: keyOf(handle), value, precondition: { tag: 'absent' } } })) {
         log('info', 'volume created', [['handle', handle], ['bytes', `${size}`]]);
         return volume(handle, size);
       }
@@ -158,7 +158,7 @@ function volume(handle, size) {
     capacityBytes: size,
     context: [],
     topology: [],
-    attachment: { kind: 'none', version: 1, fields: [] },
+    connectionInfo: { kind: 'none', version: 1, fields: [] },
   };
 }
 

@@ -16,7 +16,7 @@ from wit_world.exports.volumes import Validation_Confirmed, Validation_Refused
 from wit_world.imports import log, state
 from wit_world.imports.types import (
     AccessType_Block,
-    Attachment,
+    ConnectionInfo,
     ErrorKind,
     Finality,
     StorageError,
@@ -77,7 +77,7 @@ class Volumes(exports.Volumes):
                 return volume(handle, found["size"])
             size = choose_size(request.capacity)
             record = {"name": request.name, "size": size, "uses": uses}
-            put = state.Put(key_of(handle), json.dumps(record).encode(), state.Expected_Absent())
+            put = state.Put(key_of(handle), json.dumps(record).encode(), state.Precondition_Absent())
             if commit(state.Change_Put(put)):
                 log.write(log.Level.INFO, "volume created", [("handle", handle), ("bytes", str(size))])
                 return volume(handle, size)
@@ -182,7 +182,7 @@ def refuse_other(found, request, uses):
 
 
 def volume(handle, size):
-    return Volume(handle, size, [], [], Attachment("none", 1, []))
+    return Volume(handle, size, [], [], ConnectionInfo("none", 1, []))
 
 
 def key_of(handle):

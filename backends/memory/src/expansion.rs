@@ -2,7 +2,7 @@
 
 use cofferdam_guest::{
     Result, StorageError,
-    abilities::{ExpandRequest, Expanded},
+    abilities::{ExpandRequest, ExpandResponse},
     state::{self, Decision, Store, Versioned, decide},
 };
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Expands a volume to at least the required size.
-pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest) -> Result<Expanded> {
+pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest) -> Result<ExpandResponse> {
     request::require_id("volume handle", &request.handle)?;
     if let Some(capability) = &request.capability {
         request::canonical_capability(capability, call.settings)?;
@@ -20,7 +20,7 @@ pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest
     decide(call.store, |_| {
         let Versioned { value: mut volume, version } = read_volume(call.store, &request.handle)?;
         let size = request::choose_expanded_size(request.capacity, volume.size)?;
-        let expanded = Expanded { capacity_bytes: size, node_expansion: volume.is_filesystem() };
+        let expanded = ExpandResponse { capacity_bytes: size, node_expansion: volume.is_filesystem() };
         let additional = size.saturating_sub(volume.size);
         if additional == 0 {
             return Ok(Decision::Done(expanded));

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cofferdam_guest::state::{
-    self, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version,
+    self, Change, Entry, Page, Precondition, Put, Remove, ScanEntry, StateError, Store, Version,
 };
 use serde::de::DeserializeOwned;
 
@@ -106,8 +106,10 @@ impl Store for FakeStore {
         let mut entries = self.entries.borrow_mut();
         for change in changes {
             let (key, met) = match change {
-                Change::Put(Put { key, expected: Expected::Absent, .. }) => (key, !entries.contains_key(key)),
-                Change::Put(Put { key, expected: Expected::At(version), .. })
+                Change::Put(Put { key, precondition: Precondition::Absent, .. }) => {
+                    (key, !entries.contains_key(key))
+                }
+                Change::Put(Put { key, precondition: Precondition::At(version), .. })
                 | Change::Remove(Remove { key, version }) => {
                     (key, entries.get(key).is_some_and(|(_, found)| found == version))
                 }
@@ -131,7 +133,7 @@ impl Store for FakeStore {
         let entries = self.entries.borrow();
         let start = Excluded(after.unwrap_or("").to_owned());
         let found = entries.range((start, Unbounded)).filter(|(key, _)| key.starts_with(prefix));
-        let entry = |(key, (value, version)): (&String, &(Vec<u8>, Version))| Found {
+        let entry = |(key, (value, version)): (&String, &(Vec<u8>, Version))| ScanEntry {
             key: key.clone(),
             value: value.clone(),
             version: *version,

@@ -23,12 +23,12 @@ mod topology;
 mod volumes;
 
 use cofferdam_guest::{
-    Attachment, Backend, CreateRequest, Description, KeyValues, Readiness, Result, Snapshot, SnapshotHandle,
-    StorageError, ValidateRequest, Validation, Volume, VolumeHandle, VolumeStatus,
+    Backend, ConnectionInfo, CreateRequest, Description, KeyValues, Readiness, Result, Snapshot,
+    SnapshotHandle, StorageError, ValidateRequest, Validation, Volume, VolumeHandle, VolumeStatus,
     abilities::{
-        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, Expanded, Expansion, GroupRequest,
-        GroupSnapshot, GroupSnapshots, Inspection, Listing, Modification, PublishRequest, Publishing,
-        Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
+        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, ExpandResponse, Expansion,
+        GroupRequest, GroupSnapshot, GroupSnapshots, Inspection, Listing, Modification, PublishRequest,
+        Publishing, Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
     },
     ambient, state,
 };
@@ -109,7 +109,7 @@ impl Restoring for MemoryBackend {
 }
 
 impl Publishing for MemoryBackend {
-    fn publish(request: PublishRequest) -> Result<Attachment> {
+    fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
         handle_call("publish", |call| publishing::publish(call, &request))
     }
 
@@ -119,7 +119,7 @@ impl Publishing for MemoryBackend {
 }
 
 impl Expansion for MemoryBackend {
-    fn expand(request: ExpandRequest) -> Result<Expanded> {
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         handle_call("expand", |call| expansion::expand(call, &request))
     }
 }

@@ -4,7 +4,7 @@ use cofferdam_guest::{
     Condition, Result, StorageError, VolumeStatus,
     abilities::VolumePage,
     paging,
-    state::{Found, Store},
+    state::{ScanEntry, Store},
 };
 
 use crate::{
@@ -51,7 +51,7 @@ impl<'a> StatePager<'a> {
     }
 
     /// Reads the next entries, up to the limit minus `listed_count`.
-    pub(crate) fn next(&mut self, store: &impl Store, listed_count: usize) -> Result<Vec<Found>> {
+    pub(crate) fn next(&mut self, store: &impl Store, listed_count: usize) -> Result<Vec<ScanEntry>> {
         let page_size = self.limit.saturating_sub(u32::try_from(listed_count).unwrap_or(u32::MAX));
         let page = store.scan(self.prefix, self.after.as_deref(), page_size)?;
         self.has_more = page.more;
@@ -74,7 +74,7 @@ impl<'a> StatePager<'a> {
 }
 
 /// The handle of an entry.
-pub(crate) fn handle<'a>(found: &'a Found, prefix: &str) -> &'a str {
+pub(crate) fn handle<'a>(found: &'a ScanEntry, prefix: &str) -> &'a str {
     found.key.strip_prefix(prefix).unwrap_or(&found.key)
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn list<S: Store>(
 ) -> Result<VolumePage> {
     let mut pages = StatePager::new(VOLUME_PREFIX, VOLUME_PREFIX, after, limit)?;
     let entries = pages.next(call.store, 0)?;
-    let status = |found: &Found| {
+    let status = |found: &ScanEntry| {
         Ok(status(call.settings, handle(found, VOLUME_PREFIX), &records::decode_entry(found)?))
     };
     Ok(VolumePage { volumes: entries.iter().map(status).collect::<Result<_>>()?, next: pages.token() })

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    AccessMode, AccessType, Attachment, Result, StorageError,
+    AccessMode, AccessType, ConnectionInfo, Result, StorageError,
     abilities::PublishRequest,
     handle,
     state::{self, Change, Decision, Store, Versioned, decide},
@@ -21,7 +21,10 @@ use crate::{
 const NODES_PER_COMMIT: usize = 15;
 
 /// Publishes a volume to a node.
-pub(crate) fn publish<S: Store>(call: &MemoryCall<'_, S>, request: &PublishRequest) -> Result<Attachment> {
+pub(crate) fn publish<S: Store>(
+    call: &MemoryCall<'_, S>,
+    request: &PublishRequest,
+) -> Result<ConnectionInfo> {
     request::require_id("volume handle", &request.handle)?;
     request::require_id("node", &request.node)?;
     request::check_text("the node", &request.node, request::MAX_NODE_ID)?;
@@ -46,15 +49,15 @@ pub(crate) fn publish<S: Store>(call: &MemoryCall<'_, S>, request: &PublishReque
             return Err(StorageError::not_found(format!("there is no node {:?}", request.node)));
         }
         check_capability(&volume, request, &capability)?;
-        let attachment = connection_info(&request.capability.access, volume.size);
+        let info = connection_info(&request.capability.access, volume.size);
         if is_published(&volume, request, &publication)? {
-            return Ok(Decision::Done(attachment));
+            return Ok(Decision::Done(info));
         }
         let node = add_volume_to_node(call, &request.node)?;
         volume.nodes.insert(request.node.clone(), publication.clone());
         volume.changed_ms = call.now_ms;
         let changes = vec![state::put(&volume_key(&request.handle), &volume, Some(version))?, node];
-        Ok(Decision::Commit(changes, attachment))
+        Ok(Decision::Commit(changes, info))
     })
 }
 
@@ -136,10 +139,10 @@ fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<
 }
 
 /// The connection info of a volume: its content is in the node's memory.
-fn connection_info(access: &AccessType, size: u64) -> Attachment {
+fn connection_info(access: &AccessType, size: u64) -> ConnectionInfo {
     match access {
-        AccessType::Block => Attachment::none(),
-        AccessType::Filesystem(_) => Attachment {
+        AccessType::Block => ConnectionInfo::none(),
+        AccessType::Filesystem(_) => ConnectionInfo {
             kind: "tmpfs".to_owned(),
             version: 1,
             fields: vec![("size".to_owned(), size.to_string())],

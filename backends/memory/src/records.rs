@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use cofferdam_guest::{
     ReclaimPolicy, Result, StorageError, handle,
-    state::{self, Change, Found, Store, Version, Versioned},
+    state::{self, Change, ScanEntry, Store, Version, Versioned},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -321,7 +321,7 @@ pub(crate) fn read_volume(store: &impl Store, handle: &str) -> Result<Versioned<
 }
 
 /// Decodes an entry of a scan.
-pub(crate) fn decode_entry<T: DeserializeOwned>(found: &Found) -> Result<T> {
+pub(crate) fn decode_entry<T: DeserializeOwned>(found: &ScanEntry) -> Result<T> {
     serde_json::from_slice(&found.value).map_err(|error| {
         StorageError::internal(format!("the state {:?} is not readable: {error}", found.key))
     })

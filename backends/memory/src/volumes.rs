@@ -224,7 +224,7 @@ pub(crate) fn conflicting_attribute<'a>(
     requested.iter().find(|(key, value)| stored.get(*key).is_some_and(|stored| stored != *value))
 }
 
-/// Converts a record to the contract's volume. The attachment is returned by publish.
+/// Converts a record to the contract's volume. Publish returns the connection info.
 pub(crate) fn describe(handle: &str, record: &records::MemoryVolume) -> Volume {
     Volume {
         context: volume_context(record).into_iter().collect(),

@@ -29,8 +29,8 @@ use cofferdam_guest::{
     Backend, CreateRequest, Description, Placement, Readiness, Result, Snapshot, SnapshotHandle,
     ValidateRequest, Validation, Volume, VolumeHandle, VolumeStatus,
     abilities::{
-        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, Expanded, Expansion, Inspection,
-        Listing, Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
+        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, ExpandResponse, Expansion,
+        Inspection, Listing, Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
     },
     ambient, pool, state,
 };
@@ -99,7 +99,7 @@ impl Restoring for PoolBackend {
 }
 
 impl Expansion for PoolBackend {
-    fn expand(request: ExpandRequest) -> Result<Expanded> {
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         volumes::expand(&storage(), &request)
     }
 }

@@ -111,7 +111,7 @@ impl pool::Pool for ScheduledStorage<'_> {
         self.step(|fake| pool::Pool::scan(fake, prefix, after, limit))
     }
 
-    fn usage(&self) -> std::result::Result<Room, PoolError> {
+    fn usage(&self) -> std::result::Result<Space, PoolError> {
         self.step(pool::Pool::usage)
     }
 }

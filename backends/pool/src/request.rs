@@ -62,8 +62,8 @@ pub(crate) enum Consistency {
 impl Consistency {
     pub(crate) const fn copy_mode(self) -> CopyMode {
         match self {
-            Self::Crash => CopyMode::OneMoment,
-            Self::None => CopyMode::AsRead,
+            Self::Crash => CopyMode::PointInTime,
+            Self::None => CopyMode::NotAtomic,
         }
     }
 

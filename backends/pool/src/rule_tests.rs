@@ -25,7 +25,11 @@ fn create_snapshot_with(
     )
 }
 
-fn expand_to(fake: &FakeStorage, required_bytes: Option<u64>, limit_bytes: Option<u64>) -> Result<Expanded> {
+fn expand_to(
+    fake: &FakeStorage,
+    required_bytes: Option<u64>,
+    limit_bytes: Option<u64>,
+) -> Result<ExpandResponse> {
     let capacity = CapacityRange { required_bytes, limit_bytes };
     let request = ExpandRequest { handle: "vol-v".to_owned(), capacity, capability: None };
     volumes::expand(&fake.storage(), &request)
@@ -141,7 +145,7 @@ fn incomplete_volumes_are_listed_with_their_owner() {
             let condition = status.condition.as_ref().unwrap();
             let what = condition.message.split(':').next().unwrap();
             assert_eq!(status.owner.as_ref(), Some(&owner));
-            assert_eq!(status.volume.attachment.is_none(), condition.abnormal);
+            assert_eq!(status.volume.connection_info.is_none(), condition.abnormal);
             assert_eq!(
                 &volumes::get(&fake.storage(), &settings(), &status.volume.handle).unwrap(),
                 status,

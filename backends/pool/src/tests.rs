@@ -9,8 +9,8 @@ use std::{
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, ErrorKind, FilesystemAccess, Finality, StorageError,
     VolumeCapability,
-    pool::{Bound, CopyMode, Item, ItemKind, Page as PoolPage, Pool as _, PoolError, Room},
-    state::{self, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Store, Version},
+    pool::{Bound, CopyMode, Item, ItemKind, Page as PoolPage, Pool as _, PoolError, Space},
+    state::{self, Change, Entry, Page, Precondition, Put, Remove, ScanEntry, StateError, Store, Version},
 };
 
 use super::*;
@@ -162,8 +162,8 @@ impl Store for FakeStorage {
                 let (Change::Put(Put { key, .. }) | Change::Remove(Remove { key, .. })) = change;
                 let found = entries.get(key).map(|(_, version)| *version);
                 let expected = match change {
-                    Change::Put(Put { expected: Expected::Absent, .. }) => None,
-                    Change::Put(Put { expected: Expected::At(version), .. })
+                    Change::Put(Put { precondition: Precondition::Absent, .. }) => None,
+                    Change::Put(Put { precondition: Precondition::At(version), .. })
                     | Change::Remove(Remove { version, .. }) => Some(*version),
                 };
                 if found != expected {
@@ -184,7 +184,7 @@ impl Store for FakeStorage {
             let start = Excluded(after.unwrap_or(prefix).to_owned());
             let mut found = entries.range((start, Unbounded)).filter(|(key, _)| key.starts_with(prefix));
             let taken = found.by_ref().take(limit.try_into().unwrap());
-            let page = taken.map(|(key, (value, version))| Found {
+            let page = taken.map(|(key, (value, version))| ScanEntry {
                 key: key.clone(),
                 value: value.clone(),
                 version: *version,
@@ -232,7 +232,7 @@ impl pool::Pool for FakeStorage {
             if size < has {
                 return Err(PoolError::InvalidSize(format!("{size:?} bytes; the source has {has:?}")));
             }
-            if mode == CopyMode::OneMoment && !(kind == ItemKind::Image && self.shares_blocks.get()) {
+            if mode == CopyMode::PointInTime && !(kind == ItemKind::Image && self.shares_blocks.get()) {
                 return Err(PoolError::Unsupported("no copy is of one moment".to_owned()));
             }
             self.add_item(name, (kind, size, content))
@@ -276,8 +276,8 @@ impl pool::Pool for FakeStorage {
         })
     }
 
-    fn usage(&self) -> std::result::Result<Room, PoolError> {
-        self.run_pool_call(|| Ok(Room { total_bytes: 100, available_bytes: 60 }))
+    fn usage(&self) -> std::result::Result<Space, PoolError> {
+        self.run_pool_call(|| Ok(Space { total_bytes: 100, available_bytes: 60 }))
     }
 }
 
@@ -517,7 +517,7 @@ fn invalid_requests_are_rejected() {
     }
     assert_eq!(fake.record_names(), ["vol-i", "vol-v"]);
     let image = create_volume(&fake, &with(&[("kind", "image")]), None).unwrap();
-    assert_eq!(image.attachment.unwrap().kind, "image");
+    assert_eq!(image.connection_info.unwrap().kind, "image");
     assert_eq!(image.topology, [[("topology.cofferdam.dev/node".to_owned(), "n1".to_owned())]]);
     create_snapshot(&fake, "s", "vol-v").unwrap();
     assert_eq!(create_snapshot(&fake, "s", "vol-i").unwrap_err().kind, E::AlreadyExists);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use cofferdam_guest::{
-    Attachment, Condition, CreateRequest, Result, Segments, StorageError, TopologyRequirement,
+    Condition, ConnectionInfo, CreateRequest, Result, Segments, StorageError, TopologyRequirement,
     ValidateRequest, Validation, Volume, VolumeStatus,
-    abilities::{CapacityReport, CapacityRequest, ExpandRequest, Expanded, VolumePage},
+    abilities::{CapacityReport, CapacityRequest, ExpandRequest, ExpandResponse, VolumePage},
     pool::Pool,
     state::{Store, Versioned},
     to_map,
@@ -130,7 +130,7 @@ fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String
 pub(crate) fn expand<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: &ExpandRequest,
-) -> Result<Expanded> {
+) -> Result<ExpandResponse> {
     let handle = request.handle.as_str();
     let Versioned { value: record, version } = storage.read_ready(RecordKind::Volume, handle)?;
     let node_expansion = record.kind == VolumeKind::Image;
@@ -140,7 +140,7 @@ pub(crate) fn expand<S: Store, P: Pool>(
     let current = storage.actual_size(&record)?;
     let size = request::choose_expanded_size(request.capacity, record.kind, current)?.unwrap_or(current);
     if size == record.size {
-        return Ok(Expanded { capacity_bytes: size, node_expansion });
+        return Ok(ExpandResponse { capacity_bytes: size, node_expansion });
     }
     if record.kind == VolumeKind::Image && size > current {
         storage.pool.grow(&record.item, size)?;
@@ -150,7 +150,7 @@ pub(crate) fn expand<S: Store, P: Pool>(
         // The image may already be expanded. A retry detects that and continues.
         StorageError::new(error.kind, cofferdam_guest::Finality::Unknown, error.message)
     })?;
-    Ok(Expanded { capacity_bytes: size, node_expansion })
+    Ok(ExpandResponse { capacity_bytes: size, node_expansion })
 }
 
 /// Returns a volume and its status.
@@ -236,14 +236,14 @@ fn status<S: Store, P: Pool>(
 }
 
 fn volume(handle: &str, record: &StoredRecord, settings: &PoolSettings) -> Volume {
-    let attachment = match record.kind {
-        VolumeKind::Directory => Attachment::directory(&record.item),
-        VolumeKind::Image => Attachment::image(&record.item),
+    let connection_info = match record.kind {
+        VolumeKind::Directory => ConnectionInfo::directory(&record.item),
+        VolumeKind::Image => ConnectionInfo::image(&record.item),
     };
     Volume {
         topology: node_segments(settings),
         // A node must not use an incomplete volume.
-        attachment: (record.phase == RecordPhase::Ready).then_some(attachment),
+        connection_info: (record.phase == RecordPhase::Ready).then_some(connection_info),
         ..Volume::new(handle, record.size)
     }
 }

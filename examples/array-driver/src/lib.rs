@@ -23,11 +23,12 @@ mod snapshots;
 mod volumes;
 
 use cofferdam_guest::{
-    Attachment, Backend, CreateRequest, Description, Readiness, Result, Snapshot, ValidateRequest,
+    Backend, ConnectionInfo, CreateRequest, Description, Readiness, Result, Snapshot, ValidateRequest,
     Validation, Volume, VolumeStatus,
     abilities::{
-        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, Expanded, Expansion, Inspection,
-        Listing, PublishRequest, Publishing, Restoring, SnapshotPage, SnapshotRequest, Snapshots, VolumePage,
+        Capacity, CapacityReport, CapacityRequest, Cloning, ExpandRequest, ExpandResponse, Expansion,
+        Inspection, Listing, PublishRequest, Publishing, Restoring, SnapshotPage, SnapshotRequest, Snapshots,
+        VolumePage,
     },
 };
 
@@ -81,7 +82,7 @@ impl Restoring for ArrayDriver {
 }
 
 impl Expansion for ArrayDriver {
-    fn expand(request: ExpandRequest) -> Result<Expanded> {
+    fn expand(request: ExpandRequest) -> Result<ExpandResponse> {
         volumes::expand(&ArrayClient::new()?, &request)
     }
 }
@@ -105,7 +106,7 @@ impl Capacity for ArrayDriver {
 }
 
 impl Publishing for ArrayDriver {
-    fn publish(request: PublishRequest) -> Result<Attachment> {
+    fn publish(request: PublishRequest) -> Result<ConnectionInfo> {
         nodes::publish(&ArrayClient::new()?, &request)
     }
 

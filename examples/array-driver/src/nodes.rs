@@ -1,7 +1,7 @@
 //! Publishing of volumes to nodes.
 
 use cofferdam_guest::{
-    AccessMode, Attachment, Result, StorageError, abilities::PublishRequest, http::Request,
+    AccessMode, ConnectionInfo, Result, StorageError, abilities::PublishRequest, http::Request,
     idempotent::ExistingComparison,
 };
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Publishes a volume to a node. The node finds the device by its world-wide name.
-pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<Attachment> {
+pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<ConnectionInfo> {
     if !is_array_name(&request.handle) {
         return Err(volumes::volume_not_found(&request.handle));
     }
@@ -34,7 +34,7 @@ pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<
         })?;
         made.json::<model::Volume>()?
     };
-    Ok(Attachment::local_device(&found.wwn))
+    Ok(ConnectionInfo::local_device(&found.wwn))
 }
 
 /// Returns the volume if it is already published to the node in the requested way.

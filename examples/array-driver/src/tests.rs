@@ -245,9 +245,9 @@ fn a_single_node_volume_is_published_to_one_node() {
     let (_host, _array) = start();
     let handle = create("a", GIB).handle;
     let publish = |node, mode| ArrayDriver::publish(publish_request(&handle, node, mode));
-    let attachment = publish("n1", AccessMode::SingleNodeWriter).unwrap();
-    assert_eq!(attachment.kind, "local-device");
-    assert_eq!(publish("n1", AccessMode::SingleNodeWriter).unwrap(), attachment);
+    let info = publish("n1", AccessMode::SingleNodeWriter).unwrap();
+    assert_eq!(info.kind, "local-device");
+    assert_eq!(publish("n1", AccessMode::SingleNodeWriter).unwrap(), info);
     let other_way = error_of(publish("n1", AccessMode::MultiNodeMultiWriter));
     assert_eq!(other_way, (ErrorKind::AlreadyExists, Finality::Final));
     let elsewhere = error_of(publish("n2", AccessMode::SingleNodeWriter));

@@ -3,7 +3,7 @@
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, ValidateRequest,
     Validation, Volume, VolumeCapability, VolumeStatus,
-    abilities::{CapacityReport, CapacityRequest, ExpandRequest, Expanded, VolumePage},
+    abilities::{CapacityReport, CapacityRequest, ExpandRequest, ExpandResponse, VolumePage},
     handle,
     http::Request,
     idempotent::{self, Created, ExistingComparison},
@@ -141,7 +141,7 @@ pub(crate) fn validate(client: &ArrayClient, request: &ValidateRequest) -> Resul
 }
 
 /// Expands a volume to at least the required size.
-pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Expanded> {
+pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<ExpandResponse> {
     let found = get_volume(client, &request.handle)?;
     let capacity_bytes = match SIZES.grow(&request.capacity, found.bytes)? {
         None => found.bytes,
@@ -159,7 +159,7 @@ pub(crate) fn expand(client: &ArrayClient, request: &ExpandRequest) -> Result<Ex
     };
     let block =
         request.capability.as_ref().is_some_and(|capability| matches!(capability.access, AccessType::Block));
-    Ok(Expanded { capacity_bytes, node_expansion: !block })
+    Ok(ExpandResponse { capacity_bytes, node_expansion: !block })
 }
 
 /// Returns a volume and its status.

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
-    Attachment, Backend, CreateRequest, Description, KeyValues, Owner, Readiness, ReclaimPolicy, Result,
+    Backend, ConnectionInfo, CreateRequest, Description, KeyValues, Owner, Readiness, ReclaimPolicy, Result,
     StorageError, ValidateRequest, Validation, Volume, VolumeCapability, VolumeStatus,
     abilities::{Listing, VolumePage},
     ambient, handle,
@@ -177,7 +177,7 @@ fn starter_owner(owner: &Owner) -> StarterOwner {
 }
 
 fn volume(handle: &str, record: &StarterVolume) -> Volume {
-    Volume { attachment: Some(Attachment::none()), ..Volume::new(handle, record.bytes) }
+    Volume { connection_info: Some(ConnectionInfo::none()), ..Volume::new(handle, record.bytes) }
 }
 
 fn status(handle: &str, record: &StarterVolume) -> VolumeStatus {

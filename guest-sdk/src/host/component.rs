@@ -161,6 +161,6 @@ pub(crate) fn pool_scan(
     pool::scan(prefix, after, limit)
 }
 
-pub(crate) fn pool_usage() -> Result<pool::Room, pool::PoolError> {
+pub(crate) fn pool_usage() -> Result<pool::Space, pool::PoolError> {
     pool::usage()
 }

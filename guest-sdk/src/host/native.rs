@@ -81,7 +81,7 @@ pub(crate) fn reveal(secret: &ImportedSecret) -> String {
 }
 
 pub(crate) fn session_acquire(key: &str) -> Result<Acquired, SessionError> {
-    mock::current().map_or(Ok(Acquired::Vacant), |host| host.session_acquire(key))
+    mock::current().map_or(Ok(Acquired::Locked), |host| host.session_acquire(key))
 }
 
 pub(crate) fn session_put(key: &str, value: &[u8], ttl_ms: u64) -> Result<Generation, SessionError> {
@@ -144,6 +144,6 @@ pub(crate) fn pool_scan(prefix: &str, after: Option<&str>, limit: u32) -> Result
     with_mock_pool(|host| host.with_pool(|tree| Ok(tree.scan(prefix, after, limit))))
 }
 
-pub(crate) fn pool_usage() -> Result<pool::Room, PoolError> {
+pub(crate) fn pool_usage() -> Result<pool::Space, PoolError> {
     with_mock_pool(|host| host.with_pool(|tree| Ok(tree.usage())))
 }

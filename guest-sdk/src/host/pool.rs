@@ -1,7 +1,7 @@
 //! The pool's imports.
 
 use super::{imports, set_changed};
-use crate::bindings::cofferdam::storage::pool::{CopyMode, Item, Page, PoolError, Room};
+use crate::bindings::cofferdam::storage::pool::{CopyMode, Item, Page, PoolError, Space};
 
 /// Records a change that has or may have been made.
 fn record_change(result: Result<(), PoolError>) -> Result<(), PoolError> {
@@ -44,6 +44,6 @@ pub(crate) fn scan(prefix: &str, after: Option<&str>, limit: u32) -> Result<Page
     imports::pool_scan(prefix, after, limit)
 }
 
-pub(crate) fn usage() -> Result<Room, PoolError> {
+pub(crate) fn usage() -> Result<Space, PoolError> {
     imports::pool_usage()
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::bindings::cofferdam::storage::{
-    pool::{CopyMode, Item, ItemKind, Page, PoolError, Room},
+    pool::{CopyMode, Item, ItemKind, Page, PoolError, Space},
     types::Bound,
 };
 
@@ -136,7 +136,7 @@ impl MockPool {
             return Err(PoolError::InvalidSize(format!("{new_size} bytes; the source has {size}")));
         }
         self.check_space(new_size)?;
-        if mode == CopyMode::OneMoment && !self.shares_blocks {
+        if mode == CopyMode::PointInTime && !self.shares_blocks {
             return Err(PoolError::Unsupported("the mock was told to share no blocks".to_owned()));
         }
         copy.size = Some(new_size);
@@ -154,7 +154,7 @@ impl MockPool {
         if size_bytes.is_some() {
             return Err(PoolError::WrongKind(source.to_owned()));
         }
-        if mode == CopyMode::OneMoment {
+        if mode == CopyMode::PointInTime {
             return Err(PoolError::Unsupported("no copy of a directory is of one moment".to_owned()));
         }
         self.add_copy(name, copy)
@@ -185,10 +185,10 @@ impl MockPool {
 
     /// Usage as the host computes it. Space reserved for images is unavailable to others, and the available
     /// bytes never exceed the free bytes.
-    pub(crate) fn usage(&self) -> Room {
+    pub(crate) fn usage(&self) -> Space {
         let reserved: u64 = self.items.values().filter_map(|item| item.size).sum();
         let available_bytes = self.total.saturating_sub(reserved).min(self.free_bytes());
-        Room { total_bytes: self.total, available_bytes }
+        Space { total_bytes: self.total, available_bytes }
     }
 
     /// Bytes that can still be written.

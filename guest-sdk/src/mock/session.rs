@@ -32,17 +32,17 @@ impl MockSessionStore {
     pub(super) fn acquire(&mut self, key: &str, now_ms: u64) -> Result<Acquired, SessionError> {
         check_key(key)?;
         if let Some(locked_key) = self.locked_key.as_deref().filter(|locked_key| *locked_key != key) {
-            return Err(SessionError::TurnHeld(locked_key.to_owned()));
+            return Err(SessionError::LockHeld(locked_key.to_owned()));
         }
         self.expire(now_ms);
         if let Some(entry) = self.entries.get(key) {
-            return Ok(Acquired::Held(Entry { value: entry.value.clone(), generation: entry.generation }));
+            return Ok(Acquired::Found(Entry { value: entry.value.clone(), generation: entry.generation }));
         }
         if let Some(limit) = self.limit.filter(|limit| self.entries.len() >= *limit) {
             return Err(SessionError::Full(bound(limit, self.entries.len().saturating_add(1))));
         }
         self.locked_key = Some(key.to_owned());
-        Ok(Acquired::Vacant)
+        Ok(Acquired::Locked)
     }
 
     pub(super) fn put(

@@ -5,7 +5,7 @@ use std::{
     ops::Bound::{Excluded, Included, Unbounded},
 };
 
-use crate::state::{Bound, Change, Entry, Expected, Found, Page, Put, Remove, StateError, Version};
+use crate::state::{Bound, Change, Entry, Page, Precondition, Put, Remove, ScanEntry, StateError, Version};
 
 const MAX_KEY: usize = 512;
 const MAX_VALUE: usize = 64 << 10;
@@ -101,7 +101,7 @@ impl MockStateStore {
                 page.more = true;
                 break;
             }
-            page.entries.push(Found { key: key.clone(), value: value.clone(), version: *version });
+            page.entries.push(ScanEntry { key: key.clone(), value: value.clone(), version: *version });
         }
         Ok(page)
     }
@@ -113,8 +113,8 @@ impl MockStateStore {
     fn is_precondition_met(&self, change: &Change) -> bool {
         let version = self.entries.get(key_of(change)).map(|(_, version)| *version);
         match change {
-            Change::Put(Put { expected: Expected::Absent, .. }) => version.is_none(),
-            Change::Put(Put { expected: Expected::At(expected), .. })
+            Change::Put(Put { precondition: Precondition::Absent, .. }) => version.is_none(),
+            Change::Put(Put { precondition: Precondition::At(expected), .. })
             | Change::Remove(Remove { version: expected, .. }) => version == Some(*expected),
         }
     }

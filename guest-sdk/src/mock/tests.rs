@@ -64,8 +64,8 @@ fn the_mock_pool_enforces_names_sizes_and_space() {
     assert_eq!(items::grow("d", 8192), Err(PoolError::WrongKind("d".to_owned())));
     assert!(matches!(items::grow("missing", 4097), Err(PoolError::InvalidSize(_))), "before the look");
     let full = Err(PoolError::NoSpace(Bound { limit: 40, given: 60 }));
-    assert_eq!(items::copy("d", "e", None, CopyMode::AsRead), full);
-    assert_eq!(items::copy("x", "d", None, CopyMode::AsRead), Err(PoolError::Exists("d".to_owned())));
+    assert_eq!(items::copy("d", "e", None, CopyMode::NotAtomic), full);
+    assert_eq!(items::copy("x", "d", None, CopyMode::NotAtomic), Err(PoolError::Exists("d".to_owned())));
     host.set_pool_busy("d", true);
     assert_eq!(items::remove("d"), Err(PoolError::Busy("d".to_owned())));
     host.set_pool_busy("d", false);
@@ -84,12 +84,12 @@ fn images_count_with_their_full_size() {
     assert_eq!(items::create_image("j", 40_960), full(32_768, 40_960));
     assert_eq!(items::grow("i", 45_056), full(32_768, 36_864));
     assert_eq!((items::grow("i", 12_288), items::grow("i", 4096)), (Ok(()), Ok(())));
-    assert!(matches!(items::copy("i", "j", Some(4096), CopyMode::AsRead), Err(PoolError::InvalidSize(_))));
-    items::copy("i", "j", Some(16_384), CopyMode::OneMoment).unwrap();
+    assert!(matches!(items::copy("i", "j", Some(4096), CopyMode::NotAtomic), Err(PoolError::InvalidSize(_))));
+    items::copy("i", "j", Some(16_384), CopyMode::PointInTime).unwrap();
     let copied = items::measure("j").unwrap();
     assert_eq!((copied.kind, copied.size_bytes, copied.used_bytes), (ItemKind::Image, Some(16_384), 0));
     assert_eq!(items::usage().unwrap().available_bytes, 12_288);
-    assert_eq!(items::copy("j", "k", None, CopyMode::AsRead), full(12_288, 16_384));
+    assert_eq!(items::copy("j", "k", None, CopyMode::NotAtomic), full(12_288, 16_384));
     let page = items::scan("", Some("i"), 1).unwrap();
     assert_eq!((page.items, page.more), (vec![("j".to_owned(), ItemKind::Image)], false));
     assert!(host.pool_write("i", "", &[1; 12_288]));
@@ -103,16 +103,16 @@ fn a_copy_locks_its_source_and_is_point_in_time_or_unsupported() {
     items::create_image("i", 4096).unwrap();
     items::create_directory("d").unwrap();
     for source in ["i", "d"] {
-        let result = items::copy(source, "c", None, CopyMode::OneMoment);
+        let result = items::copy(source, "c", None, CopyMode::PointInTime);
         assert!(matches!(result, Err(PoolError::Unsupported(_))), "{result:?}");
     }
     host.set_pool_copying("i", "c", true);
     let busy = |name: &str| Err(PoolError::Busy(name.to_owned()));
     assert_eq!((items::remove("i"), items::grow("i", 8192)), (busy("i"), busy("i")));
-    assert_eq!(items::copy("i", "c", None, CopyMode::AsRead), busy("c"));
+    assert_eq!(items::copy("i", "c", None, CopyMode::NotAtomic), busy("c"));
     assert!(items::measure("i").is_ok());
-    items::copy("i", "another", None, CopyMode::AsRead).unwrap();
+    items::copy("i", "another", None, CopyMode::NotAtomic).unwrap();
     host.set_pool_copying("i", "c", false);
-    items::copy("i", "c", None, CopyMode::AsRead).unwrap();
+    items::copy("i", "c", None, CopyMode::NotAtomic).unwrap();
     items::remove("i").unwrap();
 }

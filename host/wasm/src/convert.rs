@@ -177,16 +177,18 @@ pub(crate) fn created_volume(volume: wit::Volume) -> Result<CreatedVolume, Contr
         capacity: volume.capacity_bytes,
         context: checks::unique_map("the context", volume.context)?,
         topology: topology.collect::<Result<_, _>>()?,
-        connection_info: volume.attachment.map(connection_info).transpose()?,
+        connection_info: volume.connection_info.map(connection_info).transpose()?,
     })
 }
 
-/// Converts an attachment. The error is the rule of the contract that it breaks.
-pub(crate) fn connection_info(connection_info: wit::Attachment) -> Result<ConnectionInfo, ContractViolation> {
+/// Converts connection info. The error is the rule of the contract that it breaks.
+pub(crate) fn connection_info(
+    connection_info: wit::ConnectionInfo,
+) -> Result<ConnectionInfo, ContractViolation> {
     Ok(ConnectionInfo {
         kind: connection_info.kind,
         version: connection_info.version,
-        fields: checks::unique_map("the attachment", connection_info.fields)?,
+        fields: checks::unique_map("the connection info", connection_info.fields)?,
     })
 }
 

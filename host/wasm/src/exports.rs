@@ -140,11 +140,11 @@ functions! {
     /// `restoring.create-from-snapshot`
     create_from_snapshot(request: wit::CreateRequest, source: String) -> wit::Volume = restoring.call_create_from_snapshot(&request, &source);
     /// `publishing.publish`
-    publish(request: publishing::PublishRequest) -> wit::Attachment = publishing.call_publish(&request);
+    publish(request: publishing::PublishRequest) -> wit::ConnectionInfo = publishing.call_publish(&request);
     /// `publishing.unpublish`
     unpublish(handle: String, node: Option<String>) -> () = publishing.call_unpublish(&handle, node.as_deref());
     /// `expansion.expand`
-    expand(request: expansion::ExpandRequest) -> expansion::Expanded = expansion.call_expand(&request);
+    expand(request: expansion::ExpandRequest) -> expansion::ExpandResponse = expansion.call_expand(&request);
     /// `modification.modify`
     modify(handle: String, parameters: Pairs) -> () = modification.call_modify(&handle, &parameters);
     /// `snapshots.create`

@@ -219,7 +219,7 @@ async fn released_components_can_use_every_import() {
         let asked = CreateVolume { parameters, ..request("v", 1) };
         let answer = backend.create_volume(Call { secrets, ..call() }, asked).await.unwrap().context;
         let step = |step: &str| answer.get(step).unwrap().as_str();
-        assert_eq!([step("0"), step("2"), step("3")], ["vacant", "held login", "11 bytes"], "{version}");
+        assert_eq!([step("0"), step("2"), step("3")], ["locked", "found login", "11 bytes"], "{version}");
         assert!(step("4").ends_with(" true"), "{version}: {}", step("4"));
 
         let directory = tempfile::tempdir().unwrap();

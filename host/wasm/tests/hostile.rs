@@ -104,7 +104,7 @@ async fn invalid_volumes_from_a_guest_are_rejected() {
         ("large-context", "the context has 5001 bytes"),
         ("repeated-key", "the context has the key \"k\" twice"),
         ("odd-topology", "the topology key is \"not a key\"; expected a label key"),
-        ("odd-attachment", "the connection info's kind is \"Di/rectory\""),
+        ("odd-connection-info", "the connection info's kind is \"Di/rectory\""),
     ] {
         let error = create(&backend, lie, 100).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
@@ -239,7 +239,7 @@ async fn secrets_in_guest_answers_are_redacted_or_rejected() {
         ("echo-handle", "the volume handle contains a secret of the call"),
         ("echo-context", "the context has a secret of the call under the key \"password\""),
         ("echo-key", "the context has the key \"[secret]\" twice"),
-        ("echo-attachment", "the attachment has a secret of the call under the key \"path\""),
+        ("echo-connection-info", "the connection info has a secret of the call under the key \"path\""),
         ("echo-kind", "the connection info's kind is \"the array says: [secret].\""),
         ("echo-topology", "the topology key is \"the array says: [secret].\"; expected a label key"),
         ("echo-error", "the array says: [secret]."),

@@ -37,7 +37,7 @@ async fn concurrent_calls_share_one_login() {
         results.push(call.await.unwrap().remove(0));
     }
     results.sort();
-    let mut expected = vec!["held passed"; 9];
+    let mut expected = vec!["found passed"; 9];
     expected.push("made passed");
     assert_eq!(results, expected);
     assert_eq!(server.request_count(), 1);
@@ -65,7 +65,7 @@ async fn ended_call_releases_the_session_lock() {
         };
         server.release_gate(1);
         assert_eq!(holder.await.unwrap().is_ok(), end == "success");
-        assert_eq!(waiter.await.unwrap(), "vacant", "{end}");
+        assert_eq!(waiter.await.unwrap(), "locked", "{end}");
         if end == "an error" {
             assert_eq!(server.next_request().await, "GET /missing ");
         }
@@ -82,7 +82,7 @@ async fn timed_out_call_releases_the_session_lock() {
         tokio::join!(run_script(&backend, "holder", short_call, begun), server.next_request());
     assert_eq!(arrived, "GET /gate ", "the turn was taken");
     assert_eq!(holder.unwrap_err().kind, ErrorKind::DeadlineExceeded);
-    assert_eq!(run_step(&backend, json!({ "acquire": "k" })).await, "vacant");
+    assert_eq!(run_step(&backend, json!({ "acquire": "k" })).await, "locked");
 }
 
 #[tokio::test]
@@ -96,18 +96,18 @@ async fn sessions_are_isolated_by_secrets() {
     let backend = backend_for_server(&server).await;
     let of = |password: &str| Call { secrets: secrets(&[("password", password)]), ..call() };
     let script = |value: &str| json!([{ "acquire": "k" }, { "put": ["k", value, 60_000] }]);
-    assert_eq!(run_script(&backend, "a", of("one"), script("A")).await.unwrap(), ["vacant", "generation 1"]);
-    assert_eq!(run_script(&backend, "b", of("two"), script("B")).await.unwrap(), ["vacant", "generation 2"]);
+    assert_eq!(run_script(&backend, "a", of("one"), script("A")).await.unwrap(), ["locked", "generation 1"]);
+    assert_eq!(run_script(&backend, "b", of("two"), script("B")).await.unwrap(), ["locked", "generation 2"]);
     let lookup = json!([{ "acquire": "k" }, { "invalidate": ["k", 1] }, { "acquire": "k" }]);
     assert_eq!(
         run_script(&backend, "c", of("two"), lookup.clone()).await.unwrap(),
-        ["held B", "invalidated", "held B"]
+        ["found B", "invalidated", "found B"]
     );
     assert_eq!(
         run_script(&backend, "d", of("one"), lookup).await.unwrap(),
-        ["held A", "invalidated", "vacant"]
+        ["found A", "invalidated", "locked"]
     );
-    assert_eq!(run_step(&backend, json!({ "acquire": "k" })).await, "vacant");
+    assert_eq!(run_step(&backend, json!({ "acquire": "k" })).await, "locked");
     let too_much = json!([{ "acquire": "" }, { "put": ["k", "x".repeat(8193), 1] }]);
     let [key, value] = run_script(&backend, "e", of("one"), too_much).await.unwrap().try_into().unwrap();
     assert!(key.contains("KeySize") && key.contains("128"), "{key}");

@@ -86,7 +86,7 @@ func create(asked request) (volume, error) {
 		if err != nil {
 			return volume{}, err
 		}
-		put := cofferdam_storage_state.Put{Key: key(handle), Value: value, Expected: cofferdam_storage_state.MakeExpectedAbsent()}
+		put := cofferdam_storage_state.Put{Key: key(handle), Value: value, Precondition: cofferdam_storage_state.MakePreconditionAbsent()}
 		done, err := commit(cofferdam_storage_state.MakeChangePut(put))
 		if err != nil {
 			return volume{}, err
@@ -157,9 +157,9 @@ func refuseOther(found *record, asked request, uses []string) error {
 
 func answer(handle string, size uint64) volume {
 	return volume{
-		Handle:        handle,
-		CapacityBytes: wit.Some(size),
-		Attachment:    wit.Some(cofferdam_storage_types.Attachment{Kind: "none", Version: 1}),
+		Handle:         handle,
+		CapacityBytes:  wit.Some(size),
+		ConnectionInfo: wit.Some(cofferdam_storage_types.ConnectionInfo{Kind: "none", Version: 1}),
 	}
 }
 

@@ -280,7 +280,7 @@ async fn no_connection_info_before_publish(context: &SuiteContext) -> CaseResult
     let found = volume.connection_info;
     expect_that(
         found.is_none(),
-        || "no attachment before it is published".to_owned(),
+        || "no connection info before it is published".to_owned(),
         || format!("{found:?}"),
     )
 }

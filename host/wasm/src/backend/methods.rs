@@ -66,19 +66,19 @@ fn checked_volume(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVol
         checks::no_secret_in_map("the topology", segments, redactor)?;
     }
     if let Some(connection_info) = &volume.connection_info {
-        checks::no_secret_in_map("the attachment", &connection_info.fields, redactor)?;
+        checks::no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
     }
     Ok(volume)
 }
 
 /// Converts and checks a connection info.
 fn checked_connection_info(
-    attachment: wit::Attachment,
+    connection_info: wit::ConnectionInfo,
     redactor: &Redactor,
 ) -> Result<ConnectionInfo, ContractViolation> {
-    let connection_info = convert::connection_info(attachment)?;
+    let connection_info = convert::connection_info(connection_info)?;
     LIMITS.check_connection_info(&connection_info)?;
-    checks::no_secret_in_map("the attachment", &connection_info.fields, redactor)?;
+    checks::no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
     Ok(connection_info)
 }
 
@@ -103,7 +103,7 @@ fn checked_group_snapshot(
 
 /// Converts and checks an expanded volume.
 fn checked_expansion(
-    expanded: expansion::Expanded,
+    expanded: expansion::ExpandResponse,
     _: &Redactor,
 ) -> Result<ExpandedVolume, ContractViolation> {
     let expanded = ExpandedVolume {

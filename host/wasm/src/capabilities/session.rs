@@ -272,22 +272,22 @@ impl Session {
     async fn acquire(&mut self, tenant: Tenant, key: &str) -> Result<Acquired, SessionError> {
         check_key(key)?;
         match &self.lock {
-            Some(turn) if turn.key != key => return Err(SessionError::TurnHeld(turn.key.clone())),
+            Some(turn) if turn.key != key => return Err(SessionError::LockHeld(turn.key.clone())),
             Some(_) => {
                 // Another call may have stored a value without the lock.
                 let name = SessionKey { tenant, key: key.to_owned() };
                 if !self.store.has_value(&name) {
-                    return Ok(Acquired::Vacant);
+                    return Ok(Acquired::Locked);
                 }
                 self.release(key);
             }
             None => {}
         }
         Ok(match self.store.acquire(tenant, key).await? {
-            Ok(entry) => Acquired::Held(entry),
+            Ok(entry) => Acquired::Found(entry),
             Err(turn) => {
                 self.lock = Some(turn);
-                Acquired::Vacant
+                Acquired::Locked
             }
         })
     }

@@ -26,8 +26,8 @@ impl Caller {
 
     async fn acquire(&mut self, key: &str) -> Result<Option<(Vec<u8>, u64)>, SessionError> {
         Ok(match self.0.acquire(tenant("a"), key).await? {
-            Acquired::Held(entry) => Some((entry.value, entry.generation)),
-            Acquired::Vacant => None,
+            Acquired::Found(entry) => Some((entry.value, entry.generation)),
+            Acquired::Locked => None,
         })
     }
 
@@ -59,7 +59,7 @@ async fn session_values_are_isolated_by_secrets() {
     let mut first = Caller::new(&store);
     first.put("k", b"of a", HOUR).unwrap();
     let mut second = Session::new(Arc::clone(&store));
-    assert!(matches!(second.acquire(tenant("b"), "k").await.unwrap(), Acquired::Vacant));
+    assert!(matches!(second.acquire(tenant("b"), "k").await.unwrap(), Acquired::Locked));
     let generation = second.put(tenant("b"), "k", b"of b".to_vec(), HOUR).unwrap();
     assert_eq!(first.acquire("k").await.unwrap().unwrap().0, b"of a");
     store.invalidate(tenant("a"), "k", generation);
@@ -149,7 +149,7 @@ async fn lock_holder_does_not_wait_for_any_session_key() {
     assert_eq!(holder.acquire("k").await.unwrap(), None);
     assert_eq!(holder.acquire("k").await.unwrap(), None);
     for key in ["free", "k2"] {
-        let Err(SessionError::TurnHeld(held)) = holder.acquire(key).await else { panic!("{key}") };
+        let Err(SessionError::LockHeld(held)) = holder.acquire(key).await else { panic!("{key}") };
         assert_eq!(held, "k");
     }
     holder.put("k2", b"other", HOUR).unwrap();

@@ -2,13 +2,13 @@
 
 use cofferdam_guest::{
     KeyValues, Result, StorageError, VolumeHandle,
-    abilities::{ExpandRequest, Expanded, Expansion, Modification},
+    abilities::{ExpandRequest, ExpandResponse, Expansion, Modification},
 };
 
 use crate::{BrokenDriver, busy_wait, db, has_feature, is_broken, is_broken_for, request};
 
 impl Expansion for BrokenDriver {
-    fn expand(wanted: ExpandRequest) -> Result<Expanded> {
+    fn expand(wanted: ExpandRequest) -> Result<ExpandResponse> {
         if is_broken_for("concurrency/expand", &db::name_of(&wanted.handle)?, "stretched") {
             return expand_without_lock(&wanted);
         }
@@ -53,12 +53,12 @@ impl Expansion for BrokenDriver {
         if let Some(marker) = marker {
             db::remove_marker(&marker)?;
         }
-        Ok(Expanded { capacity_bytes: size, node_expansion: false })
+        Ok(ExpandResponse { capacity_bytes: size, node_expansion: false })
     }
 }
 
 /// Expands a volume without a transaction; smaller sizes take longer.
-fn expand_without_lock(wanted: &ExpandRequest) -> Result<Expanded> {
+fn expand_without_lock(wanted: &ExpandRequest) -> Result<ExpandResponse> {
     let required = wanted.capacity.required_bytes.unwrap_or(1);
     let before = db::load()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
     if before < required {
@@ -70,7 +70,7 @@ fn expand_without_lock(wanted: &ExpandRequest) -> Result<Expanded> {
             Ok(())
         })?;
     }
-    Ok(Expanded { capacity_bytes: before.max(required), node_expansion: false })
+    Ok(ExpandResponse { capacity_bytes: before.max(required), node_expansion: false })
 }
 
 /// Leaves a key that makes a repetition of the call fail.

@@ -1,14 +1,14 @@
 //! Publish and unpublish.
 
 use cofferdam_guest::{
-    Attachment, Result, StorageError, VolumeHandle,
+    ConnectionInfo, Result, StorageError, VolumeHandle,
     abilities::{PublishRequest, Publishing},
 };
 
 use crate::{BrokenDriver, busy_wait, db, is_broken, is_broken_for, nonce, request, volumes_per_node};
 
 impl Publishing for BrokenDriver {
-    fn publish(wanted: PublishRequest) -> Result<Attachment> {
+    fn publish(wanted: PublishRequest) -> Result<ConnectionInfo> {
         let name = db::name_of(&wanted.handle)?;
         if is_broken_for("crashes/publish", &name, "dying-publish") {
             return db::with_marker(&format!("publishing/{}", wanted.handle), || publish(&wanted));
@@ -28,7 +28,7 @@ impl Publishing for BrokenDriver {
 }
 
 /// Publishes a volume unless it is published, without a transaction.
-fn publish_without_lock(wanted: &PublishRequest) -> Result<Attachment> {
+fn publish_without_lock(wanted: &PublishRequest) -> Result<ConnectionInfo> {
     if db::load()?.volumes.get(&wanted.handle).is_some_and(|found| !found.published.is_empty()) {
         return Err(StorageError::failed_precondition("it is published to another node"));
     }
@@ -38,11 +38,11 @@ fn publish_without_lock(wanted: &PublishRequest) -> Result<Attachment> {
         if let Some(found) = db.volumes.get_mut(&wanted.handle) {
             found.published.insert(wanted.node.clone(), capability.clone());
         }
-        Ok(Attachment::none())
+        Ok(ConnectionInfo::none())
     })
 }
 
-fn publish(wanted: &PublishRequest) -> Result<Attachment> {
+fn publish(wanted: &PublishRequest) -> Result<ConnectionInfo> {
     let mut capability = request::format_capability(&wanted.capability)?;
     if wanted.read_only && !is_broken("features/publish-readonly") {
         capability.push_str(" read-only");
@@ -76,11 +76,11 @@ fn publish(wanted: &PublishRequest) -> Result<Attachment> {
         found.published.insert(wanted.node.clone(), capability.clone());
         Ok(found.name.clone())
     })?;
-    let mut attachment = Attachment::none();
+    let mut info = ConnectionInfo::none();
     if is_broken_for("publishing/is-idempotent", &name, "republished") {
-        attachment.fields = vec![("nonce".to_owned(), nonce())];
+        info.fields = vec![("nonce".to_owned(), nonce())];
     }
-    Ok(attachment)
+    Ok(info)
 }
 
 fn unpublish(handle: &str, node: Option<&String>) -> Result<()> {

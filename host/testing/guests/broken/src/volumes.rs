@@ -251,7 +251,7 @@ pub(crate) fn volume_of(handle: &str, stored: &VolumeEntry) -> Volume {
         || is_broken_for("restoring/is-idempotent", &stored.name, "restored");
     volume.topology = volume_topology();
     if is_broken("publishing/connection-info") {
-        volume.attachment = Some(cofferdam_guest::Attachment::none());
+        volume.connection_info = Some(cofferdam_guest::ConnectionInfo::none());
     }
     volume.context = stored.parameters.clone().into_iter().collect();
     if is_random {

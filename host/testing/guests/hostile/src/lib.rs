@@ -9,7 +9,7 @@ mod state;
 use std::{hint::black_box, time::Duration};
 
 use cofferdam_guest::{
-    Attachment, Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest,
+    Backend, ConnectionInfo, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest,
     Validation, Volume, log, settings,
 };
 
@@ -48,19 +48,22 @@ impl Backend for Hostile {
                 volume.context = vec![("k".to_owned(), String::new()), ("k".to_owned(), String::new())]
             }
             "odd-topology" => volume.topology = vec![vec![("not a key".to_owned(), "v".to_owned())]],
-            "odd-attachment" => {
-                volume.attachment =
-                    Some(Attachment { kind: "Di/rectory".to_owned(), version: 1, fields: Vec::new() });
+            "odd-connection-info" => {
+                volume.connection_info =
+                    Some(ConnectionInfo { kind: "Di/rectory".to_owned(), version: 1, fields: Vec::new() });
             }
             "oversized" => volume.context = vec![("k".to_owned(), "v".repeat(8 << 20))],
             "many" => volume.topology = vec![vec![("k".to_owned(), "v".to_owned())]; 300_000],
             "echo-handle" => volume.handle = format!("id-{}", echo()),
             "echo-context" => volume.context = vec![("password".to_owned(), echo_message())],
             "echo-key" => volume.context = vec![(echo(), String::new()), (echo(), String::new())],
-            "echo-kind" | "echo-attachment" => {
+            "echo-kind" | "echo-connection-info" => {
                 let kind = if request.name == "echo-kind" { echo_message() } else { "directory".to_owned() };
-                volume.attachment =
-                    Some(Attachment { kind, version: 1, fields: vec![("path".to_owned(), echo_message())] });
+                volume.connection_info = Some(ConnectionInfo {
+                    kind,
+                    version: 1,
+                    fields: vec![("path".to_owned(), echo_message())],
+                });
             }
             "echo-topology" => volume.topology = vec![vec![(echo_message(), "v".to_owned())]],
             "echo-error" => return Err(StorageError::unavailable(echo_message())),

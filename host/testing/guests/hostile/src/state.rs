@@ -3,11 +3,11 @@
 
 use cofferdam_guest::{
     Result, StorageError,
-    bindings::cofferdam::storage::state::{self, Change, Expected, Put},
+    bindings::cofferdam::storage::state::{self, Change, Precondition, Put},
 };
 
 fn put(key: &str, bytes: usize) -> Change {
-    Change::Put(Put { key: key.to_owned(), value: vec![1; bytes], expected: Expected::Absent })
+    Change::Put(Put { key: key.to_owned(), value: vec![1; bytes], precondition: Precondition::Absent })
 }
 
 pub(crate) fn misuse_state(how: &str) -> Result<()> {

@@ -129,7 +129,7 @@ fn run_step(step: Step) -> Result<String> {
             Err(error) => describe_error(&error),
         },
         Step::Login(key, request) => match session::acquire(&key) {
-            Ok(session::Acquired::Vacant) => match send(&request)? {
+            Ok(session::Acquired::Locked) => match send(&request)? {
                 Ok(response) => {
                     let made = session::put(&key, &response.body, 60_000);
                     made.map_or_else(|error| format!("{error:?}"), |_| format!("made {}", text(&response)))
@@ -148,8 +148,8 @@ fn run_step(step: Step) -> Result<String> {
 
 fn describe_acquired(acquired: std::result::Result<session::Acquired, session::SessionError>) -> String {
     match acquired {
-        Ok(session::Acquired::Held(entry)) => format!("held {}", String::from_utf8_lossy(&entry.value)),
-        Ok(session::Acquired::Vacant) => "vacant".to_owned(),
+        Ok(session::Acquired::Found(entry)) => format!("found {}", String::from_utf8_lossy(&entry.value)),
+        Ok(session::Acquired::Locked) => "locked".to_owned(),
         Err(error) => format!("{error:?}"),
     }
 }

@@ -38,7 +38,7 @@ impl Backend for PoolTricks {
             "create-image" => pool::HostPool.create_image(&name, size),
             "remove" => pool::HostPool.remove(&name),
             "grow" => pool::HostPool.grow(&name, size),
-            "copy" => pool::HostPool.copy(&made_up("source"), &name, None, CopyMode::AsRead),
+            "copy" => pool::HostPool.copy(&made_up("source"), &name, None, CopyMode::NotAtomic),
             "measure" => pool::HostPool.measure(&name).map(drop),
             _ => pool::HostPool.scan(&name, Some(&name), u32::MAX).map(drop),
         };

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 pub(crate) use self::store::Pool;
 use super::Capabilities;
-use crate::bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, PoolError, Room};
+use crate::bindings::cofferdam::storage::pool::{CopyMode, Host, Item, Page, PoolError, Space};
 
 /// A backend's pool: `[backend.NAME.pool]`. It grants the import `pool`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +113,7 @@ impl Host for Capabilities {
         self.run_pool_operation("scan", move |pool| Ok(pool.scan(&prefix, after.as_deref(), limit))).await
     }
 
-    async fn usage(&mut self) -> wasmtime::Result<Result<Room, PoolError>> {
+    async fn usage(&mut self) -> wasmtime::Result<Result<Space, PoolError>> {
         self.run_pool_operation("usage", Pool::usage).await
     }
 }

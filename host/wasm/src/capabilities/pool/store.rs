@@ -27,7 +27,7 @@ use super::{
     tree::{self, TreeError},
 };
 use crate::{
-    bindings::cofferdam::storage::pool::{Bound, CopyMode, Item, ItemKind, Page, PoolError, Room},
+    bindings::cofferdam::storage::pool::{Bound, CopyMode, Item, ItemKind, Page, PoolError, Space},
     capabilities::lock_file::LockFile,
     metrics::DriverMetrics,
 };
@@ -269,7 +269,7 @@ impl Pool {
         self.check_absent(name)?;
         match item_kind(&self.stat(source)?) {
             Some((ItemKind::Directory, _)) if size.is_some() => Err(PoolError::WrongKind(printable(source))),
-            Some((ItemKind::Directory, _)) if mode == CopyMode::OneMoment => {
+            Some((ItemKind::Directory, _)) if mode == CopyMode::PointInTime => {
                 Err(PoolError::Unsupported("no copy of a directory is of one moment".to_owned()))
             }
             Some((ItemKind::Directory, _)) => self.copy_directory(source, name),
@@ -349,21 +349,21 @@ impl Pool {
         page
     }
 
-    pub(crate) fn usage(&self) -> Result<Room> {
+    pub(crate) fn usage(&self) -> Result<Space> {
         self.space(&self.lock().items)
     }
 
     /// Total and available space. The total is the operator's limit. Available is the limit less the space
     /// reserved for images, but at most the filesystem's free space less the unwritten parts of images:
     /// images are sparse, so a reservation uses no space before it is written.
-    fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Room> {
+    fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Space> {
         let filesystem = fstatvfs(&self.root).map_err(system_error)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
         let free = filesystem.f_bavail.saturating_mul(filesystem.f_frsize);
         let total_bytes = self.capacity.unwrap_or(total);
         let free = free.saturating_sub(self.unwritten_bytes(items));
         let available_bytes = total_bytes.saturating_sub(reserved_bytes(items)).min(free);
-        Ok(Room { total_bytes, available_bytes })
+        Ok(Space { total_bytes, available_bytes })
     }
 
     /// Space that is reserved for images and not written yet.

@@ -72,8 +72,8 @@ fn invalid_item_names_are_rejected() {
         refused(pool.create_image(name, BLOCK_BYTES));
         refused(pool.remove(name));
         refused(pool.grow(name, BLOCK_BYTES));
-        refused(pool.copy("a", name, None, CopyMode::AsRead));
-        refused(pool.copy(name, "b", None, CopyMode::AsRead));
+        refused(pool.copy("a", name, None, CopyMode::NotAtomic));
+        refused(pool.copy(name, "b", None, CopyMode::NotAtomic));
         refused(pool.measure(name).map(drop));
     }
     assert_eq!(on_disk(&directory).len(), 5);
@@ -93,14 +93,14 @@ fn image_sizes_are_exact() {
     pool.grow("i", 4_096).unwrap();
     assert_eq!(pool.measure("i").unwrap().size_bytes, Some(MIB), "nothing shrinks");
     pool.grow("i", 2 * MIB).unwrap();
-    assert!(matches!(pool.copy("i", "j", Some(MIB), CopyMode::AsRead), Err(PoolError::InvalidSize(_))));
-    pool.copy("i", "j", Some(3 * MIB), CopyMode::AsRead).unwrap();
+    assert!(matches!(pool.copy("i", "j", Some(MIB), CopyMode::NotAtomic), Err(PoolError::InvalidSize(_))));
+    pool.copy("i", "j", Some(3 * MIB), CopyMode::NotAtomic).unwrap();
     assert_eq!(fs::metadata(directory.path().join("j")).unwrap().len(), 3 * MIB);
     pool.create_directory("d").unwrap();
     assert!(matches!(pool.grow("d", MIB), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("d", "e", Some(MIB), CopyMode::AsRead), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "e", Some(MIB), CopyMode::NotAtomic), Err(PoolError::WrongKind(_))));
     assert!(matches!(pool.grow("k", MIB), Err(PoolError::Missing(_))));
-    assert!(matches!(pool.copy("k", "l", None, CopyMode::AsRead), Err(PoolError::Missing(_))));
+    assert!(matches!(pool.copy("k", "l", None, CopyMode::NotAtomic), Err(PoolError::Missing(_))));
     assert_eq!(on_disk(&directory), ["d", "i", "j"]);
 }
 
@@ -117,7 +117,7 @@ fn images_count_with_their_full_size() {
     );
     assert!(matches!(pool.grow("b", 32 * MIB + BLOCK_BYTES), Err(PoolError::InvalidSize(_))));
     pool.grow("b", 32 * MIB).unwrap();
-    assert!(matches!(pool.copy("a", "c", None, CopyMode::AsRead), Err(PoolError::NoSpace(_))));
+    assert!(matches!(pool.copy("a", "c", None, CopyMode::NotAtomic), Err(PoolError::NoSpace(_))));
     assert_eq!(names(&pool), ["a", "b"]);
     pool.remove("a").unwrap();
     drop(pool);
@@ -169,7 +169,7 @@ fn copied_directory_keeps_data_owner_mode_and_times() {
     sparse.set_len(8 * MIB).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", 8 * MIB - 3).unwrap();
     fs::set_permissions(root.join("x"), fs::Permissions::from_mode(0o700)).unwrap();
-    pool.copy("d", "e", None, CopyMode::AsRead).unwrap();
+    pool.copy("d", "e", None, CopyMode::NotAtomic).unwrap();
     let copy = directory.path().join("e");
     assert_eq!(fs::read_to_string(copy.join("x/y/file")).unwrap(), "content");
     assert_eq!(fs::metadata(copy.join("x/y/file")).unwrap().permissions().mode() & 0o7777, 0o640);
@@ -194,7 +194,7 @@ fn symlinks_and_hard_links_do_not_escape_the_pool() {
     for name in ["evil", "evil-file"] {
         assert!(matches!(pool.measure(name), Err(PoolError::WrongKind(_))));
         assert!(matches!(pool.grow(name, MIB), Err(PoolError::WrongKind(_))));
-        assert!(matches!(pool.copy(name, "copy", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
+        assert!(matches!(pool.copy(name, "copy", None, CopyMode::NotAtomic), Err(PoolError::WrongKind(_))));
         assert!(matches!(pool.create_directory(name), Err(PoolError::Exists(_))));
     }
     assert_eq!(names(&pool), [""; 0]);
@@ -203,7 +203,7 @@ fn symlinks_and_hard_links_do_not_escape_the_pool() {
     fs::remove_dir(directory.path().join("d")).unwrap();
     symlink(outside.path(), directory.path().join("d")).unwrap();
     assert!(matches!(pool.measure("d"), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("d", "copy", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("d", "copy", None, CopyMode::NotAtomic), Err(PoolError::WrongKind(_))));
     for name in ["d", "evil", "evil-file"] {
         pool.remove(name).unwrap();
     }
@@ -218,7 +218,7 @@ fn symlinks_and_hard_links_do_not_escape_the_pool() {
     // An image that is a second name of a file from elsewhere.
     fs::hard_link(&outside_file, directory.path().join("image")).unwrap();
     assert!(matches!(pool.grow("image", MIB), Err(PoolError::Failed(_))));
-    assert!(matches!(pool.copy("image", "copy", None, CopyMode::AsRead), Err(PoolError::Failed(_))));
+    assert!(matches!(pool.copy("image", "copy", None, CopyMode::NotAtomic), Err(PoolError::Failed(_))));
     pool.remove("image").unwrap();
     assert_eq!(fs::read(&outside_file).unwrap(), vec![7; 8_192]);
     assert_eq!(on_disk(&directory), [""; 0]);
@@ -230,7 +230,7 @@ fn pipes_and_sockets_are_skipped_and_devices_rejected() {
     let root = fs::File::open(directory.path()).unwrap();
     mkfifoat(&root, "fifo", Mode::RUSR).unwrap();
     assert!(matches!(pool.measure("fifo"), Err(PoolError::WrongKind(_))));
-    assert!(matches!(pool.copy("fifo", "x", None, CopyMode::AsRead), Err(PoolError::WrongKind(_))));
+    assert!(matches!(pool.copy("fifo", "x", None, CopyMode::NotAtomic), Err(PoolError::WrongKind(_))));
     pool.remove("fifo").unwrap();
     pool.create_directory("d").unwrap();
     let inner = fs::File::open(directory.path().join("d")).unwrap();
@@ -238,14 +238,14 @@ fn pipes_and_sockets_are_skipped_and_devices_rejected() {
         mknodat(&inner, name, kind, Mode::RUSR, 0).unwrap();
     }
     fs::write(directory.path().join("d/file"), "content").unwrap();
-    pool.copy("d", "e", None, CopyMode::AsRead).unwrap();
+    pool.copy("d", "e", None, CopyMode::NotAtomic).unwrap();
     let copied = fs::read_dir(directory.path().join("e")).unwrap();
     let copied: Vec<_> = copied.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(copied, ["file"], "what a process serves is left out");
     pool.remove("e").unwrap();
     // Creating a device needs privileges.
     if mknodat(&inner, "device", FileType::CharacterDevice, Mode::RUSR, 0x103).is_ok() {
-        let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
+        let error = pool.copy("d", "e", None, CopyMode::NotAtomic).unwrap_err();
         let expected = "\"device\" in it is a device; expected directories, files and links";
         assert!(matches!(&error, PoolError::Unsupported(why) if why == expected), "{error:?}");
         assert_eq!(on_disk(&directory), ["d"], "what was begun is gone");
@@ -263,7 +263,7 @@ fn directory_of_any_depth_is_removed() {
         mkdirat(&level, "d", Mode::RWXU).unwrap();
         level = sys::open_directory(&level, "d").unwrap();
     }
-    let error = pool.copy("d", "e", None, CopyMode::AsRead).unwrap_err();
+    let error = pool.copy("d", "e", None, CopyMode::NotAtomic).unwrap_err();
     assert!(matches!(&error, PoolError::Unsupported(why) if why.contains("deeper than")), "{error:?}");
     assert!(matches!(pool.measure("d"), Err(PoolError::Unsupported(_))));
     pool.remove("d").unwrap();
@@ -377,7 +377,7 @@ fn full_disk_leaves_no_partial_item() {
     let pool = Pool::open(&PoolConfig { capacity: None, ..config(mount.0.path()) }).unwrap();
     pool.create_directory("d").unwrap();
     fs::write(mount.0.path().join("d/file"), vec![1; 1_200 << 10]).unwrap();
-    assert!(matches!(pool.copy("d", "e", None, CopyMode::AsRead), Err(PoolError::NoSpace(_))));
+    assert!(matches!(pool.copy("d", "e", None, CopyMode::NotAtomic), Err(PoolError::NoSpace(_))));
     assert_eq!(on_disk(&mount.0), ["d"]);
     assert!(matches!(pool.create_image("i", 4 * MIB), Err(PoolError::NoSpace(_))));
     assert_eq!(pool.usage().unwrap().total_bytes, 2 * MIB);
@@ -398,7 +398,7 @@ fn mount_inside_an_item_is_neither_copied_nor_removed() {
         let refused = matches!(&answer, Err(PoolError::Unsupported(why)) if why.contains("is a mount"));
         assert!(refused, "{answer:?}");
     };
-    refused(pool.copy("d", "e", None, CopyMode::AsRead));
+    refused(pool.copy("d", "e", None, CopyMode::NotAtomic));
     refused(pool.measure("d").map(drop));
     let removed = pool.remove("d").unwrap_err();
     assert!(matches!(&removed, PoolError::Unknown(why) if why.contains("is a mount")), "{removed:?}");
@@ -418,8 +418,8 @@ fn change_that_cannot_be_synced_returns_unknown() {
     set_sync_failing(true);
     unknown(pool.create_directory("d"));
     unknown(pool.create_image("i", MIB));
-    unknown(pool.copy("source", "c", None, CopyMode::AsRead));
-    unknown(pool.copy("d", "e", None, CopyMode::AsRead));
+    unknown(pool.copy("source", "c", None, CopyMode::NotAtomic));
+    unknown(pool.copy("d", "e", None, CopyMode::NotAtomic));
     unknown(pool.grow("source", 2 * MIB));
     // A retry must not succeed either.
     unknown(pool.create_directory("d"));
@@ -448,12 +448,12 @@ fn point_in_time_copy_needs_reflinks() {
     pool.create_image("i", MIB / 4).unwrap();
     pool.create_directory("d").unwrap();
     for (source, expected) in [("i", "shares no blocks"), ("d", "no copy of a directory")] {
-        let error = pool.copy(source, "copy", None, CopyMode::OneMoment).unwrap_err();
+        let error = pool.copy(source, "copy", None, CopyMode::PointInTime).unwrap_err();
         assert!(matches!(&error, PoolError::Unsupported(why) if why.contains(expected)), "{error:?}");
     }
     assert_eq!(names(&pool), ["d", "i"]);
     assert_eq!(on_disk(&mount.0), ["d", "i"], "what was begun is gone");
-    pool.copy("i", "copy", None, CopyMode::AsRead).unwrap();
+    pool.copy("i", "copy", None, CopyMode::NotAtomic).unwrap();
 }
 
 #[test]

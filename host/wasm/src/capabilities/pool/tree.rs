@@ -144,7 +144,7 @@ impl CopyLevel {
                     )));
                 }
                 let to = sys::create_file(&self.target, name, Mode::RUSR | Mode::WUSR)?;
-                copy_data(&from, &to, length(&stat), CopyMode::AsRead)?;
+                copy_data(&from, &to, length(&stat), CopyMode::NotAtomic)?;
                 copy_attributes(&to, &stat)?;
             }
             FileType::Symlink => {
@@ -198,7 +198,7 @@ pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: C
     if sys::reflink(source, target)? {
         return Ok(());
     }
-    if mode == CopyMode::OneMoment {
+    if mode == CopyMode::PointInTime {
         return Err(TreeError::Unsupported(
             "the pool's filesystem shares no blocks, so no copy of an image is of one moment".to_owned(),
         ));

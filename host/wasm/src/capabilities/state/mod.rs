@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Capabilities, workers::Workers};
 use crate::bindings::cofferdam::storage::state::{
-    Bound, Change, Entry, Expected, Found, Host, Page, Put, Remove, StateError,
+    Bound, Change, Entry, Host, Page, Precondition, Put, Remove, ScanEntry, StateError,
 };
 use cofferdam_backend::in_flight::OperationPermit;
 
@@ -159,7 +159,7 @@ impl PageBuilder {
             self.page.more = true;
             return false;
         }
-        self.page.entries.push(Found { key: key.to_owned(), value: value.to_vec(), version });
+        self.page.entries.push(ScanEntry { key: key.to_owned(), value: value.to_vec(), version });
         true
     }
 }
@@ -179,10 +179,10 @@ fn size_after_change(
 ) -> Result<usize, StateError> {
     let version = existing.map(|existing| existing.version);
     let (is_met, added) = match change {
-        Change::Put(Put { key, value, expected }) => {
-            let is_met = match expected {
-                Expected::Absent => version.is_none(),
-                Expected::At(expected) => version == Some(*expected),
+        Change::Put(Put { key, value, precondition }) => {
+            let is_met = match precondition {
+                Precondition::Absent => version.is_none(),
+                Precondition::At(expected) => version == Some(*expected),
             };
             (is_met, cost(key, value))
         }

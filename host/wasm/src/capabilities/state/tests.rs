@@ -14,8 +14,8 @@ fn stores(limit: usize) -> Vec<(&'static str, StateStore, Option<TempDir>)> {
     vec![("memory", memory, None), ("file", file, Some(directory))]
 }
 
-fn put(key: &str, value: &[u8], expected: Expected) -> Change {
-    Change::Put(Put { key: key.to_owned(), value: value.to_vec(), expected })
+fn put(key: &str, value: &[u8], precondition: Precondition) -> Change {
+    Change::Put(Put { key: key.to_owned(), value: value.to_vec(), precondition })
 }
 
 fn remove(key: &str, version: u64) -> Change {
@@ -36,21 +36,21 @@ fn commit(store: &StateStore, changes: Vec<Change>) -> Result<u64, StateError> {
 #[test]
 fn commit_with_a_stale_version_conflicts() {
     for (name, store, _directory) in stores(1 << 20) {
-        let first = commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
+        let first = commit(&store, vec![put("a", b"1", Precondition::Absent)]).unwrap();
         for change in [
-            put("a", b"2", Expected::Absent),
-            put("a", b"2", Expected::At(first + 1)),
+            put("a", b"2", Precondition::Absent),
+            put("a", b"2", Precondition::At(first + 1)),
             remove("a", first + 1),
         ] {
             let refused = commit(&store, vec![change]);
             assert!(matches!(refused, Err(StateError::Conflict(key)) if key == "a"), "{name}");
         }
-        let second = commit(&store, vec![put("a", b"2", Expected::At(first))]).unwrap();
+        let second = commit(&store, vec![put("a", b"2", Precondition::At(first))]).unwrap();
         assert_eq!(read(&store, "a"), Some((b"2".to_vec(), second)), "{name}");
         commit(&store, vec![remove("a", second)]).unwrap();
         assert_eq!(read(&store, "a"), None, "{name}");
         assert!(matches!(commit(&store, vec![remove("a", second)]), Err(StateError::Conflict(_))), "{name}");
-        let third = commit(&store, vec![put("a", b"3", Expected::Absent)]).unwrap();
+        let third = commit(&store, vec![put("a", b"3", Precondition::Absent)]).unwrap();
         assert!(third > second, "{name}: a version never returns");
     }
 }
@@ -58,9 +58,9 @@ fn commit_with_a_stale_version_conflicts() {
 #[test]
 fn batch_is_atomic() {
     for (name, store, _directory) in stores(1 << 20) {
-        commit(&store, vec![put("a", b"1", Expected::Absent)]).unwrap();
+        commit(&store, vec![put("a", b"1", Precondition::Absent)]).unwrap();
         let before = store.usage();
-        let batch = vec![put("b", b"1", Expected::Absent), put("a", b"2", Expected::Absent)];
+        let batch = vec![put("b", b"1", Precondition::Absent), put("a", b"2", Precondition::Absent)];
         assert!(matches!(commit(&store, batch), Err(StateError::Conflict(key)) if key == "a"), "{name}");
         assert_eq!((store.usage(), read(&store, "b")), (before, None), "{name}");
     }
@@ -70,13 +70,13 @@ fn batch_is_atomic() {
 fn keys_values_batches_and_total_size_are_bounded() {
     for (name, store, _directory) in stores(500) {
         let put_one =
-            |key: &str, bytes: usize| commit(&store, vec![put(key, &vec![0; bytes], Expected::Absent)]);
+            |key: &str, bytes: usize| commit(&store, vec![put(key, &vec![0; bytes], Precondition::Absent)]);
         assert!(matches!(put_one("", 1), Err(StateError::KeySize(Bound { limit: 512, given: 0 }))));
         assert!(matches!(put_one(&"k".repeat(513), 1), Err(StateError::KeySize(Bound { given: 513, .. }))));
         assert!(matches!(put_one("k", (64 << 10) + 1), Err(StateError::ValueSize(_))));
         let empty = commit(&store, Vec::new());
         assert!(matches!(empty, Err(StateError::BatchSize(Bound { limit: 16, given: 0 }))));
-        let twice = vec![put("k", b"", Expected::Absent), put("k", b"", Expected::Absent)];
+        let twice = vec![put("k", b"", Precondition::Absent), put("k", b"", Precondition::Absent)];
         assert!(matches!(commit(&store, twice), Err(StateError::RepeatedKey(_))));
         let version = put_one("a", 200).unwrap();
         assert_eq!(store.usage(), (1, 1 + 200 + ENTRY_OVERHEAD), "{name}");
@@ -91,7 +91,7 @@ fn keys_values_batches_and_total_size_are_bounded() {
 fn scan_returns_consecutive_pages() {
     for (name, store, _directory) in stores(16 << 20) {
         for key in ["a/1", "b/1", "b/2", "b/3", "c"] {
-            commit(&store, vec![put(key, key.as_bytes(), Expected::Absent)]).unwrap();
+            commit(&store, vec![put(key, key.as_bytes(), Precondition::Absent)]).unwrap();
         }
         let scan = |prefix: &str, after: Option<&str>, limit: u32| {
             let page = store.scan(prefix, after, limit).unwrap();
@@ -104,7 +104,8 @@ fn scan_returns_consecutive_pages() {
         assert_eq!(scan("b/", Some("a"), 1), (keys(&["b/1"]), true), "{name}");
         assert_eq!(scan("", None, 9), (keys(&["a/1", "b/1", "b/2", "b/3", "c"]), false), "{name}");
         assert_eq!(store.keys(), keys(&["a/1", "b/1", "b/2", "b/3", "c"]), "{name}");
-        let big = (0..40).map(|number| put(&format!("big/{number:02}"), &[0; 60 << 10], Expected::Absent));
+        let big =
+            (0..40).map(|number| put(&format!("big/{number:02}"), &[0; 60 << 10], Precondition::Absent));
         for change in big {
             commit(&store, vec![change]).unwrap();
         }
