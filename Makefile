@@ -72,6 +72,10 @@ bench-peers: toolchain need-root peers ## compare with the upstream controllers 
 need-root:
 	@test "$$(id -u)" -eq 0 || { echo "make conformance: not root: kubelet, mounts and namespaces need it" >&2; exit 1; }
 
+.PHONY: bench-report
+bench-report: toolchain ## write docs/benchmarks.md from docs/benchmarks.json, as bench-peers does
+	$(CARGO) run --locked --bin conformance -- bench-report docs
+
 .PHONY: bench
 bench: toolchain ## measure: calls into the sandbox, neighbours, claims per second, dev mode (an optimised build)
 	$(CARGO) bench --locked --package cofferdam-wasm --bench create_call

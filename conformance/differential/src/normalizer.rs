@@ -1,5 +1,5 @@
-//! Normalization of responses that differ between two runs: uids, times, versions, generated names, and unordered
-//! lists.
+//! Normalization of responses that differ between two runs: uids, times, versions, generated names, and
+//! unordered lists.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 /// Characters of generated suffixes.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalizes the responses of one run. A resource version is replaced by its number among the versions of its
-/// object, so that an unexpected write is detected.
+/// Normalizes the responses of one run. A resource version is replaced by its number among the versions of
+/// its object, so that an unexpected write is detected.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,
@@ -235,7 +235,8 @@ mod tests {
                 "kind": "Status",
                 "message": "X \"gen-<random>\" is invalid: <causes>",
                 "details": {"name": "gen-<random>", "causes": [
-                    {"field": "a", "message": "wrong"}, {"field": "b", "message": "Invalid value: <structure>: no"},
+                    {"field": "a", "message": "wrong"},
+                    {"field": "b", "message": "Invalid value: <structure>: no"},
                 ]},
             })
         );

@@ -5,22 +5,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, api::PostParams};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
     control_plane::{ApiUser, ControlPlane},
-    process,
+    namespaces, process,
     run::SuiteRun,
 };
 
-/// Namespace of the accounts and of Cofferdam's own objects.
-pub const NAMESPACE: &str = "cofferdam-system";
-/// The same for the scenarios, which use one namespace for everything.
-pub const DEFAULT_NAMESPACE: &str = "default";
 /// Every role that runs once per cluster. Together they replace the sidecars and the upstream volume
 /// controllers.
 pub const CLUSTER_ROLES: [&str; 6] =
@@ -39,7 +34,7 @@ impl Account {
     /// # Errors
     /// If the program, kubectl or the API fails.
     pub async fn new(run: &SuiteRun, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
-        Self::in_namespace(run, plane, roles, NAMESPACE).await
+        Self::in_namespace(run, plane, roles, namespaces::COFFERDAM).await
     }
 
     /// The same in another namespace.
@@ -103,74 +98,5 @@ impl Kubectl {
     async fn run(&self, arguments: &[&str]) -> Result<String> {
         let arguments = [&[self.kubeconfig.as_str(), self.cache.as_str()], arguments].concat();
         process::run_to_completion(&self.program, &arguments).await
-    }
-}
-
-/// An event of the audit log.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct AuditEvent {
-    verb: String,
-    #[serde(rename = "requestURI")]
-    uri: String,
-    user: AuditUser,
-    response_status: Option<AuditStatus>,
-}
-
-#[derive(Deserialize)]
-struct AuditUser {
-    username: String,
-}
-
-#[derive(Deserialize)]
-struct AuditStatus {
-    code: Option<u16>,
-}
-
-/// The audit policy: log every response to the accounts. The API server logs a response before it sends it,
-/// so that none is missed if the client or the API server is killed.
-#[must_use]
-pub fn audit_policy() -> String {
-    let groups =
-        [NAMESPACE, DEFAULT_NAMESPACE].map(|namespace| format!("system:serviceaccounts:{namespace}"));
-    json!({
-        "apiVersion": "audit.k8s.io/v1",
-        "kind": "Policy",
-        "omitStages": ["RequestReceived", "ResponseStarted"],
-        "omitManagedFields": true,
-        "rules": [
-            { "level": "Metadata", "userGroups": groups },
-            { "level": "None" },
-        ],
-    })
-    .to_string()
-}
-
-/// The requests of an audit log that were rejected with 403, one line each.
-///
-/// # Errors
-/// If the log is malformed.
-pub fn forbidden_requests(log: &str) -> Result<Vec<String>> {
-    let mut forbidden = Vec::new();
-    for line in log.lines() {
-        let request: AuditEvent = serde_json::from_str(line).with_context(|| format!("audit log: {line}"))?;
-        if request.response_status.and_then(|status| status.code) == Some(403) {
-            forbidden.push(format!("{}: {} {}", request.user.username, request.verb, request.uri));
-        }
-    }
-    Ok(forbidden)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn forbidden_requests_are_listed_with_their_user() {
-        let log = r#"{"verb":"patch","requestURI":"/api/v1/persistentvolumes/a","user":{"username":"u"},"responseStatus":{"metadata":{},"code":200}}
-{"verb":"create","requestURI":"/api/v1/persistentvolumes","user":{"username":"u"},"responseStatus":{"metadata":{},"status":"Failure","code":403}}
-"#;
-        assert_eq!(forbidden_requests(log).unwrap(), ["u: create /api/v1/persistentvolumes"]);
-        assert!(forbidden_requests("{}").is_err());
     }
 }

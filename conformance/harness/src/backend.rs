@@ -11,8 +11,8 @@ use anyhow::Result;
 use kube::Client;
 
 use crate::{
-    account::{self, Account},
-    control_plane,
+    account::Account,
+    control_plane, namespaces,
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     sidecar::plain_client,
@@ -68,8 +68,8 @@ impl BackendFixture {
         let settings = format!("node = {node:?}\n");
         let extra_section = format!("\n[backend.{CONFIG_SECTION}.pool]\ndirectory = {pool:?}\n");
         let policy = format!(
-            "connection-kinds = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\nimage-root = {pool:?}\n\
-             filesystems = [\"ext4\", \"xfs\"]\n"
+            "connection-kinds = [\"directory\", \"image\"]\ndirectory-root = {pool:?}\n\
+             image-root = {pool:?}\nfilesystems = [\"ext4\", \"xfs\"]\n"
         );
         Self::new(run, "pool", cofferdam_carried::POOL, &settings, &extra_section, &policy)
     }
@@ -131,7 +131,7 @@ impl BackendFixture {
             .run_command(run, &format!("roles-{}", self.name))?
             .args(account.roles().iter().map(|role| format!("--role={role}")))
             .arg(format_args!("--kubeconfig={}", account.kubeconfig().display()))
-            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
             .args(extra_flags);
         Ok(start_and_wait(run, spec, "/readyz").await?.0)
     }
@@ -163,8 +163,8 @@ impl BackendFixture {
         let state = file("inspected.redb").display().to_string();
         #[rustfmt::skip] // flags with their values
         let arguments = [
-            "backend", "inspect", &component, "--config", &config, "--name", CONFIG_SECTION, "--state", &state,
-            "--output", "manifest", "--compilation-cache", "off",
+            "backend", "inspect", &component, "--config", &config, "--name", CONFIG_SECTION,
+            "--state", &state, "--output", "manifest", "--compilation-cache", "off",
         ];
         fs::write(&manifest, process::run_to_completion(run.program(), &arguments).await?)?;
         let plugins = root.join("plugins_registry");

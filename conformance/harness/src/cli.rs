@@ -13,6 +13,7 @@ use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
+    bench,
     launcher::{self, SuiteOutcome, SuiteOutput},
     leftovers, namespace_init,
     peers::PeerPrograms,
@@ -27,7 +28,7 @@ use crate::{
 #[command(name = "conformance", args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Option<InternalCommand>,
+    command: Option<HarnessCommand>,
     /// Suites to run (default: all)
     suites: Vec<String>,
     /// List the suites and exit
@@ -38,9 +39,11 @@ struct Cli {
     results: Option<PathBuf>,
 }
 
-/// Subcommands with which the program starts itself.
+/// Subcommands. The hidden ones are for the program itself.
 #[derive(Subcommand)]
-enum InternalCommand {
+enum HarnessCommand {
+    /// Write benchmarks.md from benchmarks.json, both in a directory
+    BenchReport { directory: PathBuf },
     /// Process 1 of a run's PID namespace
     #[command(hide = true)]
     Init(SuiteArgs),
@@ -68,8 +71,11 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         None => run_command(&cli),
-        Some(InternalCommand::Init(args)) => init(args).map(ExitCode::from),
-        Some(InternalCommand::Suite(args)) => run_suite(args).map(|()| ExitCode::SUCCESS),
+        Some(HarnessCommand::Init(args)) => init(args).map(ExitCode::from),
+        Some(HarnessCommand::BenchReport { directory }) => {
+            bench::write_markdown(directory).map(|()| ExitCode::SUCCESS)
+        }
+        Some(HarnessCommand::Suite(args)) => run_suite(args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
         print_status(format_args!("conformance: {error:#}"));

@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::{
-    account::{self, Account},
-    control_plane,
+    account::Account,
+    control_plane, namespaces,
     process::{self, CommandSpec, ManagedProcess},
     run::SuiteRun,
     sidecar::plain_client,
@@ -222,7 +222,7 @@ async fn start_process(
     let port = run.free_port()?;
     let roles: Vec<&str> = account.roles().iter().map(String::as_str).collect();
     let spec = run_command(run, name, account.kubeconfig(), &roles, driver, port)
-        .arg(format_args!("--namespace={}", account::NAMESPACE))
+        .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
         .args(extra_flags);
     let mut process = ManagedProcess::start(run, spec)?;
     let client = plain_client(port)?;

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::ErrorKind,
-    mem,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,7 +15,7 @@ use kube::{Api, Client, Config, api::ListParams, config::Kubeconfig};
 use serde_json::json;
 
 use crate::{
-    account,
+    audit::{self, AuditLog},
     certificates::{self, CertificateAuthority, CertificateFiles},
     kubeconfig::{self, KubeconfigCredentials},
     process::{self, CommandSpec, ManagedProcess},
@@ -29,7 +28,12 @@ const READY_TIMEOUT: Duration = Duration::from_secs(180);
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// All controllers of kube-controller-manager except those that Cofferdam's roles replace.
 pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
-                            -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
+     -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
+
+/// The controllers of kube-controller-manager that bind claims and protect claims and volumes.
+pub const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,\
+                                      persistentvolume-protection-controller,\
+                                      persistentvolumeclaim-protection-controller";
 
 /// Options of a control plane.
 #[derive(Clone, Debug, Default)]
@@ -74,32 +78,6 @@ pub struct ControlPlane {
     etcd_port: u16,
     client: Client,
     audit: Option<AuditLog>,
-}
-
-/// Audit log of requests by Cofferdam's accounts.
-#[derive(Debug)]
-struct AuditLog {
-    path: PathBuf,
-    /// Number of bytes read.
-    read_bytes: usize,
-    /// True until the API server is ready after a start: before that it has no RBAC rules and rejects
-    /// everything.
-    is_starting: bool,
-    forbidden: Vec<String>,
-}
-
-impl AuditLog {
-    fn read_new(&mut self) -> Result<()> {
-        let log = fs::read_to_string(&self.path)
-            .with_context(|| format!("no audit log {}", self.path.display()))?;
-        if !self.is_starting {
-            self.forbidden.extend(account::forbidden_requests(
-                log.get(self.read_bytes..).context("the audit log has shrunk")?,
-            )?);
-        }
-        self.read_bytes = log.len();
-        Ok(())
-    }
 }
 
 /// Credentials and address of the API server.
@@ -192,12 +170,7 @@ impl ControlPlane {
             scheduler: None,
             etcd_port,
             client,
-            audit: (!options.is_unaudited).then(|| AuditLog {
-                path: run.log("audit"),
-                read_bytes: 0,
-                is_starting: true,
-                forbidden: Vec::new(),
-            }),
+            audit: (!options.is_unaudited).then(|| AuditLog::new(run.log("audit"))),
         };
         plane.wait_api_ready().await?;
         if let Some(controllers) = &options.controllers {
@@ -256,9 +229,7 @@ impl ControlPlane {
     /// # Errors
     /// If the audit log cannot be read.
     pub fn take_forbidden(&mut self) -> Result<Vec<String>> {
-        let Some(audit) = &mut self.audit else { return Ok(Vec::new()) };
-        audit.read_new()?;
-        Ok(mem::take(&mut audit.forbidden))
+        self.audit.as_mut().map_or_else(|| Ok(Vec::new()), AuditLog::take_forbidden)
     }
 
     /// The certificate authority.
@@ -274,11 +245,7 @@ impl ControlPlane {
     pub async fn wait_api_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
         self.api.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/readyz").await).await?;
-        if let Some(audit) = &mut self.audit {
-            audit.read_new()?;
-            audit.is_starting = false;
-        }
-        Ok(())
+        self.audit.as_mut().map_or(Ok(()), AuditLog::set_ready)
     }
 
     /// Restarts the API server after it was stopped or killed.
@@ -286,10 +253,7 @@ impl ControlPlane {
     /// # Errors
     /// If it cannot be started.
     pub fn spawn_api(&mut self) -> Result<()> {
-        if let Some(audit) = &mut self.audit {
-            audit.read_new()?;
-            audit.is_starting = true;
-        }
+        self.audit.as_mut().map_or(Ok(()), AuditLog::set_starting)?;
         self.api.restart()
     }
 
@@ -509,7 +473,7 @@ fn apiserver_command(
         .arg("--allow-privileged=true");
     if !options.is_unaudited {
         let policy = credentials.directory.join("audit.json");
-        fs::write(&policy, account::audit_policy())?;
+        fs::write(&policy, audit::policy())?;
         spec = spec
             .arg(format_args!("--audit-policy-file={}", policy.display()))
             .arg(format_args!("--audit-log-path={}", run.log("audit").display()))

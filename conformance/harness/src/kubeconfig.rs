@@ -47,7 +47,10 @@ pub fn write(
             "certificate-authority-data": STANDARD.encode(authority.pem()),
         }}],
         "users": [{ "name": "conformance", "user": user }],
-        "contexts": [{ "name": "conformance", "context": { "cluster": "conformance", "user": "conformance" } }],
+        "contexts": [{
+            "name": "conformance",
+            "context": { "cluster": "conformance", "user": "conformance" },
+        }],
         "current-context": "conformance",
     });
     write_private_file(path, &text)

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod account;
+pub(crate) mod audit;
 pub mod backend;
 mod bench;
 pub mod certificates;
@@ -15,10 +16,12 @@ pub mod cofferdam;
 pub mod control_plane;
 pub mod driver;
 pub mod image;
+pub(crate) mod implementation;
 pub mod kubeconfig;
 pub mod launcher;
 pub mod leftovers;
 pub mod namespace_init;
+pub mod namespaces;
 pub mod node;
 pub mod peers;
 pub(crate) mod pod;

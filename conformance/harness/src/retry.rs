@@ -1,6 +1,6 @@
 //! API requests of users, repeated while the API is overloaded or unreachable.
 
-use std::{fmt::Debug, time::Duration};
+use std::{fmt::Debug, ops::ControlFlow, time::Duration};
 
 use anyhow::{Context as _, Result};
 use kube::{
@@ -9,7 +9,8 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
-use tokio::time::Instant;
+
+use crate::wait::repeat;
 
 /// A request is repeated for this long.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,19 +30,16 @@ fn is_transient(error: &kube::Error) -> bool {
 /// # Errors
 /// The last error, if it is not transient or the time is over.
 pub(crate) async fn request<T>(mut send: impl AsyncFnMut(u32) -> kube::Result<T>) -> Result<T> {
-    let started = Instant::now();
-    let mut attempt = 0;
-    loop {
+    let mut failed = 0;
+    let result = repeat(TIMEOUT, INTERVAL, async |attempt| {
+        failed = attempt;
         match send(attempt).await {
-            Err(error) if is_transient(&error) && started.elapsed() < TIMEOUT => {}
-            Err(error) if attempt > 0 => {
-                return Err(error).with_context(|| format!("after {attempt} transient errors"));
-            }
-            result => return Ok(result?),
+            Err(error) if is_transient(&error) => ControlFlow::Continue(error.into()),
+            result => ControlFlow::Break(result.map_err(Into::into)),
         }
-        attempt += 1;
-        tokio::time::sleep(INTERVAL).await;
-    }
+    })
+    .await;
+    if failed == 0 { result } else { result.with_context(|| format!("after {failed} transient errors")) }
 }
 
 /// Creates an object. A request whose response was lost may have created it: a repeated one accepts that.

@@ -1,30 +1,53 @@
-//! Polling for a condition.
+//! Repetition until a condition is met or a request succeeds.
 
-use std::time::{Duration, Instant};
+use std::{ops::ControlFlow, time::Duration};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Error, Result, anyhow};
+use tokio::time::{Instant, sleep, timeout};
 
-/// Poll interval.
+/// Minimum delay between two probes.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// The delay is at least this multiple of the last attempt's duration. A list of a thousand claims uses a
+/// tenth of a second of CPU time, which the load under test needs.
+const DELAY_FACTOR: u32 = 2;
 
 /// Polls until `probe` succeeds. A failure contains the last error.
 ///
 /// # Errors
 /// If it does not succeed within `limit`.
 pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    let started = Instant::now();
-    let mut reason = anyhow!("nobody looked");
+    repeat(limit, INTERVAL, async |_| match probe().await {
+        Ok(answer) => ControlFlow::Break(Ok(answer)),
+        Err(reason) => ControlFlow::Continue(reason),
+    })
+    .await
+    .with_context(|| format!("{what}: expected within {limit:?}"))
+}
+
+/// Repeats `attempt` while it returns `Continue`, with a delay of at least `interval`. The attempt's number is
+/// passed to it, from 0.
+///
+/// # Errors
+/// The error of `Break`, or the last one of `Continue` when `limit` is over. An attempt that hangs is
+/// cancelled at the limit.
+pub(crate) async fn repeat<T>(
+    limit: Duration,
+    interval: Duration,
+    mut attempt: impl AsyncFnMut(u32) -> ControlFlow<Result<T>, Error>,
+) -> Result<T> {
+    let (started, mut number) = (Instant::now(), 0);
+    let mut reason = anyhow!("no attempt has finished");
     loop {
-        // A probe that hangs is stopped at the limit.
-        let left = limit.saturating_sub(started.elapsed());
-        match tokio::time::timeout(left, probe()).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => reason = error,
-            Err(_) => reason = reason.context("the last look had no answer; the one before"),
+        let attempted = Instant::now();
+        match timeout(limit.saturating_sub(started.elapsed()), attempt(number)).await {
+            Ok(ControlFlow::Break(result)) => return result,
+            Ok(ControlFlow::Continue(error)) => reason = error,
+            Err(_) => reason = reason.context("the last attempt did not finish; the one before"),
         }
         if started.elapsed() >= limit {
-            return Err(reason.context(format!("{what}: expected within {limit:?}")));
+            return Err(reason);
         }
-        tokio::time::sleep(INTERVAL).await;
+        sleep(interval.max(attempted.elapsed() * DELAY_FACTOR)).await;
+        number += 1;
     }
 }

@@ -93,7 +93,8 @@ impl AttachmentLoad {
             "finalizers": [self.finalizer()],
             "annotations": { "csi.alpha.kubernetes.io/node-id": node_name(number, self.nodes) },
         } });
-        let status_patch = json!({ "status": { "attached": true, "attachmentMetadata": { "node": node_name(number, self.nodes) } } });
+        let metadata = json!({ "node": node_name(number, self.nodes) });
+        let status_patch = json!({ "status": { "attached": true, "attachmentMetadata": metadata } });
         for (method, path, body) in [
             ("POST", VOLUME_ATTACHMENTS_PATH, &self.attachment(number)?),
             ("PATCH", &volume, &volume_patch),

@@ -6,8 +6,9 @@ use futures::future::LocalBoxFuture;
 use crate::{
     account::Account,
     cofferdam::{self, MemoryDriver},
-    control_plane::{ApiUser, ControlPlane},
+    control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
+    implementation::Implementation,
     process::ManagedProcess,
     run::SuiteRun,
     sidecar,
@@ -15,19 +16,7 @@ use crate::{
 
 /// Driver name of all configurations.
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
-/// The controllers of kube-controller-manager that Cofferdam's roles replace.
-const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
-                     persistentvolumeclaim-protection-controller";
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
-
-/// Implementation of a configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Implementation {
-    /// kube-controller-manager and the CSI sidecars: the reference.
-    Upstream,
-    /// Cofferdam.
-    Cofferdam,
-}
 
 /// A configuration of controllers.
 pub(super) struct BenchmarkConfiguration {
@@ -45,8 +34,7 @@ pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     BenchmarkConfiguration {
         name: "Upstream",
         description: "kube-controller-manager (binder and protection) and csi-provisioner, client rates \
-             unlimited, 100 workers, \
-                the Go driver on a unix socket",
+             unlimited, 100 workers, the Go driver on a unix socket",
         implementation: Implementation::Upstream,
         start: |run, plane| Box::pin(start_upstream(run, plane)),
     },
@@ -112,8 +100,20 @@ impl RunningConfiguration {
     }
 }
 
+/// Starts a control plane for a load: without limits and audit log.
+///
+/// # Errors
+/// If a component does not become ready.
+pub(super) async fn start_control_plane(run: &SuiteRun) -> Result<ControlPlane> {
+    ControlPlane::start(
+        run,
+        ControlPlaneOptions { is_unlimited: true, is_unaudited: true, ..ControlPlaneOptions::default() },
+    )
+    .await
+}
+
 async fn start_upstream(run: &SuiteRun, plane: &mut ControlPlane) -> Result<RunningConfiguration> {
-    plane.start_controller_manager(run, UPSTREAM_CONTROLLERS).await?;
+    plane.start_controller_manager(run, BINDER_CONTROLLERS).await?;
     let manager = plane.controller_manager.take().context("kube-controller-manager does not run")?;
     let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;

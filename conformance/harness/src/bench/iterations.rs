@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{BenchmarkResults, ConfigurationResults, LoadMeasurement, measure::Cost, pods::NodeRoleUsage};
+use super::results::{BenchmarkResults, ConfigurationResults, Cost, LoadMeasurement, NodeRoleUsage};
 
 /// The median; 0 of an empty list.
 fn median(mut values: Vec<f64>) -> f64 {

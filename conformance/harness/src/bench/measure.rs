@@ -2,12 +2,11 @@
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
+use super::results::Cost;
+use crate::process::ManagedProcess;
 use anyhow::{Context as _, Result, ensure};
 use http::Request;
 use kube::Client;
-use serde::Serialize;
-
-use crate::process::ManagedProcess;
 
 /// Verbs of writes in apiserver_request_total.
 const WRITE_VERBS: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"];
@@ -35,23 +34,6 @@ struct ApiCounters {
     events: f64,
     /// Open watches.
     watches: f64,
-}
-
-/// Differences between two readings, per object of a load.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Cost {
-    /// CPU milliseconds per object, by process.
-    pub(super) cpu: BTreeMap<String, f64>,
-    /// Resident memory after the load in bytes, by process.
-    pub(super) memory: BTreeMap<String, u64>,
-    /// Writes per object, those of the load included.
-    pub(super) writes: f64,
-    /// Requests per object, by verb and resource.
-    pub(super) requests: BTreeMap<String, f64>,
-    /// Watch events per object.
-    pub(super) events: f64,
-    /// Open watches.
-    pub(super) watches: f64,
 }
 
 impl UsageReading {
@@ -197,11 +179,15 @@ mod tests {
     fn api_requests_are_counted_by_verb_and_resource() {
         let mut api = ApiCounters::default();
         for line in [
-            r#"# TYPE apiserver_request_total counter"#,
-            r#"apiserver_request_total{code="200",component="apiserver",dry_run="",group="",resource="persistentvolumes",scope="resource",subresource="status",verb="PATCH",version="v1"} 3"#,
-            r#"apiserver_request_total{code="403",component="apiserver",dry_run="",group="",resource="pods",scope="cluster",subresource="",verb="LIST",version="v1"} 1"#,
-            r#"apiserver_longrunning_requests{component="apiserver",group="",resource="pods",scope="cluster",subresource="",verb="WATCH",version="v1"} 2"#,
-            r#"apiserver_watch_events_total{group="",resource="pods",version="v1"} 7"#,
+            "# TYPE apiserver_request_total counter",
+            "apiserver_request_total{code=\"200\",component=\"apiserver\",dry_run=\"\",group=\"\",\
+             resource=\"persistentvolumes\",scope=\"resource\",subresource=\"status\",verb=\"PATCH\",\
+             version=\"v1\"} 3",
+            "apiserver_request_total{code=\"403\",component=\"apiserver\",dry_run=\"\",group=\"\",\
+             resource=\"pods\",scope=\"cluster\",subresource=\"\",verb=\"LIST\",version=\"v1\"} 1",
+            "apiserver_longrunning_requests{component=\"apiserver\",group=\"\",resource=\"pods\",\
+             scope=\"cluster\",subresource=\"\",verb=\"WATCH\",version=\"v1\"} 2",
+            "apiserver_watch_events_total{group=\"\",resource=\"pods\",version=\"v1\"} 7",
         ] {
             api.add_metric_line(line);
         }

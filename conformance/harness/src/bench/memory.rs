@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use serde::Serialize;
 
 use super::{
     attachments,
+    configurations::start_control_plane,
     load::ClaimLoad,
     measure::{UsageReading, resident_bytes},
+    results::ResidentMemory,
     scheduling::ScheduledPods,
-    start_control_plane,
 };
 use crate::{
     account::Account,
@@ -26,8 +26,10 @@ use crate::{
 const DRIVERS: usize = 5;
 const NODES: usize = 100;
 /// The controllers of kube-controller-manager that Cofferdam's roles replace.
-const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
-                     persistentvolumeclaim-protection-controller,persistentvolume-attach-detach-controller";
+const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,\
+                                    persistentvolume-protection-controller,\
+                                    persistentvolumeclaim-protection-controller,\
+                                    persistentvolume-attach-detach-controller";
 /// Sidecars of each driver, with a flag.
 const SIDECARS: [(&str, &str); 3] = [
     ("csi-provisioner", "--worker-threads=100"),
@@ -36,19 +38,6 @@ const SIDECARS: [(&str, &str); 3] = [
 ];
 const ROLES: [&str; 6] =
     ["provisioner", "attacher", "resizer", "pv-controller", "protection", "attach-detach"];
-
-/// Resident memory of idle processes.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct ResidentMemory {
-    /// Number of volumes, and of claims, VolumeAttachments and pods.
-    pub(super) objects: usize,
-    pub(super) drivers: usize,
-    pub(super) nodes: usize,
-    /// Bytes of the Cofferdam process.
-    pub(super) cofferdam_bytes: u64,
-    /// Bytes of the upstream processes, summed by program.
-    pub(super) upstream_bytes: BTreeMap<String, u64>,
-}
 
 /// Fills a cluster, then runs the upstream controllers and Cofferdam on it one after the other.
 ///

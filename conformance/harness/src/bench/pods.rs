@@ -12,19 +12,19 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, Client, api::PostParams};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    ConfigurationResults, LoadKind, LoadRecorder,
-    configurations::Implementation,
     load::{LoadTiming, ObjectObserver, ObjectState, VOLUMES_PATH, send},
     measure::{UsageReading, resident_bytes},
+    recorder::LoadRecorder,
+    results::{ConfigurationResults, LoadKind, NodeRoleUsage},
 };
 use crate::{
     account::Account,
     backend::{BackendFixture, NodeRoles},
-    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
+    implementation::Implementation,
     node::KubeletNode,
     pod,
     process::ManagedProcess,
@@ -41,21 +41,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const NODE: &str = "node-1";
 /// Shell script that runs until the pod is deleted.
 const RUN_UNTIL_TERMINATED: &str = "trap exit TERM; sleep 3600 & wait";
-/// Controllers of kube-controller-manager in both configurations, and those that Cofferdam's roles replace.
+/// Controllers of kube-controller-manager in both configurations.
 const COMMON_CONTROLLERS: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
-const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
-                     persistentvolumeclaim-protection-controller";
 const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attacher"];
-
-/// Resource usage of the node roles.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct NodeRoleUsage {
-    /// Resident memory in bytes of `node`, `registrar` and `liveness` in one process, after the load.
-    pub(super) resident_bytes: u64,
-    /// Median latency of NodePublishVolume for directories in milliseconds, and the number of calls.
-    pub(super) publish_p50: f64,
-    pub(super) publishes: usize,
-}
 
 /// The load.
 struct PodLoad<'a> {
@@ -213,7 +201,7 @@ pub(super) async fn measure(
             "kube-controller-manager, csi-provisioner and csi-attacher, client rates unlimited, 100 workers, \
              calling Cofferdam's `csi-server` with the memory driver; kubelet with Cofferdam's `node` and \
              `registrar`",
-            format!("{UPSTREAM_CONTROLLERS},{COMMON_CONTROLLERS}"),
+            format!("{BINDER_CONTROLLERS},{COMMON_CONTROLLERS}"),
         ),
         Implementation::Cofferdam => (
             "Cofferdam, pods",

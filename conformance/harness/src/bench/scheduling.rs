@@ -13,17 +13,17 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::{
-    ConfigurationResults, LoadKind, LoadRecorder,
     attachments::{self, AttachmentLoad, node_name},
-    configurations::{DRIVER, Implementation, RunningConfiguration},
+    configurations::{DRIVER, RunningConfiguration, start_control_plane},
     load::{ClaimLoad, LoadTiming, ObjectObserver, ObjectState, VOLUMES_PATH, for_each_user, send},
     measure::UsageReading,
-    start_control_plane,
+    recorder::LoadRecorder,
+    results::{ConfigurationResults, LoadKind},
     upper_bound::{self, ProvisioningMode},
 };
 use crate::{
     account::Account, cofferdam, control_plane::ControlPlane, driver::CsiDriverProcess,
-    process::ManagedProcess, run::SuiteRun,
+    implementation::Implementation, process::ManagedProcess, run::SuiteRun,
 };
 
 /// Number of nodes.
@@ -210,7 +210,8 @@ pub(super) async fn measure(
     let (name, description) = match implementation {
         Implementation::Upstream => (
             "Upstream, scheduling",
-            "the attach-detach controller of kube-controller-manager, client rates unlimited; Cofferdam's attacher, the Go driver",
+            "the attach-detach controller of kube-controller-manager, client rates unlimited; \
+             Cofferdam's attacher, the Go driver",
         ),
         Implementation::Cofferdam => (
             "Cofferdam, scheduling",

@@ -4,12 +4,12 @@
 use anyhow::Result;
 
 use super::{
-    ConfigurationResults, LoadKind, LoadRecorder,
     attachments::AttachmentLoad,
-    configurations::{DRIVER, Implementation, RunningConfiguration},
+    configurations::{DRIVER, RunningConfiguration, start_control_plane},
     load::ClaimLoad,
     measure::UsageReading,
-    start_control_plane,
+    recorder::LoadRecorder,
+    results::{ConfigurationResults, LoadKind},
     upper_bound::{self, ProvisioningMode, measure_each},
 };
 use crate::{
@@ -17,6 +17,7 @@ use crate::{
     cofferdam::{self, MemoryDriver},
     control_plane::{ApiUser, ControlPlane},
     driver::CsiDriverProcess,
+    implementation::Implementation,
     process::ManagedProcess,
     run::SuiteRun,
     sidecar,
@@ -47,7 +48,7 @@ impl BenchmarkTask {
     const fn write_description(self) -> &'static str {
         match self {
             Self::Attach => "four writes to attach and two to detach",
-            Self::Expand => "four writes to grow",
+            Self::Expand => "four writes to expand",
         }
     }
 }
@@ -196,7 +197,7 @@ impl BenchmarkSubject {
             }
             Self::CofferdamWithComponent => {
                 "the same with the memory driver as a WebAssembly component in the same process, \
-                                and the driver's state in a file"
+                 and its state in a file"
                     .to_owned()
             }
         }

@@ -1,16 +1,18 @@
 //! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume
 //! leaks.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     account::Account,
     claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
-    control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
+    control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
+    implementation::Implementation,
+    process::ManagedProcess,
     run::SuiteRun,
     sidecar,
 };
@@ -29,8 +31,6 @@ const DRIVER: &str = "peer.conformance.cofferdam.dev";
 /// Controllers of kube-controller-manager that remove finalizers. They always run.
 const PROTECTION_CONTROLLERS: &str =
     "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";
-const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
-                      persistentvolumeclaim-protection-controller";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     let options = ControlPlaneOptions { is_unlimited: true, ..ControlPlaneOptions::default() };
@@ -41,140 +41,214 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
-async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
-    let driver = MemoryDriver::new(run, DRIVER)?;
-    let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
-    let provisioner_account = Account::new(run, plane, &["provisioner"]).await?;
-    let both_account = Account::new(run, plane, &["provisioner", "pv-controller"]).await?;
+/// A controller with two implementations, of which one runs.
+trait ReplacedController {
+    /// Starts an implementation.
+    async fn start(&mut self, implementation: Implementation) -> Result<()>;
+    /// Kills an implementation.
+    async fn kill(&mut self, implementation: Implementation) -> Result<()>;
+    /// The volumes of the driver: name by handle.
+    async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
+}
 
-    plane.start_controller_manager(run, BINDER_CONTROLLERS).await?;
-    let mut cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
+/// Replaces the controller by the other implementation and back while claims are created, and once more while
+/// they are deleted.
+async fn replace_under_load(
+    claims: &Claims,
+    initial: Implementation,
+    controller: &mut impl ReplacedController,
+) -> Result<()> {
+    controller.start(initial).await?;
     let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
-        claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-        cofferdam.kill().await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        cofferdam = cofferdam::start(run, &both_account, &driver).await?;
-        claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
-        cofferdam.kill().await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        cofferdam = cofferdam::start(run, &provisioner_account, &driver).await?;
-        plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
+        for (bound, next) in [(BOUND_AT_FIRST_SWAP, initial.other()), (BOUND_AT_SECOND_SWAP, initial)] {
+            claims.wait_bound(bound, TIMEOUT).await?;
+            controller.kill(next.other()).await?;
+            claims.wait_unfinished(TIMEOUT).await?;
+            controller.start(next).await?;
+        }
         let count = load.finish();
         claims.wait_bound(count, TIMEOUT).await?;
         anyhow::Ok(count)
     };
     let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
-    cofferdam.stop().await?;
-    claims.ensure_consistent(count, &driver.volumes(run).await?).await?;
+    claims.ensure_consistent(count, &controller.stored_volumes().await?).await?;
 
-    // Deletion, with a replacement during it.
-    cofferdam.restart()?;
     let swap = async {
         claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-        cofferdam.kill().await?;
+        controller.kill(initial).await?;
         claims.delete(count - DELETED_LATER..count).await?;
         claims.wait_unfinished(TIMEOUT).await?;
-        cofferdam = cofferdam::start(run, &both_account, &driver).await?;
+        controller.start(initial.other()).await?;
         claims.wait_remaining(0, TIMEOUT).await
     };
     tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
-    cofferdam.stop().await?;
-    ensure_empty(&driver.volumes(run).await?)
+    let stored = controller.stored_volumes().await?;
+    ensure!(stored.is_empty(), "{} volumes are left at the storage: {stored:?}", stored.len());
+    Ok(())
+}
+
+/// The binder beside Cofferdam's provisioner. Cofferdam's binder runs in the provisioner's process.
+struct BinderOfCofferdam<'a> {
+    run: &'a SuiteRun,
+    plane: &'a mut ControlPlane,
+    driver: MemoryDriver,
+    provisioner_account: Account,
+    both_account: Account,
+    cofferdam: Option<ManagedProcess>,
+}
+
+impl ReplacedController for BinderOfCofferdam<'_> {
+    async fn start(&mut self, implementation: Implementation) -> Result<()> {
+        let account = match implementation {
+            Implementation::Upstream => &self.provisioner_account,
+            Implementation::Cofferdam => &self.both_account,
+        };
+        self.cofferdam = Some(cofferdam::start(self.run, account, &self.driver).await?);
+        if implementation == Implementation::Upstream {
+            self.plane.replace_controller_manager(self.run, BINDER_CONTROLLERS).await?;
+        }
+        Ok(())
+    }
+
+    async fn kill(&mut self, implementation: Implementation) -> Result<()> {
+        if implementation == Implementation::Upstream {
+            self.plane.replace_controller_manager(self.run, PROTECTION_CONTROLLERS).await?;
+        }
+        self.cofferdam.as_mut().context("cofferdam does not run")?.kill().await
+    }
+
+    /// The process is stopped meanwhile: the driver's state file has one owner.
+    async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
+        let cofferdam = self.cofferdam.as_mut().context("cofferdam does not run")?;
+        cofferdam.stop().await?;
+        let volumes = self.driver.volumes(self.run).await?;
+        cofferdam.restart()?;
+        Ok(volumes)
+    }
+}
+
+/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
+async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
+    let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
+    let mut binder = BinderOfCofferdam {
+        driver: MemoryDriver::new(run, DRIVER)?,
+        provisioner_account: Account::new(run, plane, &["provisioner"]).await?,
+        both_account: Account::new(run, plane, &["provisioner", "pv-controller"]).await?,
+        cofferdam: None,
+        run,
+        plane,
+    };
+    replace_under_load(&claims, Implementation::Upstream, &mut binder).await?;
+    binder.cofferdam.context("cofferdam does not run")?.stop().await
+}
+
+/// The binder beside csi-provisioner.
+struct BinderOfCsiProvisioner<'a> {
+    run: &'a SuiteRun,
+    plane: &'a mut ControlPlane,
+    driver: CsiDriverProcess,
+    account: Account,
+    /// Driver of Cofferdam's process, which the binder does not call.
+    unused: MemoryDriver,
+    cofferdam: Option<ManagedProcess>,
+}
+
+impl ReplacedController for BinderOfCsiProvisioner<'_> {
+    async fn start(&mut self, implementation: Implementation) -> Result<()> {
+        match implementation {
+            Implementation::Upstream => {
+                self.plane.replace_controller_manager(self.run, BINDER_CONTROLLERS).await
+            }
+            Implementation::Cofferdam => {
+                self.cofferdam = Some(cofferdam::start(self.run, &self.account, &self.unused).await?);
+                Ok(())
+            }
+        }
+    }
+
+    async fn kill(&mut self, implementation: Implementation) -> Result<()> {
+        match implementation {
+            Implementation::Upstream => {
+                self.plane.replace_controller_manager(self.run, PROTECTION_CONTROLLERS).await
+            }
+            Implementation::Cofferdam => {
+                self.cofferdam.as_mut().context("cofferdam does not run")?.kill().await
+            }
+        }
+    }
+
+    async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
+        self.driver.volumes().await
+    }
 }
 
 /// csi-provisioner with Cofferdam's, the upstream and again Cofferdam's binder.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
-    let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
-    let memory = MemoryDriver::new(run, "unused.conformance.cofferdam.dev")?;
+    let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
     let claims = Claims::new(plane.client(), "our-binder", DRIVER).await?;
     let mut csi_provisioner =
         sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await?;
-    let account = Account::new(run, plane, &["pv-controller"]).await?;
-    let binder = async || cofferdam::start(run, &account, &memory).await;
-
     plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-    let mut cofferdam = binder().await?;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
-    let swaps = async {
-        claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        cofferdam.kill().await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-        claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
-        plane.replace_controller_manager(run, PROTECTION_CONTROLLERS).await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        cofferdam = binder().await?;
-        let count = load.finish();
-        claims.wait_bound(count, TIMEOUT).await?;
-        anyhow::Ok(count)
+    let mut binder = BinderOfCsiProvisioner {
+        driver,
+        account: Account::new(run, plane, &["pv-controller"]).await?,
+        unused: MemoryDriver::new(run, "unused.conformance.cofferdam.dev")?,
+        cofferdam: None,
+        run,
+        plane,
     };
-    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
-    claims.ensure_consistent(count, &driver.volumes().await?).await?;
-
-    let swap = async {
-        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        cofferdam.kill().await?;
-        claims.delete(count - DELETED_LATER..count).await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-        claims.wait_remaining(0, TIMEOUT).await
-    };
-    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
-    ensure_empty(&driver.volumes().await?)?;
+    replace_under_load(&claims, Implementation::Cofferdam, &mut binder).await?;
     csi_provisioner.stop().await?;
-    driver.process.stop().await
+    binder.driver.process.stop().await
+}
+
+/// The provisioner of the Go driver, beside the upstream binder.
+struct Provisioner<'a> {
+    run: &'a SuiteRun,
+    driver: CsiDriverProcess,
+    kubeconfig: PathBuf,
+    account: Account,
+    process: Option<ManagedProcess>,
+}
+
+impl ReplacedController for Provisioner<'_> {
+    async fn start(&mut self, implementation: Implementation) -> Result<()> {
+        let socket = self.driver.socket();
+        self.process = Some(match implementation {
+            Implementation::Upstream => {
+                sidecar::start(self.run, "csi-provisioner", &self.kubeconfig, socket, &[]).await?
+            }
+            Implementation::Cofferdam => {
+                cofferdam::start_with_csi_driver(self.run, &self.account, socket).await?
+            }
+        });
+        Ok(())
+    }
+
+    async fn kill(&mut self, _implementation: Implementation) -> Result<()> {
+        self.process.as_mut().context("no provisioner runs")?.kill().await
+    }
+
+    async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
+        self.driver.volumes().await
+    }
 }
 
 /// The upstream binder and one driver with csi-provisioner, Cofferdam's provisioner, csi-provisioner, and
 /// Cofferdam's during deletion.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
-    let mut driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
-    let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
     let claims = Claims::new(plane.client(), "provisioners", DRIVER).await?;
-    let account = Account::new(run, plane, &["provisioner"]).await?;
-    let start_csi_provisioner =
-        async || sidecar::start(run, "csi-provisioner", &kubeconfig, driver.socket(), &[]).await;
-    let start_cofferdam = async || cofferdam::start_with_csi_driver(run, &account, driver.socket()).await;
-
+    let mut provisioner = Provisioner {
+        run,
+        driver: CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?,
+        kubeconfig: plane.kubeconfig(ApiUser::Admin)?,
+        account: Account::new(run, plane, &["provisioner"]).await?,
+        process: None,
+    };
     plane.replace_controller_manager(run, BINDER_CONTROLLERS).await?;
-    let mut provisioner = start_csi_provisioner().await?;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
-    let swaps = async {
-        claims.wait_bound(BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        provisioner.kill().await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        provisioner = start_cofferdam().await?;
-        claims.wait_bound(BOUND_AT_SECOND_SWAP, TIMEOUT).await?;
-        provisioner.kill().await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        provisioner = start_csi_provisioner().await?;
-        let count = load.finish();
-        claims.wait_bound(count, TIMEOUT).await?;
-        anyhow::Ok(count)
-    };
-    let (_, count) = tokio::try_join!(claims.create_continuously(&load), swaps)?;
-    claims.ensure_consistent(count, &driver.volumes().await?).await?;
-
-    let swap = async {
-        claims.wait_remaining(count - BOUND_AT_FIRST_SWAP, TIMEOUT).await?;
-        provisioner.kill().await?;
-        claims.delete(count - DELETED_LATER..count).await?;
-        claims.wait_unfinished(TIMEOUT).await?;
-        provisioner = start_cofferdam().await?;
-        claims.wait_remaining(0, TIMEOUT).await
-    };
-    tokio::try_join!(claims.delete(0..count - DELETED_LATER), swap)?;
-    ensure_empty(&driver.volumes().await?)?;
-    provisioner.stop().await?;
-    driver.process.stop().await
-}
-
-fn ensure_empty(stored: &BTreeMap<String, String>) -> Result<()> {
-    ensure!(stored.is_empty(), "{} volumes are left at the storage: {stored:?}", stored.len());
-    Ok(())
+    replace_under_load(&claims, Implementation::Upstream, &mut provisioner).await?;
+    provisioner.process.context("no provisioner runs")?.stop().await?;
+    provisioner.driver.process.stop().await
 }

@@ -26,9 +26,9 @@ use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    account::{self, Account},
+    account::Account,
     control_plane::{ApiUser, ControlPlane, ControlPlaneOptions},
-    print_status,
+    namespaces, print_status,
     run::SuiteRun,
     seeded_rng::seeded_rng,
     wait::until,
@@ -103,7 +103,7 @@ async fn run_cluster(
     })
     .await?;
     let roles = Role::ALL.map(Role::as_str);
-    let account = Account::in_namespace(&child_run, &plane, &roles, account::DEFAULT_NAMESPACE).await?;
+    let account = Account::in_namespace(&child_run, &plane, &roles, namespaces::SCENARIOS).await?;
     let (operations, requests) = mpsc::channel(1);
     let cluster = Arc::new(KubernetesCluster {
         user: config(&plane.kubeconfig(ApiUser::Admin)?).await?,

@@ -16,11 +16,11 @@ use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::{Api, Client, api::PostParams};
 
 use crate::{
-    account::{self, Account, CLUSTER_ROLES},
+    account::{Account, CLUSTER_ROLES},
     claims::Claims,
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions, UNREPLACED_CONTROLLERS},
-    pod,
+    namespaces, pod,
     process::ManagedProcess,
     run::SuiteRun,
     seeded_rng::seeded_rng,
@@ -173,7 +173,8 @@ async fn kill_repeatedly(
     })
     .await?;
     run.add_note(&format!(
-        "{claims} claims, each with two pods on different nodes: {gone} finished at the last kill, all {:.1} s later",
+        "{claims} claims, each with two pods on different nodes: {gone} finished at the last kill, \
+         all {:.1} s later",
         ended.elapsed().as_secs_f64()
     ))
 }
@@ -188,7 +189,7 @@ impl CofferdamProcess {
     async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<Self> {
         let port = run.free_port()?;
         let spec = cofferdam::command_for(run, account.kubeconfig(), &CLUSTER_ROLES, driver, port)
-            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
             // The orphan scan must not hide leaks from the suite.
             .arg("--orphan-scan-interval=off");
         let mut process = Self { process: ManagedProcess::start(run, spec)?, client: plain_client(port)? };

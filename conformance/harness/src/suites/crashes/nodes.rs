@@ -47,7 +47,8 @@ impl FakeNode {
         nodes.patch(name, &PatchParams::default(), &untainted).await?;
         let resources = json!({ "cpu": "100", "memory": "100Gi", "pods": MAX_PODS });
         let status = Patch::Merge(json!({ "status": {
-            "capacity": resources, "allocatable": resources, "conditions": [{ "type": "Ready", "status": "True" }],
+            "capacity": resources, "allocatable": resources,
+            "conditions": [{ "type": "Ready", "status": "True" }],
         } }));
         nodes.patch_status(name, &PatchParams::default(), &status).await?;
         let drivers: CSINode = serde_json::from_value(json!({

@@ -166,7 +166,8 @@ fn pod_object(user: usize, which: &str, excluded_node: Option<&str>) -> Result<P
             "affinity": affinity,
             "terminationGracePeriodSeconds": 1,
             "containers": [{
-                "name": "none", "image": "none", "volumeDevices": [{ "name": "volume", "devicePath": "/volume" }],
+                "name": "none", "image": "none",
+                "volumeDevices": [{ "name": "volume", "devicePath": "/volume" }],
             }],
             "volumes": [{ "name": "volume", "persistentVolumeClaim": { "claimName": claim_name(user) } }],
         },

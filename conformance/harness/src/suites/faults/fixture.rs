@@ -12,10 +12,11 @@ use http::Request;
 use kube::Client;
 
 use crate::{
-    account::{self, Account},
+    account::Account,
     claims::{ClaimLoad, Claims},
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions},
+    namespaces,
     process::ManagedProcess,
     proxy::Proxy,
     run::SuiteRun,
@@ -49,7 +50,7 @@ impl CofferdamProcess {
     ) -> Result<Self> {
         let port = run.free_port()?;
         let mut spec = cofferdam::command_for(run, kubeconfig, &ROLES, driver, port)
-            .arg(format_args!("--namespace={}", account::NAMESPACE))
+            .arg(format_args!("--namespace={}", namespaces::COFFERDAM))
             // The orphan scan must not hide leaks from the suite.
             .arg("--orphan-scan-interval=off");
         for (name, value) in variables {

@@ -19,8 +19,8 @@ use super::{
     fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery},
 };
 use crate::{
-    account::NAMESPACE,
     claims::{ClaimLoad, Claims},
+    namespaces,
     wait::until,
 };
 
@@ -99,7 +99,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     ensure_no_deletions(fixture).await?;
 
     // The operator allows deletions.
-    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), namespaces::COFFERDAM);
     maps.delete(RESTORE_MARKER, &DeleteParams::default()).await?;
     claims.wait_remaining(restored - DELETED_CLAIMS, TIMEOUT).await?;
     until("the journal is empty", TIMEOUT, async || {
@@ -164,7 +164,7 @@ async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usiz
 
 /// Checks that the restore marker, the log and the metric report the restore.
 async fn check_restore_reported(fixture: &FaultFixture<'_>) -> Result<()> {
-    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), namespaces::COFFERDAM);
     let map = until("a mark stands", TIMEOUT, async || {
         maps.get(RESTORE_MARKER).await.context("nothing marks the restore")
     })
@@ -217,7 +217,7 @@ async fn released_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeMap<String,
 
 /// Names of the volumes in the journal: requested, without a PersistentVolume.
 async fn pending_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeSet<String>> {
-    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), NAMESPACE);
+    let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), namespaces::COFFERDAM);
     let shards = maps.list(&ListParams::default()).await?.items;
     let journal = format!("cofferdam-intents-{DRIVER}-");
     let shards = shards.into_iter().filter(|page| page.name_any().starts_with(&journal));

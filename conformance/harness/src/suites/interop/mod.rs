@@ -7,10 +7,7 @@ mod slots;
 mod storage;
 mod users;
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -21,19 +18,16 @@ use kube::{
 
 use crate::{
     control_plane::{ControlPlane, ControlPlaneOptions},
+    implementation::Implementation,
     node::KubeletNode,
     pod,
     run::SuiteRun,
     wait::until,
 };
-use slots::{ControllerSlot, ControllerSlots, Implementation};
+use slots::{ControllerSlot, ControllerSlots};
 use storage::DriverUnderTest;
-use users::PodWorkload;
+use users::{PodWorkload, TIMEOUT};
 
-/// Concurrent pods: the maximum volumes of the driver on a node.
-const CONCURRENT_PODS: usize = 20;
-/// Time limit of a pod during a replacement, including all back-off.
-const TIMEOUT: Duration = Duration::from_secs(300);
 const NODE: &str = "node-1";
 /// A load during which each controller is replaced twice.
 struct SwapRound {

@@ -8,6 +8,7 @@ use crate::{
     account::Account,
     cofferdam,
     control_plane::{ApiUser, ControlPlane},
+    implementation::Implementation,
     process::ManagedProcess,
     run::SuiteRun,
     sidecar,
@@ -55,28 +56,6 @@ impl ControllerSlot {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Implementation {
-    Cofferdam,
-    Upstream,
-}
-
-impl Implementation {
-    pub(super) const fn other(self) -> Self {
-        match self {
-            Self::Cofferdam => Self::Upstream,
-            Self::Upstream => Self::Cofferdam,
-        }
-    }
-
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cofferdam => "Cofferdam",
-            Self::Upstream => "upstream",
-        }
-    }
-}
-
 /// The controllers and their current processes.
 pub(super) struct ControllerSlots<'a> {
     run: &'a SuiteRun,
@@ -90,7 +69,8 @@ pub(super) struct ControllerSlots<'a> {
 
 /// Controllers of kube-controller-manager that always run, and the one that is replaced.
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
-                           persistentvolumeclaim-protection-controller,node-lifecycle-controller,namespace-controller";
+                           persistentvolumeclaim-protection-controller,node-lifecycle-controller,\
+                           namespace-controller";
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
 
 impl<'a> ControllerSlots<'a> {

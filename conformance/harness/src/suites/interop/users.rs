@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,7 +18,6 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{CONCURRENT_PODS, TIMEOUT};
 use crate::{
     claims::{ClaimExpansion, Claims},
     control_plane::ControlPlane,
@@ -26,6 +26,10 @@ use crate::{
     wait::until,
 };
 
+/// Time limit of a pod during a replacement, including all back-off.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+/// Concurrent pods: the maximum volumes of the driver on a node.
+const CONCURRENT_PODS: usize = 20;
 /// Size of expanded claims, and the same in KiB.
 const EXPANDED_SIZE: &str = "2Gi";
 const EXPANDED_KIB: u64 = 2 << 20;

@@ -154,7 +154,8 @@ fn df_script() -> String {
     format!(
         "cd {MOUNT_PATH}; echo kept > f; was=; size() \
          {{ df -P -k . | {{ read -r _; read -r _ kib _; echo $kib; }}; }}
-         trap exit TERM; while :; do now=$(size); test \"$now\" = \"$was\" || echo $now $(cat f); was=$now; sleep 0.2; done"
+         trap exit TERM; while :; do now=$(size)
+         test \"$now\" = \"$was\" || echo $now $(cat f); was=$now; sleep 0.2; done"
     )
 }
 

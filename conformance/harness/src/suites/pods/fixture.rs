@@ -163,13 +163,14 @@ async fn create_driver_objects(
     pool: &BackendFixture,
 ) -> Result<()> {
     for (backend, attached) in [(memory, true), (pool, false)] {
+        let modes: &[&str] = if attached { &["Persistent", "Ephemeral"] } else { &["Persistent"] };
         let driver: CSIDriver = serde_json::from_value(json!({
             "metadata": { "name": backend.driver() },
             "spec": {
                 "attachRequired": attached,
                 "podInfoOnMount": true,
                 "fsGroupPolicy": "File",
-                "volumeLifecycleModes": if attached { json!(["Persistent", "Ephemeral"]) } else { json!(["Persistent"]) },
+                "volumeLifecycleModes": modes,
             },
         }))?;
         Api::all(plane.client().clone()).create(&PostParams::default(), &driver).await?;

@@ -69,7 +69,9 @@ fn forged_volumes(in_use: Value, unused: Value) -> [ForgedVolume; 7] {
         },
         ForgedVolume {
             name: "later",
-            connection_info: json!({ "version": 2, "kind": "directory", "kindVersion": 1, "fields": { "path": "x" } }),
+            connection_info: json!({
+                "version": 2, "kind": "directory", "kindVersion": 1, "fields": { "path": "x" },
+            }),
             options: &[],
             expected_event: "InvalidArgument",
         },

@@ -58,7 +58,8 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     fixture.check_no_detach_without_taint(&namespace).await?;
 
     let tainted = Instant::now();
-    fixture.taint(json!([{ "key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute" }])).await?;
+    let taint = "node.kubernetes.io/out-of-service";
+    fixture.taint(json!([{ "key": taint, "value": "nodeshutdown", "effect": "NoExecute" }])).await?;
     let both = format!("{FIRST_NODE}\n{SECOND_NODE}");
     let mut seconds_per_pod = Vec::new();
     for pod in PODS {
@@ -268,7 +269,10 @@ fn stateful_set_object() -> Value {
                         "image": image::SHELL_IMAGE,
                         "imagePullPolicy": "Never",
                         "command": ["sh", "-ec", script],
-                        "env": [{ "name": "NODE", "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } } }],
+                        "env": [{
+                            "name": "NODE",
+                            "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } },
+                        }],
                         "volumeMounts": [{ "name": "data", "mountPath": MOUNT_PATH }],
                     }],
                 },

@@ -41,7 +41,9 @@ pub(super) async fn wait_for_first_consumer(fixture: &PodFixture<'_>) -> Result<
     let affinity = serde_json::to_value(volume.node_affinity.and_then(|affinity| affinity.required))?;
     let expected = json!({
         "nodeSelectorTerms": [{
-            "matchExpressions": [{ "key": "topology.cofferdam.dev/node", "operator": "In", "values": [NODE] }],
+            "matchExpressions": [{
+                "key": "topology.cofferdam.dev/node", "operator": "In", "values": [NODE],
+            }],
         }],
     });
     ensure!(affinity == expected, "the volume is for {affinity}: expected {expected}");
