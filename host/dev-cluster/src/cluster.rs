@@ -16,9 +16,10 @@ use cofferdam_csi::{
     v1::{identity_server::IdentityServer, node_server::NodeServer},
 };
 use cofferdam_domain::{NodeName, names};
+use cofferdam_fake_host::{FakeHost, FakeMounter, SharedDisks};
 use cofferdam_node::{
-    ConnectionKind as AttachmentKind, DriverManifest, KubeletRoots, Mounter, NodeIdentity, NodePolicy,
-    NodeService, NodeVolumes, Registrar, StableIdPattern,
+    ConnectionKind, DriverManifest, KubeletRoots, Mounter, NodeIdentity, NodePolicy, NodeService,
+    NodeVolumes, Registrar, StableIdPattern,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -27,7 +28,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{ClusterClient, PatchType},
     ephemeral_volume::EphemeralVolumeController,
-    fake_host::{FakeHost, SharedDisks},
     files::{FileError, Files, LocalFiles},
     kinds::{FullNode, Labels},
     kubelet::{Kubelet, RootDir, host_address},
@@ -285,7 +285,7 @@ impl DevCluster {
         match mounts {
             Mounts::Recorded => {
                 let policy = allow_all_policy(root);
-                let node = self.new_node(host.mounter(), RECORDED_KUBELET_ROOT, policy)?;
+                let node = self.new_node(FakeMounter::new(&host), RECORDED_KUBELET_ROOT, policy)?;
                 self.add_server(socket, NodeService::new(node, manifest.clone(), topology), manifest);
                 host.make_directory(RECORDED_KUBELET_ROOT)?;
                 Ok(RootDir { path: RECORDED_KUBELET_ROOT.to_owned(), files: Arc::new(host.clone()) })
@@ -409,7 +409,7 @@ fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
         first_char.filter_map(|first_char| StableIdPattern::new(format!("{first_char}*")).ok()).collect();
     let root = root.map_or_else(|| NONEXISTENT_ROOT.to_owned(), |root| root.display().to_string());
     NodePolicy {
-        connection_kinds: AttachmentKind::ALL.into(),
+        connection_kinds: ConnectionKind::ALL.into(),
         directory_root: Some(root.clone()),
         image_root: Some(root),
         stable_ids: patterns,
@@ -425,7 +425,7 @@ fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
     let mut policy = policy.clone();
     if let Some(root) = root {
         let root = Some(root.display().to_string());
-        policy.connection_kinds.extend([AttachmentKind::Directory, AttachmentKind::Image]);
+        policy.connection_kinds.extend([ConnectionKind::Directory, ConnectionKind::Image]);
         policy.directory_root = policy.directory_root.or_else(|| root.clone());
         policy.image_root = policy.image_root.or(root);
     }
@@ -455,7 +455,7 @@ fn can_mount() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn real_mounter(_: &NodePolicy, _: &Path) -> Result<crate::fake_host::FakeMounter, DevError> {
+fn real_mounter(_: &NodePolicy, _: &Path) -> Result<FakeMounter, DevError> {
     Err(DevError::Setup("real mounts need Linux".to_owned()))
 }
 

@@ -6,6 +6,9 @@ use std::{
     os::unix::fs::DirBuilderExt as _,
 };
 
+use cofferdam_fake_host::FakeHost;
+use cofferdam_node::MounterError;
+
 /// An operation on kubelet's files failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {path}: {source}")]
@@ -48,6 +51,23 @@ pub trait Files: Send + Sync {
     /// # Errors
     /// When the filesystem returns an error, or the directory is not empty.
     fn remove(&self, path: &str) -> Result<(), FileError>;
+}
+
+impl Files for FakeHost {
+    fn make_directory(&self, path: &str) -> Result<(), FileError> {
+        self.create_directories(path).map_err(|error| FileError::new("create directory", path, error))
+    }
+
+    fn write(&self, path: &str, text: &str) -> Result<(), FileError> {
+        self.write_file(path, text.len() as u64).map_err(|error| FileError::new("write", path, error))
+    }
+
+    fn remove(&self, path: &str) -> Result<(), FileError> {
+        match FakeHost::remove(self, path) {
+            Ok(()) | Err(MounterError::NotFound(_)) => Ok(()),
+            Err(error) => Err(FileError::new("remove", path, error)),
+        }
+    }
 }
 
 /// The local filesystem.

@@ -2,13 +2,12 @@
 //! controller. Together with the roles and the embedded API server they bring a claim to a pod as a real
 //! cluster does, without root and without containers.
 //! Drivers are not simulated: kubelet registers them by their sockets and calls the real Node service. Mounts
-//! are recorded by [`fake_host`] unless [`Mounts::Real`] is set.
+//! are recorded by a [`FakeHost`](cofferdam_fake_host::FakeHost) unless [`Mounts::Real`] is set.
 #![forbid(unsafe_code)]
 
 mod client;
 mod cluster;
 mod ephemeral_volume;
-pub mod fake_host;
 pub mod files;
 pub mod kinds;
 pub mod kubelet;

@@ -1,17 +1,60 @@
 //! The connection info that this node understands, and the strict parser of its fields.
 
-use cofferdam_domain::storage::ConnectionInfo;
+use std::fmt;
 
-use crate::{
-    path::{PathError, RelativePath},
-    policy::ConnectionKind,
-};
+use cofferdam_domain::storage::ConnectionInfo;
+use serde::Deserialize;
+
+use crate::path::{PathError, RelativePath};
 
 /// Volume context key of the content source, `volume` or `snapshot`. A volume that has it is never formatted.
 pub const CONTENT_SOURCE: &str = cofferdam_domain::names::CONTENT_SOURCE;
 
 /// Maximum length of a stable id in bytes: the limit of a file name.
 const MAX_STABLE_ID_BYTES: usize = 255;
+
+/// A kind of connection info that the node supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConnectionKind {
+    /// An existing directory of the node.
+    Directory,
+    /// An existing file of the node, attached as a loop device.
+    Image,
+    /// A tmpfs.
+    Tmpfs,
+    /// An existing block device of the node.
+    LocalDevice,
+    /// No storage.
+    None,
+}
+
+impl ConnectionKind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::None];
+
+    /// Returns the name used in connection info.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Directory => "directory",
+            Self::Image => "image",
+            Self::Tmpfs => "tmpfs",
+            Self::LocalDevice => "local-device",
+            Self::None => "none",
+        }
+    }
+
+    /// Looks up a kind by its name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+impl fmt::Display for ConnectionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
 
 /// Connection info that this node cannot use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,12 +6,16 @@
 //! may die after any of them; a retry of the same call continues where the first one stopped.
 #![forbid(unsafe_code)]
 
+mod block_device;
 mod connection;
 mod connector;
 mod driver_client;
 mod error;
+mod file;
+mod filesystem;
 mod manifest;
 mod mount_options;
+mod mount_point;
 mod mounter;
 mod node;
 mod path;
@@ -23,20 +27,21 @@ mod service;
 #[cfg(target_os = "linux")]
 mod linux;
 
-pub use connection::{CONTENT_SOURCE, InvalidConnection, NodeConnection};
+pub use block_device::{Device, DeviceContent, DeviceInfo, LoopDevice};
+pub use connection::{CONTENT_SOURCE, ConnectionKind, InvalidConnection, NodeConnection};
 pub use driver_client::{DriverClient, ProbeError};
 pub use error::{MounterError, NodeError};
+pub use file::{FileId, PathKind};
+pub use filesystem::{Filesystem, FilesystemUsage};
 #[cfg(target_os = "linux")]
 pub use linux::{LinuxMounter, MounterSetupError};
 pub use manifest::{DriverManifest, InvalidManifest, ManifestError, MissingTopologyLabel};
 pub use mount_options::{AccessTimes, MountOptions};
-pub use mounter::{
-    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, LoopDevice,
-    MountAttributes, MountPoint, Mounter, PathInfo, PathKind,
-};
+pub use mount_point::{MountAttributes, MountPoint};
+pub use mounter::{BindSource, Mounter, PathInfo};
 pub use node::{ExpandRequest, NodeVolumes, PublishInlineRequest, PublishRequest, StageRequest, VolumeStats};
 pub use path::{KubeletPath, KubeletRootError, KubeletRoots, PathError, RelativePath, RootedPath};
-pub use policy::{ConnectionKind, InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};
+pub use policy::{InlinePolicy, NodePolicy, PatternError, PolicyError, StableIdPattern};
 pub use record::{TargetRecord, VolumeRecord, VolumeRecords};
 pub use registrar::{Registrar, RegistrationError, RegistrationState};
 pub use service::{NodeIdentity, NodeService};

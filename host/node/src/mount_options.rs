@@ -1,9 +1,6 @@
 //! Mount options. Only the options listed here are allowed.
 
-use crate::{
-    error::NodeError,
-    mounter::{Filesystem, MountAttributes},
-};
+use crate::{error::NodeError, filesystem::Filesystem, mount_point::MountAttributes};
 
 /// Parsed mount options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

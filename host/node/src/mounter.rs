@@ -1,116 +1,17 @@
 //! The interface to the operating system: queries, and effects of one step each.
 
-use std::fmt;
-
 use crate::{
+    block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
     error::MounterError,
+    file::{FileId, PathKind},
+    filesystem::{Filesystem, FilesystemUsage},
     mount_options::MountOptions,
+    mount_point::{MountAttributes, MountPoint},
     path::{KubeletPath, RootedPath},
     record::{VolumeRecord, VolumeRecords},
 };
 
 type Result<T> = std::result::Result<T, MounterError>;
-
-/// Identity of a file: device number of its filesystem, and inode. It survives a rename.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct FileId {
-    /// Major and minor number of the filesystem.
-    pub device: (u32, u32),
-    /// Inode number.
-    pub inode: u64,
-}
-
-/// A block device.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Device {
-    /// Kernel name, such as `loop3`.
-    pub name: String,
-    /// Major and minor number.
-    pub number: (u32, u32),
-}
-
-impl fmt::Display for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "/dev/{}", self.name)
-    }
-}
-
-/// A loop device and the file behind it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoopDevice {
-    /// The device.
-    pub device: Device,
-    /// Size in bytes.
-    pub size: u64,
-    /// The backing file.
-    pub file_id: FileId,
-    /// True if it is read-only.
-    pub read_only: bool,
-}
-
-/// A block device and its current users.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// The device.
-    pub device: Device,
-    /// Size in bytes.
-    pub size: u64,
-    /// Messages about its users: mounts, partitions, holders, swap, or an exclusive opener. Empty if the
-    /// device is free.
-    pub users: Vec<String>,
-}
-
-/// Attributes of one mount. Each restricts it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is an attribute of its own, as in mount(8)")]
-pub struct MountAttributes {
-    /// `ro`
-    pub read_only: bool,
-    /// `nosuid`
-    pub no_suid: bool,
-    /// `nodev`
-    pub no_devices: bool,
-    /// `noexec`
-    pub no_exec: bool,
-}
-
-impl MountAttributes {
-    /// Returns true if every attribute of `other` is also set in `self`.
-    pub const fn includes(self, other: Self) -> bool {
-        (self.read_only || !other.read_only)
-            && (self.no_suid || !other.no_suid)
-            && (self.no_devices || !other.no_devices)
-            && (self.no_exec || !other.no_exec)
-    }
-}
-
-/// One mount at a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountPoint {
-    /// Filesystem type.
-    pub fs_type: String,
-    /// Mount source as shown in mountinfo.
-    pub source: String,
-    /// Major and minor number of the filesystem.
-    pub device: (u32, u32),
-    /// Attributes of this mount.
-    pub attributes: MountAttributes,
-    /// True if the filesystem itself is read-only, for example remounted after an I/O error.
-    pub filesystem_read_only: bool,
-}
-
-/// The type of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathKind {
-    /// A directory.
-    Directory,
-    /// A regular file, with its size in bytes.
-    File(u64),
-    /// A block device, with its major and minor number.
-    Device((u32, u32)),
-    /// Any other type, such as a symbolic link or a pipe.
-    Other,
-}
 
 /// The file at a path, and the mounts on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,47 +24,6 @@ pub struct PathInfo {
     pub mounts: Vec<MountPoint>,
 }
 
-/// The content of a device, from `blkid` and its first and last bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceContent {
-    /// No signature, and zeros at both ends.
-    Blank,
-    /// A filesystem, with its type.
-    Filesystem(String),
-    /// Data without a known signature, such as an interrupted format or user data.
-    Unknown,
-    /// Another known signature, with a description.
-    Other(String),
-}
-
-/// A filesystem that the node can create, check and expand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Filesystem {
-    /// ext4
-    Ext4,
-    /// xfs
-    Xfs,
-}
-
-impl Filesystem {
-    /// All filesystems.
-    pub const ALL: [Self; 2] = [Self::Ext4, Self::Xfs];
-
-    /// Returns the type name for `mount -t`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-        }
-    }
-
-    /// Looks up a filesystem by its type name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|filesystem| filesystem.as_str() == name)
-    }
-}
-
 /// The source of a bind mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BindSource {
@@ -173,23 +33,6 @@ pub enum BindSource {
     Device(Device),
     /// The file or mount at another kubelet path.
     KubeletPath(KubeletPath),
-}
-
-/// Usage of a filesystem.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FilesystemUsage {
-    /// Capacity in bytes.
-    pub total: u64,
-    /// Used bytes.
-    pub used: u64,
-    /// Bytes available to unprivileged users.
-    pub available: u64,
-    /// Number of inodes; 0 if the filesystem does not count them.
-    pub inodes: u64,
-    /// Used inodes.
-    pub inodes_used: u64,
-    /// Free inodes.
-    pub inodes_free: u64,
 }
 
 /// Mount, device and record operations of one node. A query has no effect. A method marked *Effect* makes one

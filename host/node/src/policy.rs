@@ -1,62 +1,20 @@
 //! The node's policy: the operations that a driver's connection info may cause on this node. Everything that
 //! is not allowed is denied.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
-    connection::NodeConnection,
+    connection::{ConnectionKind, NodeConnection},
     connector::{
         Connector, DirectoryConnector, ImageConnector, LocalDeviceConnector, NoneConnector, TmpfsConnector,
     },
     error::NodeError,
-    mounter::{Filesystem, MountAttributes},
+    filesystem::Filesystem,
+    mount_point::MountAttributes,
     path::RootedPath,
 };
-
-/// A kind of connection info that the node supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ConnectionKind {
-    /// An existing directory of the node.
-    Directory,
-    /// An existing file of the node, attached as a loop device.
-    Image,
-    /// A tmpfs.
-    Tmpfs,
-    /// An existing block device of the node.
-    LocalDevice,
-    /// No storage.
-    None,
-}
-
-impl ConnectionKind {
-    /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Directory, Self::Image, Self::Tmpfs, Self::LocalDevice, Self::None];
-
-    /// Returns the name used in connection info.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Directory => "directory",
-            Self::Image => "image",
-            Self::Tmpfs => "tmpfs",
-            Self::LocalDevice => "local-device",
-            Self::None => "none",
-        }
-    }
-
-    /// Looks up a kind by its name.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
-    }
-}
-
-impl fmt::Display for ConnectionKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// An invalid [`StableIdPattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cofferdam_domain::storage::{ConnectionInfo, VolumeCapability};
 use serde::{Deserialize, Serialize};
 
-use crate::{error::MounterError, mounter::FileId};
+use crate::{error::MounterError, file::FileId};
 
 /// One publication of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,11 +1,9 @@
 //! Locks that allow one operation at a time per volume, snapshot or name.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashSet, sync::Arc};
 
 use cofferdam_backend::in_flight::OperationKey;
+use parking_lot::Mutex;
 use tonic::Status;
 
 /// The locks of one server. Clones share them.
@@ -26,21 +24,17 @@ impl OperationLocks {
     /// # Errors
     /// `ABORTED` while another operation on the object runs, as CSI recommends.
     pub fn try_acquire(&self, key: OperationKey) -> Result<OperationLock, Status> {
-        if self.lock().insert(key.clone()) {
+        if self.0.lock().insert(key.clone()) {
             Ok(OperationLock { locks: self.clone(), key })
         } else {
             Err(Status::aborted(format!("another operation for this {} is running", key_description(&key))))
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashSet<OperationKey>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for OperationLock {
     fn drop(&mut self) {
-        self.locks.lock().remove(&self.key);
+        self.locks.0.lock().remove(&self.key);
     }
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::descriptors::ResourceDescriptor;
+use crate::descriptors::{ResourceDescriptor, Subresource};
 use crate::fields::{self, ApplyError, ApplyResult, Conflict, Endpoint, ManagedFields};
 use crate::inner::Inner;
 use crate::meta;
-use crate::request::{FieldValidation, Subresource, Target};
+use crate::request::{FieldValidation, Target};
 use crate::schema;
-use crate::status::Status;
+use crate::status::{FieldError, Status};
 use crate::store::StoredObject;
 use crate::strategy;
 use crate::write::{MAX_RETRIES, WriteOptions, check_name, check_namespace};
@@ -29,7 +29,7 @@ impl Inner {
         body: &[u8],
         options: WriteOptions<'_>,
     ) -> Result<(Arc<StoredObject>, bool), Status> {
-        let subresource = Subresource::of(target)?;
+        let subresource = target.write_endpoint()?;
         let configuration = parse(body)?;
         for _ in 0..MAX_RETRIES {
             let current = match self.find(target) {
@@ -97,7 +97,11 @@ impl Inner {
                 describe_config(resource, &body)
             )),
             ApplyError::Conflicts(conflicts) => {
-                Status::apply_conflict(fields::describe(&conflicts), &conflicts)
+                let error = |conflict: &Conflict| {
+                    FieldError::manager_conflict(&conflict.path, &conflict.manager.describe())
+                };
+                let errors: Vec<FieldError> = conflicts.iter().map(error).collect();
+                Status::apply_conflict(fields::describe(&conflicts), &errors)
             }
         })?;
         schema::decode(resource, &mut value, FieldValidation::Ignore).map_err(|error| {

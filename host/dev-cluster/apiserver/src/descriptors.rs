@@ -45,6 +45,15 @@ pub(crate) struct ResourceDescriptor {
     pub(crate) allow_create_on_update: bool,
 }
 
+/// The endpoint of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Subresource {
+    Main,
+    Status,
+    /// `namespaces/finalize`.
+    Finalize,
+}
+
 /// Name of the subresource `pods/binding`.
 pub(crate) const BINDING: &str = "binding";
 

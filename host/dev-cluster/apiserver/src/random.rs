@@ -1,41 +1,26 @@
 //! Uids and name suffixes, random or from a seed.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use rustls::crypto::ring;
 
 /// The alphabet of generated names, as in Kubernetes: without vowels and ambiguous characters.
 const SUFFIX_ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 #[derive(Debug)]
-pub(crate) struct Random(Mutex<u64>);
+pub(crate) struct Random(Mutex<fastrand::Rng>);
 
 impl Random {
     pub(crate) fn new(seed: Option<u64>) -> Self {
-        let seed = seed.unwrap_or_else(|| {
-            let mut bytes = [0; 8];
-            if fill(&mut bytes).is_err() {
-                // Uids must be unique but not secret, so the time is sufficient.
-                return u64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or_default();
-            }
-            u64::from_le_bytes(bytes)
-        });
-        Self(Mutex::new(seed))
-    }
-
-    /// The next number of the SplitMix64 sequence.
-    fn next(&self) -> u64 {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        // Uids must be unique but not secret.
+        Self(Mutex::new(seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed)))
     }
 
     /// A uid in the form of a version 4 UUID.
     pub(crate) fn uid(&self) -> String {
-        let (high, low) = (self.next(), self.next());
+        let mut rng = self.0.lock();
+        let (high, low) = (rng.u64(..), rng.u64(..));
         format!(
             "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
             high >> 32,
@@ -48,15 +33,8 @@ impl Random {
 
     /// Five characters for `generateName`.
     pub(crate) fn name_suffix(&self) -> String {
-        let mut number = self.next();
-        let count = SUFFIX_ALPHABET.len() as u64;
-        let mut suffix = String::with_capacity(5);
-        for _ in 0..5 {
-            let letter = usize::try_from(number % count).ok().and_then(|index| SUFFIX_ALPHABET.get(index));
-            suffix.push(char::from(letter.copied().unwrap_or(b'x')));
-            number /= count;
-        }
-        suffix
+        let mut rng = self.0.lock();
+        (0..5).filter_map(|_| rng.choice(SUFFIX_ALPHABET)).map(|letter| char::from(*letter)).collect()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, Method, header};
 
-use crate::descriptors::{self, ResourceDescriptor, ResourceKind, VERSION};
+use crate::descriptors::{self, ResourceDescriptor, ResourceKind, Subresource, VERSION};
 use crate::status::{FieldError, Status};
 
 /// The object or collection of a URL.
@@ -19,6 +19,16 @@ impl Target {
     /// The name of the object; empty for a collection.
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
+    }
+
+    /// The endpoint of a write to this target.
+    pub(crate) fn write_endpoint(&self) -> Result<Subresource, Status> {
+        match self.subresource.as_deref() {
+            None => Ok(Subresource::Main),
+            Some("status") if self.resource.has_status => Ok(Subresource::Status),
+            Some("finalize") if self.resource.id == ResourceKind::Namespace => Ok(Subresource::Finalize),
+            Some(_) => Err(Status::no_such_resource()),
+        }
     }
 }
 
@@ -75,26 +85,6 @@ fn decode(segment: &str) -> String {
 #[derive(Debug, thiserror::Error)]
 #[error("resourceVersion: Invalid value: \"{0}\": strconv.ParseUint: parsing \"{0}\": invalid syntax")]
 pub(crate) struct InvalidVersion(String);
-
-/// The endpoint of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Subresource {
-    Main,
-    Status,
-    /// `namespaces/finalize`.
-    Finalize,
-}
-
-impl Subresource {
-    pub(crate) fn of(target: &Target) -> Result<Self, Status> {
-        match target.subresource.as_deref() {
-            None => Ok(Self::Main),
-            Some("status") if target.resource.has_status => Ok(Self::Status),
-            Some("finalize") if target.resource.id == ResourceKind::Namespace => Ok(Self::Finalize),
-            Some(_) => Err(Status::no_such_resource()),
-        }
-    }
-}
 
 /// `fieldValidation`: the treatment of unknown fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

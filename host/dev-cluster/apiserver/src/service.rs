@@ -24,7 +24,7 @@ use crate::patch::{go_error, go_type};
 use crate::protobuf;
 use crate::read;
 use crate::render::Renderer;
-use crate::request::{self, BodyType, Discovery, PatchType, Query, Subresource, Target, Verb};
+use crate::request::{self, BodyType, Discovery, PatchType, Query, Target, Verb};
 use crate::status::Status;
 use crate::store::StoredObject;
 use crate::write::{Warnings, WriteOptions};
@@ -276,7 +276,7 @@ impl Inner {
                 | Verb::DeleteCollection => Err(Status::method_not_allowed()),
             };
         }
-        Subresource::of(target)?;
+        target.write_endpoint()?;
         let view = request::response_format(&parts.headers)?;
         let renderer = Renderer::new(target.resource.id, view, query.get("includeObject"), (self.now)())?;
         let agent = request::user_agent(&parts.headers);

@@ -4,7 +4,6 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use crate::descriptors::ResourceDescriptor;
-use crate::fields::Conflict;
 
 /// The error of a request. `kubectl` prints its message, and clients evaluate `reason` and `code`.
 #[derive(Debug, Clone)]
@@ -93,6 +92,11 @@ impl FieldError {
             reason: "FieldValueTooLong",
             body: format!("Too long: may not be more than {most} bytes"),
         }
+    }
+
+    /// Another manager owns the field.
+    pub(crate) fn manager_conflict(field: impl Into<String>, manager: &str) -> Self {
+        Self { field: field.into(), reason: "FieldManagerConflict", body: format!("conflict with {manager}") }
     }
 
     /// The value is a duplicate.
@@ -225,15 +229,8 @@ impl Status {
     }
 
     /// The conflicts of a server-side apply.
-    pub(crate) fn apply_conflict(message: String, conflicts: &[Conflict]) -> Self {
-        let causes = conflicts.iter().map(|conflict| {
-            json!({
-                "reason": "FieldManagerConflict",
-                "message": format!("conflict with {}", conflict.manager.describe()),
-                "field": conflict.path,
-            })
-        });
-        Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes.collect())
+    pub(crate) fn apply_conflict(message: String, conflicts: &[FieldError]) -> Self {
+        Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes(conflicts))
     }
 
     /// An error without a reason.

@@ -5,12 +5,11 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use crate::base64;
-use crate::descriptors::{ResourceDescriptor, ResourceKind};
+use crate::descriptors::{ResourceDescriptor, ResourceKind, Subresource};
 use crate::inner::Inner;
 use crate::meta::{self, text};
 use crate::pods;
 use crate::quantity;
-use crate::request::Subresource;
 use crate::status::Status;
 
 /// Annotations of the default class.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::descriptors::{self, ResourceDescriptor, ResourceKind};
+use crate::descriptors::{self, ResourceDescriptor, ResourceKind, Subresource};
 use crate::fields::{self, Endpoint, ManagedFields};
 use crate::inner::Inner;
 use crate::meta;
 use crate::patch;
-use crate::request::{FieldValidation, PatchType, Query, Subresource, Target};
+use crate::request::{FieldValidation, PatchType, Query, Target};
 use crate::schema;
 use crate::status::{FieldError, Status};
 use crate::store::{self, CommitError, StoreChange, StoredObject};
@@ -233,7 +233,7 @@ impl Inner {
         body: Value,
         options: WriteOptions<'_>,
     ) -> Result<(Arc<StoredObject>, bool), Status> {
-        let subresource = Subresource::of(target)?;
+        let subresource = target.write_endpoint()?;
         let DecodedBody { value, managed_fields: sent } = decode_body(target.resource, body, options)?;
         check_namespace(target, &value)?;
         for _ in 0..MAX_RETRIES {
@@ -264,7 +264,7 @@ impl Inner {
         body: &[u8],
         options: WriteOptions<'_>,
     ) -> Result<Arc<StoredObject>, Status> {
-        let subresource = Subresource::of(target)?;
+        let subresource = target.write_endpoint()?;
         let change = patch::parse(patch_type, body)?;
         for _ in 0..MAX_RETRIES {
             let current = self.find(target)?;

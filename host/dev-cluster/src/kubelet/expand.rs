@@ -15,7 +15,6 @@ use tonic::Code;
 
 use super::{
     error::{RpcError, VolumeError},
-    lock::lock,
     mount::csi_volume_capability,
     node_calls,
     state::{COMPONENT, Kubelet, MountedVolume, VolumeToMount},
@@ -142,7 +141,7 @@ impl Kubelet {
         self.client.claims.apply(Ok(claim.clone()));
         let live = VolumeToMount { claim: Some(Arc::new(claim.clone())), ..desired.clone() };
         if claim.meta.uid != cached.meta.uid
-            || !is_expansion_due(&live, lock(&self.mounted_volumes).get(&desired.id))
+            || !is_expansion_due(&live, self.mounted_volumes.lock().get(&desired.id))
         {
             return Ok(None);
         }
@@ -208,7 +207,7 @@ impl Kubelet {
             self.client.emit_event(&claim, COMPONENT, EventType::Normal, reason, note.as_str());
             self.client.emit_event(&*desired.pod, COMPONENT, EventType::Normal, reason, note);
         }
-        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+        if let Some(mounted_volume) = self.mounted_volumes.lock().get_mut(&desired.id) {
             mounted_volume.size = size;
         }
         Ok(())
@@ -231,7 +230,7 @@ impl Kubelet {
             }
             // Not supported while the volume is in use: retry with the next mount.
             Code::FailedPrecondition => {
-                if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(&desired.id) {
+                if let Some(mounted_volume) = self.mounted_volumes.lock().get_mut(&desired.id) {
                     mounted_volume.expansion_refused = true;
                 }
                 Ok(())

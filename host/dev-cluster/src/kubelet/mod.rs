@@ -4,7 +4,6 @@
 
 mod error;
 mod expand;
-mod lock;
 mod mount;
 mod node_calls;
 mod paths;
@@ -20,7 +19,7 @@ mod volume_id;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use cofferdam_cluster::{
@@ -29,6 +28,7 @@ use cofferdam_cluster::{
 };
 use cofferdam_domain::{AccessMode, ClaimKey, ClaimPhase, DriverName, NodeName, UniqueVolumeName};
 use k8s_openapi::api::core::v1 as core;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -41,7 +41,6 @@ pub(crate) use self::{
 
 use self::{
     error::VolumeError,
-    lock::lock,
     paths::inline_handle,
     retries::{BACKOFF, Retries},
     rules::MountInput,
@@ -91,7 +90,7 @@ impl Kubelet {
 
     /// Registers the driver of a socket. `root_dir` is for its volumes.
     pub(crate) fn add_registration_socket(&self, socket: PathBuf, root_dir: RootDir) {
-        lock(&self.registration_sockets).insert(socket.clone(), root_dir);
+        self.registration_sockets.lock().insert(socket.clone(), root_dir);
         self.queue.add(Key::Plugin(socket));
     }
 
@@ -102,7 +101,8 @@ impl Kubelet {
 
     /// Volumes that are still mounted, for display.
     pub(crate) fn leftovers(&self) -> Vec<String> {
-        lock(&self.mounted_volumes)
+        self.mounted_volumes
+            .lock()
             .keys()
             .map(|id| format!("{}: {id} is still mounted", self.node_name))
             .collect()
@@ -157,7 +157,9 @@ impl Kubelet {
         // Its volumes may no longer be in use.
         self.queue.add(Key::Node);
         self.volumes_to_mount(pod).into_iter().for_each(|desired| self.queue.add(Key::Volume(desired.id)));
-        let mounted_ids: Vec<VolumeId> = lock(&self.mounted_volumes)
+        let mounted_ids: Vec<VolumeId> = self
+            .mounted_volumes
+            .lock()
             .iter()
             // A volume that is mounted for no pod yet may be a former volume of this pod.
             .filter(|(_, mounted_ids)| {
@@ -172,7 +174,7 @@ impl Kubelet {
     fn enqueue_all(&self) {
         self.queue.add(Key::Node);
         self.pods().iter().for_each(|pod| self.enqueue_pod(pod));
-        let mounted_ids: Vec<VolumeId> = lock(&self.mounted_volumes).keys().cloned().collect();
+        let mounted_ids: Vec<VolumeId> = self.mounted_volumes.lock().keys().cloned().collect();
         mounted_ids.into_iter().for_each(|id| self.queue.add(Key::Volume(id)));
     }
 
@@ -280,7 +282,7 @@ impl Kubelet {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
         let mut desired: Vec<VolumeToMount> = desired.filter(|to_mount| to_mount.id == *id).collect();
-        let mounted_volumes = lock(&self.mounted_volumes);
+        let mounted_volumes = self.mounted_volumes.lock();
         for (uid, mounted) in
             mounted_volumes.get(id).into_iter().flat_map(|mounted_volumes| &mounted_volumes.pod_mounts)
         {
@@ -297,7 +299,7 @@ impl Kubelet {
     }
 
     fn mount_input(&self, id: &VolumeId, desired: &[VolumeToMount]) -> MountInput {
-        let mounted_volume = lock(&self.mounted_volumes).get(id).cloned();
+        let mounted_volume = self.mounted_volumes.lock().get(id).cloned();
         let node = self.node();
         let entry = match id {
             VolumeId::Persistent(name) => node.as_ref().and_then(|node| node.slim.volume(name)),
@@ -344,7 +346,7 @@ impl Kubelet {
 
     /// Removes a volume that is neither desired nor mounted.
     fn remove_unmounted(&self, id: &VolumeId) {
-        let mut mounted_volumes = lock(&self.mounted_volumes);
+        let mut mounted_volumes = self.mounted_volumes.lock();
         if mounted_volumes.get(id).is_some_and(|mounted_volumes| !mounted_volumes.is_possibly_mounted()) {
             mounted_volumes.remove(id);
         }
@@ -366,7 +368,8 @@ impl Kubelet {
             desired.filter_map(|desired| unique_volume_name(&desired.id)).collect();
         let is_in_use = |mounted: &MountedVolume| mounted.attachable && mounted.is_possibly_mounted();
         in_use.extend(
-            lock(&self.mounted_volumes)
+            self.mounted_volumes
+                .lock()
                 .iter()
                 .filter(|(_, mounted)| is_in_use(mounted))
                 .filter_map(|(id, _)| unique_volume_name(id)),
@@ -402,7 +405,7 @@ impl Kubelet {
     }
 
     fn plugin(&self, driver: &DriverName) -> Result<Plugin, VolumeError> {
-        let found = lock(&self.plugins).get(driver).cloned();
+        let found = self.plugins.lock().get(driver).cloned();
         found.ok_or_else(|| VolumeError::UnknownDriver(driver.clone()))
     }
 }

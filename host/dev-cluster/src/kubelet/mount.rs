@@ -14,7 +14,6 @@ use tokio::time::Instant;
 
 use super::{
     error::{RpcError, VolumeError},
-    lock::lock,
     node_calls,
     paths::{VOL_DATA_FILE, VolumePaths, inline_handle},
     rules::MountState,
@@ -325,7 +324,7 @@ impl Kubelet {
 
     /// The staging path of a volume, which may be by another PersistentVolume with the same handle.
     pub(super) fn staging_path(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
-        let mounted_volumes = lock(&self.mounted_volumes);
+        let mounted_volumes = self.mounted_volumes.lock();
         mounted_volumes
             .get(&desired.id)
             .map_or(paths, |mounted_volumes| &mounted_volumes.paths)
@@ -339,7 +338,7 @@ impl Kubelet {
         paths: &VolumePaths,
         change: impl FnOnce(&mut MountedVolume),
     ) {
-        let mut mounted_volumes = lock(&self.mounted_volumes);
+        let mut mounted_volumes = self.mounted_volumes.lock();
         if mounted_volumes
             .get(&desired.id)
             .is_some_and(|mounted_volume| !mounted_volume.is_possibly_mounted())

@@ -17,7 +17,6 @@ use tonic::Code;
 
 use super::{
     error::{NodeInfoError, PluginInfoError, RegistrationError, RpcError},
-    lock::lock,
     node_calls,
     state::{COMPONENT, Kubelet, Plugin},
 };
@@ -39,7 +38,7 @@ const NODE_UPDATE_DELAY: Duration = Duration::from_millis(10);
 impl Kubelet {
     /// Registers the driver of a registration socket.
     pub(super) async fn register(&self, socket: &Path) -> Action {
-        let Some(root_dir) = lock(&self.registration_sockets).get(socket).cloned() else {
+        let Some(root_dir) = self.registration_sockets.lock().get(socket).cloned() else {
             return Action::Done;
         };
         let info =
@@ -76,7 +75,7 @@ impl Kubelet {
                 Action::Done
             }
             Err(problem) => {
-                lock(&self.plugins).remove(&info.name.as_str().into());
+                self.plugins.lock().remove(&info.name.as_str().into());
                 let text = format!("cannot register driver {}: {problem}", info.name);
                 let object = format!("node/{}", self.node_name);
                 self.client.record_step(COMPONENT, object, ClusterStepResult::Failed, text);
@@ -88,7 +87,7 @@ impl Kubelet {
     /// Requests the driver's node information and writes it to Node and CSINode.
     async fn register_driver(&self, info: &PluginInfo, plugin: Plugin) -> Result<(), NodeInfoError> {
         let endpoint = plugin.endpoint.clone();
-        lock(&self.plugins).insert(info.name.as_str().into(), plugin);
+        self.plugins.lock().insert(info.name.as_str().into(), plugin);
         let response = node_calls::call_node_service(&endpoint, async |client| {
             client.node_get_info(NodeGetInfoRequest {}).await
         });

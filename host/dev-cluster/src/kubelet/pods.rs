@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use super::{
     expand::is_expansion_due,
-    lock::lock,
     rules::MountState,
     state::{COMPONENT, Kubelet},
 };
@@ -26,7 +25,7 @@ const POD_MOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 impl Kubelet {
     pub(super) async fn reconcile_pod(&self, key: &PodKey) -> Action {
         let Some(pod) = self.client.pods.get(key).into_object() else {
-            lock(&self.waiting_since).remove(key);
+            self.waiting_since.lock().remove(key);
             return Action::Done;
         };
         if pod.slim.node.as_ref() != Some(&self.node_name) {
@@ -36,14 +35,14 @@ impl Kubelet {
             return self.terminate_pod(&pod).await;
         }
         if pod.slim.terminated || pod.is_running() {
-            lock(&self.waiting_since).remove(key);
+            self.waiting_since.lock().remove(key);
             return Action::Done;
         }
         let missing = self.unmounted_volumes(&pod);
         if !missing.is_empty() {
             return self.wait_for_volumes(&pod, &missing);
         }
-        lock(&self.waiting_since).remove(key);
+        self.waiting_since.lock().remove(key);
         let patch = json!({"status": self.running_status(&pod)});
         let write = self.client.patch::<FullPod>(&pod, "/status", PatchType::Strategic, patch);
         match write.await {
@@ -57,7 +56,7 @@ impl Kubelet {
 
     /// The volumes of a pod that are not mounted yet.
     fn unmounted_volumes(&self, pod: &Arc<FullPod>) -> Vec<String> {
-        let mounted_volumes = lock(&self.mounted_volumes);
+        let mounted_volumes = self.mounted_volumes.lock();
         let uid = &pod.slim.meta.uid;
         let is_missing = |volume: &&k8s_openapi::api::core::v1::Volume| match self.resolve_volume(pod, volume)
         {
@@ -76,7 +75,7 @@ impl Kubelet {
 
     fn wait_for_volumes(&self, pod: &FullPod, missing: &[String]) -> Action {
         let (key, uid) = (&pod.slim.key, &pod.slim.meta.uid);
-        let mut waiting = lock(&self.waiting_since);
+        let mut waiting = self.waiting_since.lock();
         // A former pod may have had the same name.
         let earlier_since = waiting.get(key).filter(|(of, _)| of == uid).map(|(_, since)| *since);
         let since = earlier_since.unwrap_or_else(Instant::now);
@@ -85,7 +84,7 @@ impl Kubelet {
         if since.elapsed() < POD_MOUNT_TIMEOUT {
             return Action::RequeueAfter(POD_MOUNT_TIMEOUT - since.elapsed());
         }
-        lock(&self.waiting_since).remove(key);
+        self.waiting_since.lock().remove(key);
         let note = format!(
             "Unable to attach or mount volumes: unmounted volumes=[{}]: timed out waiting for the condition",
             missing.join(" ")
@@ -122,7 +121,7 @@ impl Kubelet {
 
     /// Terminates a deleted pod: its containers, then its volumes, then the object.
     async fn terminate_pod(&self, pod: &Arc<FullPod>) -> Action {
-        lock(&self.waiting_since).remove(&pod.slim.key);
+        self.waiting_since.lock().remove(&pod.slim.key);
         if pod.is_running() {
             let patch = json!({"status": self.terminated_status(pod)});
             let write = self.client.patch::<FullPod>(pod, "/status", PatchType::Strategic, patch);
@@ -135,7 +134,7 @@ impl Kubelet {
             };
         }
         let uid = &pod.slim.meta.uid;
-        if lock(&self.mounted_volumes).values().any(|mounted| mounted.pod_mounts.contains_key(uid)) {
+        if self.mounted_volumes.lock().values().any(|mounted| mounted.pod_mounts.contains_key(uid)) {
             // The last unmount enqueues the pod again.
             return Action::Done;
         }

@@ -1,12 +1,13 @@
 //! Back-off of failed steps. It doubles with each failure, whatever changes meanwhile. Another step of the
 //! same volume, such as unmounting, is not delayed.
 
-use std::{collections::HashMap, sync::Mutex, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_cluster::queue::ExponentialBackoff;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{lock::lock, rules::MountStep, volume_id::VolumeId};
+use super::{rules::MountStep, volume_id::VolumeId};
 
 /// Kubelet's back-off of volume operations and plugin registrations.
 pub(super) const BACKOFF: ExponentialBackoff =
@@ -25,14 +26,14 @@ pub(super) struct Retries(Mutex<HashMap<VolumeId, FailedStep>>);
 impl Retries {
     /// Remaining back-off of a step.
     pub(super) fn remaining_delay(&self, id: &VolumeId, step: &MountStep) -> Option<Duration> {
-        let all = lock(&self.0);
+        let all = self.0.lock();
         let failed = all.get(id).filter(|failed| failed.step == *step)?;
         Some(failed.retry_at.saturating_duration_since(Instant::now())).filter(|delay| !delay.is_zero())
     }
 
     /// Records a failure and returns the back-off.
     pub(super) fn record_failure(&self, id: &VolumeId, step: &MountStep) -> Duration {
-        let mut all = lock(&self.0);
+        let mut all = self.0.lock();
         let before = all.get(id).filter(|failed| failed.step == *step).map_or(0, |failed| failed.failures);
         let failures = before.saturating_add(1);
         let delay = BACKOFF.delay(failures);
@@ -43,7 +44,7 @@ impl Retries {
 
     /// Resets the back-off of a volume.
     pub(super) fn remove(&self, id: &VolumeId) {
-        lock(&self.0).remove(id);
+        self.0.lock().remove(id);
     }
 }
 

@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use cofferdam_cluster::queue::Queue;
 use cofferdam_domain::{Claim, ClaimKey, DriverName, NodeName, PodKey, Quantity, Uid};
 use k8s_openapi::api::core::v1 as core;
+use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
 use super::{paths::VolumePaths, retries::Retries, rules::MountState, volume_id::VolumeId};

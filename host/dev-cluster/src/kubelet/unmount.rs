@@ -6,7 +6,6 @@ use tokio::time::Instant;
 
 use super::{
     error::VolumeError,
-    lock::lock,
     node_calls,
     paths::{VOL_DATA_FILE, VolumePaths},
     rules::MountState,
@@ -18,7 +17,9 @@ use crate::{client::pod_reference, observer::ClusterStepResult};
 impl Kubelet {
     /// Unmounts all volumes at shutdown. Errors are logged.
     pub(crate) async fn unmount_all(&self) {
-        let mounted_volumes: Vec<(VolumeId, MountedVolume)> = lock(&self.mounted_volumes)
+        let mounted_volumes: Vec<(VolumeId, MountedVolume)> = self
+            .mounted_volumes
+            .lock()
             .iter()
             .map(|(id, mounted_volumes)| (id.clone(), mounted_volumes.clone()))
             .collect();
@@ -34,14 +35,14 @@ impl Kubelet {
                 tracing::warn!(node = %self.node_name, volume = %id, "cannot unmount: {problem}");
                 continue;
             }
-            let mut mounted_volumes = lock(&self.mounted_volumes);
+            let mut mounted_volumes = self.mounted_volumes.lock();
             mounted_volumes.remove(&id);
             self.mounted_count.send_replace(mounted_volumes.len());
         }
     }
 
     fn mounted_volume(&self, id: &VolumeId) -> Option<MountedVolume> {
-        lock(&self.mounted_volumes).get(id).cloned()
+        self.mounted_volumes.lock().get(id).cloned()
     }
 
     /// Unpublishes a volume for a pod.
@@ -68,7 +69,7 @@ impl Kubelet {
             text,
             duration,
         );
-        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(id) {
+        if let Some(mounted_volume) = self.mounted_volumes.lock().get_mut(id) {
             mounted_volume.pod_mounts.remove(pod);
         }
         self.remove_pod_paths(&plugin, &pod_mount.paths, pod);
@@ -120,7 +121,7 @@ impl Kubelet {
             );
         }
         mounted_volume.paths.node_paths().iter().try_for_each(|path| plugin.root_dir.files.remove(path))?;
-        if let Some(mounted_volume) = lock(&self.mounted_volumes).get_mut(id) {
+        if let Some(mounted_volume) = self.mounted_volumes.lock().get_mut(id) {
             (mounted_volume.device_state, mounted_volume.stage_attempted) = (MountState::NotMounted, false);
         }
         Ok(())

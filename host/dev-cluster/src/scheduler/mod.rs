@@ -10,7 +10,7 @@ mod volume_limits;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use cofferdam_cluster::{
     queue::{Action, ExponentialBackoff, Queue},
 };
 use cofferdam_domain::{Claim, NodeName, PodKey, Uid, VolumeName, names};
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -141,7 +142,8 @@ impl Scheduler {
                 }
                 SchedulingDecision::AssumeNode(node) => {
                     let assumed = AssumedNode { node, annotated_claims: BTreeSet::new() };
-                    self.lock_assumed()
+                    self.assumed
+                        .lock()
                         .insert(pod.slim.meta.uid.clone(), (key.clone(), assumed, Instant::now()));
                     Ok(())
                 }
@@ -164,7 +166,7 @@ impl Scheduler {
     fn scheduler_input(&self, pod: &FullPod) -> SchedulerInput {
         let client = &self.client;
         let (assumed, mut assigned_pods) = {
-            let all = self.lock_assumed();
+            let all = self.assumed.lock();
             let assumed = all.get(&pod.slim.meta.uid).map(|(_, assumed, _)| assumed.clone());
             let others = all.iter().filter(|(uid, _)| **uid != pod.slim.meta.uid);
             let others = others.filter_map(|(uid, (key, assumed, _))| {
@@ -233,7 +235,7 @@ impl Scheduler {
         let text = format!("selects {} for the claim", assumed.node);
         let write = self.client.patch::<Claim>(claim, "", PatchType::Merge, patch);
         self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await?;
-        if let Some((_, assumed, _)) = self.lock_assumed().get_mut(&pod.slim.meta.uid) {
+        if let Some((_, assumed, _)) = self.assumed.lock().get_mut(&pod.slim.meta.uid) {
             assumed.annotated_claims.insert(claim.meta.uid.clone());
         }
         Ok(())
@@ -241,7 +243,8 @@ impl Scheduler {
 
     fn wait_for_binding(&self, pod: &FullPod, text: String) -> Action {
         let since = self
-            .lock_assumed()
+            .assumed
+            .lock()
             .get(&pod.slim.meta.uid)
             .map_or(Duration::ZERO, |(_, _, since)| since.elapsed());
         if since >= BIND_TIMEOUT {
@@ -317,11 +320,7 @@ impl Scheduler {
     }
 
     fn forget_pod(&self, key: &PodKey) {
-        self.lock_assumed().retain(|_, (of, _, _)| of != key);
-    }
-
-    fn lock_assumed(&self) -> MutexGuard<'_, HashMap<Uid, (PodKey, AssumedNode, Instant)>> {
-        self.assumed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.assumed.lock().retain(|_, (of, _, _)| of != key);
     }
 }
 

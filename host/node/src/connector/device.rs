@@ -4,9 +4,12 @@ use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 
 use super::{StageContext, bind_device, restrict};
 use crate::{
+    block_device::{Device, DeviceContent},
     error::{NodeError, StepContext as _},
+    filesystem::Filesystem,
     mount_options::{MountOptions, MountType},
-    mounter::{Device, DeviceContent, Filesystem, MountAttributes, Mounter},
+    mount_point::MountAttributes,
+    mounter::Mounter,
     path::KubeletPath,
 };
 

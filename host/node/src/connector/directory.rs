@@ -6,7 +6,8 @@ use super::{Connector, StageContext, require_filesystem};
 use crate::{
     error::{NodeError, StepContext as _},
     mount_options::{MountOptions, MountType},
-    mounter::{BindSource, MountAttributes, Mounter},
+    mount_point::MountAttributes,
+    mounter::{BindSource, Mounter},
     path::{KubeletPath, RootedPath},
     record::VolumeRecord,
 };

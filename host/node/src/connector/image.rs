@@ -4,8 +4,9 @@ use cofferdam_domain::storage::{AccessType, VolumeCapability};
 
 use super::{Connector, StageContext, device};
 use crate::{
+    block_device::Device,
     error::{NodeError, StepContext as _},
-    mounter::{Device, Mounter},
+    mounter::Mounter,
     path::{KubeletPath, RootedPath},
     record::VolumeRecord,
 };

@@ -5,7 +5,8 @@ use cofferdam_domain::storage::{AccessType, VolumeCapability};
 use super::{BLOCK_FILE_NAME, Connector, StageContext, device};
 use crate::{
     error::{NodeError, StepContext as _},
-    mounter::{Mounter, PathKind},
+    file::PathKind,
+    mounter::Mounter,
     path::KubeletPath,
     record::VolumeRecord,
 };

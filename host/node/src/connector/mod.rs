@@ -19,8 +19,12 @@ pub(crate) use none::NoneConnector;
 pub(crate) use tmpfs::{TmpfsConnector, is_tmpfs_mount, tmpfs_source};
 
 use crate::{
+    block_device::Device,
     error::{NodeError, StepContext as _},
-    mounter::{BindSource, Device, Filesystem, MountAttributes, Mounter, PathInfo, PathKind},
+    file::PathKind,
+    filesystem::Filesystem,
+    mount_point::MountAttributes,
+    mounter::{BindSource, Mounter, PathInfo},
     path::KubeletPath,
     record::VolumeRecord,
 };

@@ -6,7 +6,8 @@ use super::{Connector, StageContext, require_filesystem, restrict};
 use crate::{
     error::{NodeError, StepContext as _},
     mount_options::{MountOptions, MountType},
-    mounter::{MountAttributes, Mounter, PathInfo},
+    mount_point::MountAttributes,
+    mounter::{Mounter, PathInfo},
     path::KubeletPath,
     record::VolumeRecord,
 };

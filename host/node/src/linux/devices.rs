@@ -20,8 +20,9 @@ use super::{
     tools::{Tool, Tools},
 };
 use crate::{
+    block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
     error::MounterError,
-    mounter::{Device, DeviceContent, DeviceInfo, FileId, LoopDevice, PathKind},
+    file::{FileId, PathKind},
 };
 
 const BY_ID: &str = "/dev/disk/by-id";

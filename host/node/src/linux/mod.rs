@@ -1,6 +1,7 @@
 //! [`Mounter`] for Linux 5.12 or later. Requires root.
 
 mod devices;
+mod error;
 mod mount_group;
 mod mountinfo;
 mod mounts;
@@ -8,7 +9,7 @@ mod paths;
 mod records;
 mod tools;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags, fstatvfs, mkdirat, openat, unlinkat},
@@ -16,49 +17,22 @@ use rustix::{
 };
 
 use crate::{
+    block_device::{Device, DeviceContent, DeviceInfo, LoopDevice},
     error::MounterError,
+    file::{FileId, PathKind},
+    filesystem::{Filesystem, FilesystemUsage},
     mount_options::MountOptions,
-    mounter::{
-        BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, LoopDevice,
-        MountAttributes, Mounter, PathInfo, PathKind,
-    },
+    mount_point::MountAttributes,
+    mounter::{BindSource, Mounter, PathInfo},
     path::{KubeletPath, RootedPath},
     policy::NodePolicy,
     record::{VolumeRecord, VolumeRecords},
 };
 
+pub use error::MounterSetupError;
 use paths::{Result, errno_error};
 use records::RecordStore;
 use tools::{Tool, Tools};
-
-/// A node that does not meet the requirements of its policy.
-#[derive(Debug, thiserror::Error)]
-pub enum MounterSetupError {
-    /// Tools are not installed.
-    #[error(
-        "the policy needs programs that are not in {}: {}",
-        tools::TOOL_DIRECTORIES.join(", "),
-        tools.join(", ")
-    )]
-    MissingTools {
-        /// The names of the missing tools.
-        tools: Vec<&'static str>,
-    },
-    /// The record directory cannot be created or opened.
-    #[error("cannot open the record directory {}: {source}", path.display())]
-    Records {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// Another process uses the record directory.
-    #[error("the record directory {} is locked by another process", path.display())]
-    RecordsLocked {
-        /// The directory.
-        path: PathBuf,
-    },
-}
 
 /// The mounts, devices and records of this machine.
 #[derive(Debug)]

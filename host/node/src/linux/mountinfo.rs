@@ -3,7 +3,7 @@
 use super::paths::Result;
 use crate::{
     error::MounterError,
-    mounter::{MountAttributes, MountPoint},
+    mount_point::{MountAttributes, MountPoint},
 };
 
 /// A line of mountinfo.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     error::MounterError,
     mount_options::{AccessTimes, MountOptions},
-    mounter::MountAttributes,
+    mount_point::MountAttributes,
     path::KubeletPath,
 };
 

@@ -8,7 +8,7 @@ use rustix::{
 
 use crate::{
     error::MounterError,
-    mounter::{FileId, PathKind},
+    file::{FileId, PathKind},
     path::{KubeletPath, RootedPath},
 };
 

@@ -10,7 +10,7 @@ use std::{
 use cofferdam_domain::names;
 use rustix::fs::{FlockOperation, flock};
 
-use super::{MounterSetupError, paths::Result};
+use super::{error::MounterSetupError, paths::Result};
 use crate::{
     error::MounterError,
     record::{VolumeRecord, VolumeRecords},

@@ -6,14 +6,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{MounterSetupError, paths::Result};
-use crate::{
-    error::MounterError,
-    mounter::Filesystem,
-    policy::{ConnectionKind, NodePolicy},
-};
+use super::{error::MounterSetupError, paths::Result};
+use crate::{connection::ConnectionKind, error::MounterError, filesystem::Filesystem, policy::NodePolicy};
 
-pub(super) const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Maximum bytes of standard error that an error message includes.
 const MAX_STDERR_BYTES: usize = 512;
 
@@ -81,7 +77,7 @@ impl Tools {
         let missing: Vec<&str> =
             needed.iter().filter(|tool| find_path(tool).is_none()).map(|tool| tool.name()).collect();
         if !missing.is_empty() {
-            return Err(MounterSetupError::MissingTools { tools: missing });
+            return Err(MounterSetupError::MissingTools { tools: missing, directories: &TOOL_DIRECTORIES });
         }
         Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }

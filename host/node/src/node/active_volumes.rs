@@ -1,10 +1,9 @@
 //! Volumes with a stage or unstage in flight. If two of them resolve to the same storage, only one may use
 //! it.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::BTreeSet;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// The volumes with a stage or unstage in flight.
 #[derive(Debug, Default)]
@@ -26,7 +25,7 @@ impl ActiveVolumes {
 
     /// Locks the set of active volumes. No volume becomes active while the lock is held.
     pub(super) fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

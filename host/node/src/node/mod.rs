@@ -14,7 +14,8 @@ pub use stats::{ExpandRequest, VolumeStats};
 use crate::{
     connector::BLOCK_FILE_NAME,
     error::{NodeError, StepContext as _},
-    mounter::{Mounter, PathInfo, PathKind},
+    file::PathKind,
+    mounter::{Mounter, PathInfo},
     path::{KubeletPath, KubeletRoots},
     policy::NodePolicy,
     record::VolumeRecord,

@@ -6,8 +6,10 @@ use super::{NodeVolumes, PublishInlineRequest, PublishRequest};
 use crate::{
     connector::{is_read_only_mode, is_tmpfs_mount, require_filesystem, restrict, tmpfs_source},
     error::{NodeError, StepContext as _},
+    file::PathKind,
     mount_options::{MountOptions, MountType},
-    mounter::{BindSource, MountAttributes, Mounter, PathInfo, PathKind},
+    mount_point::MountAttributes,
+    mounter::{BindSource, Mounter, PathInfo},
     path::KubeletPath,
     record::{TargetRecord, VolumeRecord},
 };

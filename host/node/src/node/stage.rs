@@ -7,7 +7,8 @@ use crate::{
     connection::NodeConnection,
     connector::{Connector, StageContext, unstage},
     error::{NodeError, StepContext as _},
-    mounter::{Mounter, PathKind},
+    file::PathKind,
+    mounter::Mounter,
     path::KubeletPath,
     record::VolumeRecord,
 };

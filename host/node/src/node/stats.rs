@@ -7,7 +7,9 @@ use crate::{
     connection::NodeConnection,
     connector::is_read_only_mode,
     error::{NodeError, StepContext as _},
-    mounter::{FilesystemUsage, Mounter, PathInfo, PathKind},
+    file::PathKind,
+    filesystem::FilesystemUsage,
+    mounter::{Mounter, PathInfo},
     path::KubeletPath,
     record::VolumeRecord,
 };

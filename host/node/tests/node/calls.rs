@@ -18,7 +18,7 @@ fn repeated_calls_succeed_without_new_effects() {
             make_directory_and_stage(&node, &stage_request(name, connection.clone(), capability.clone()))
                 .unwrap();
             node.publish(&publish_request(name, "p", capability.clone())).unwrap();
-            effects.push(node.mounter().state().effects.clone());
+            effects.push(node.mounter().faults().effects.clone());
         }
         // The tool itself checks whether the filesystem covers the device.
         let repeated: Vec<String> = effects[2].iter().skip(effects[1].len()).cloned().collect();
@@ -30,7 +30,7 @@ fn repeated_calls_succeed_without_new_effects() {
             node.unstage(name, &staging_path(name)).unwrap();
         }
         assert_eq!(node.mounter().leftovers(), "", "{name}");
-        assert!(node.mounter().exists(&staging_path(name)), "kubelet created it and removes it");
+        assert!(node.mounter().host().exists(&staging_path(name)), "kubelet created it and removes it");
     }
 }
 
@@ -110,7 +110,7 @@ fn missing_and_conflicting_volumes_and_paths_are_rejected() {
         ErrorKind::InvalidArgument
     );
     // A file at the target path.
-    node.mounter().add_file(&target_path("file"), 1);
+    node.mounter().host().write_file(&target_path("file"), 1).unwrap();
     assert_eq!(
         kind(node.publish(&publish_request("v", "file", single_writer()))),
         ErrorKind::FailedPrecondition
@@ -157,17 +157,16 @@ fn failed_stage_is_rolled_back() {
     let node = test_node();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
     node.publish(&publish_request("v", "p", single_writer())).unwrap();
-    node.mounter().reboot();
-    node.mounter().with_image("/srv/images/blank", |disk| {
-        disk.content = cofferdam_node::DeviceContent::Filesystem("btrfs".to_owned());
-    });
+    node.mounter().host().reboot();
+    let other_filesystem = cofferdam_node::DeviceContent::Filesystem("btrfs".to_owned());
+    node.mounter().host().write_image("/srv/images/blank", other_filesystem).unwrap();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap_err();
     assert_eq!(node.mounter().leftovers(), "");
     // A volume that was staged before stays staged, and foreign mounts are not undone.
     let node = crate::support::test_node();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
     node.stage(&stage_request("v", blank(), mount_capability("ext4", &["suid"], ""))).unwrap_err();
-    assert_eq!(node.mounter().mounts_at(&staging_path("v")).len(), 1);
+    assert_eq!(node.mounter().host().mounts_at(&staging_path("v")).len(), 1);
 }
 
 #[test]
@@ -184,7 +183,7 @@ fn failed_publish_is_rolled_back() {
     node.mounter().fail_set_mount_group();
     assert!(node.publish(&request).is_err());
     assert_eq!(node.mounter().records().unwrap(), before, "the record says that it is published");
-    assert!(node.mounter().mounts_at(&request.target_path).is_empty());
+    assert!(node.mounter().host().mounts_at(&request.target_path).is_empty());
     node.unstage("v", &staging_path("v")).unwrap();
     assert_eq!(node.mounter().leftovers(), "");
 }
@@ -195,7 +194,7 @@ fn unreadable_record_blocks_stage_but_not_unpublish_or_unstage() {
     let connection_info = || connection_info("directory", &[("path", "one")]);
     make_directory_and_stage(&node, &stage_request("v", connection_info(), single_writer())).unwrap();
     node.publish(&publish_request("v", "p", single_writer())).unwrap();
-    node.mounter().state().unreadable = vec!["the record /records/x.json: EOF".to_owned()];
+    node.mounter().faults().unreadable_records = vec!["the record /records/x.json: EOF".to_owned()];
     node.unpublish("v", &target_path("p")).unwrap();
     node.unstage("v", &staging_path("v")).unwrap();
     assert_eq!(node.mounter().leftovers(), "");
@@ -210,21 +209,21 @@ fn volume_used_as_a_raw_block_device_is_never_formatted() {
     let blank_image = || connection_info("image", &[("path", "blank")]);
     // Crash during mkfs.
     let effects = |node: &cofferdam_node::NodeVolumes<_>| {
-        let node: &cofferdam_node::NodeVolumes<crate::simulated_mounter::SimulatedMounter> = node;
-        node.mounter().state().effects.clone()
+        let node: &cofferdam_node::NodeVolumes<crate::fault_injection::FaultyMounter> = node;
+        node.mounter().faults().effects.clone()
     };
     let reference_node = crate::support::test_node();
     make_directory_and_stage(&reference_node, &stage_request("v", blank_image(), single_writer())).unwrap();
     let crash_after =
         effects(&reference_node).iter().position(|effect| effect.starts_with("mkfs")).unwrap() + 1;
-    node.mounter().create_directories(&staging_path("v"));
+    node.mounter().host().create_directories(&staging_path("v")).unwrap();
     node.mounter().set_crash_after(Some(crash_after), true);
     node.stage(&stage_request("v", blank_image(), single_writer())).unwrap_err();
     node.mounter().set_crash_after(None, false);
     // A pod writes to the raw device, then the node crashes.
     node.stage(&stage_request("v", blank_image(), block_capability())).unwrap();
-    node.mounter().reboot();
-    node.mounter().with_image("/srv/images/blank", |disk| disk.content = DeviceContent::Unknown);
+    node.mounter().host().reboot();
+    node.mounter().host().write_image("/srv/images/blank", DeviceContent::Unknown).unwrap();
     let error = node.stage(&stage_request("v", blank_image(), single_writer())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
     assert!(error.to_string().contains("not formatted"), "{error}");
@@ -233,10 +232,10 @@ fn volume_used_as_a_raw_block_device_is_never_formatted() {
 #[test]
 fn unpublish_never_removes_data_in_the_target_directory() {
     let node = test_node();
-    node.mounter().create_directories(&target_path("p/data"));
+    node.mounter().host().create_directories(&target_path("p/data")).unwrap();
     let error = node.unpublish("v", &target_path("p")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition, "{error}");
-    assert!(node.mounter().exists(&target_path("p/data")));
+    assert!(node.mounter().host().exists(&target_path("p/data")));
 }
 
 #[test]
@@ -269,9 +268,9 @@ fn unsupported_access_modes_and_filesystems_are_rejected() {
     .unwrap();
     node.publish(&publish_request("v", "p", readers)).unwrap();
     for path in [staging_path("v"), target_path("p")] {
-        assert!(node.mounter().mounts_at(&path)[0].attributes.read_only, "{path}");
+        assert!(node.mounter().host().mounts_at(&path)[0].attributes.read_only, "{path}");
     }
-    let effects = node.mounter().state().effects.join(" ");
+    let effects = node.mounter().faults().effects.join(" ");
     assert!(!effects.contains("fsck") && !effects.contains("grow"), "{effects}");
     assert!(!node.volume_stats("v", &target_path("p")).unwrap().condition.abnormal);
 }
@@ -339,9 +338,9 @@ fn volume_stats_report_usage_and_condition() {
             "{volume} {path}"
         );
     }
-    node.mounter().break_filesystem(&target_path("p"));
+    node.mounter().host().break_filesystem(&target_path("p"));
     assert!(node.volume_stats("v", &target_path("p")).unwrap().condition.abnormal);
-    node.mounter().reboot();
+    node.mounter().host().reboot();
     assert_eq!(node.volume_stats("v", &target_path("p")).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
@@ -368,7 +367,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
             ErrorKind::OutOfRange,
             "the image is unchanged"
         );
-        node.mounter().with_image(&format!("/srv/images/{path}"), |disk| disk.size = 32 * MIB);
+        node.mounter().host().resize_image(&format!("/srv/images/{path}"), 32 * MIB).unwrap();
         assert_eq!(node.expand(&request).unwrap(), Some(32 * MIB));
         assert_eq!(node.expand(&request).unwrap(), Some(32 * MIB));
         assert_eq!(node.volume_stats(name, &target_path(name)).unwrap().usage.total, 32 * MIB, "{name}");
@@ -377,17 +376,17 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
         let inverted_range = expand(name, target_path(name), Some(2), Some(1));
         assert_eq!(node.expand(&inverted_range).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
-    assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 32 * MIB);
+    assert_eq!(node.mounter().host().image("/srv/images/blank").unwrap().filesystem_size, 32 * MIB);
     // An image that was enlarged while unstaged is expanded at the next stage.
     node.unpublish("v", &target_path("v")).unwrap();
     node.unstage("v", &staging_path("v")).unwrap();
-    node.mounter().with_image("/srv/images/blank", |disk| disk.size = 64 * MIB);
+    node.mounter().host().resize_image("/srv/images/blank", 64 * MIB).unwrap();
     make_directory_and_stage(
         &node,
         &stage_request("v", connection_info("image", &[("path", "blank")]), single_writer()),
     )
     .unwrap();
-    assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.filesystem_size), 64 * MIB);
+    assert_eq!(node.mounter().host().image("/srv/images/blank").unwrap().filesystem_size, 64 * MIB);
     // A tmpfs expands up to the policy's limit.
     make_directory_and_stage(
         &node,
@@ -395,7 +394,7 @@ fn node_expand_grows_filesystem_and_tmpfs_within_limits() {
     )
     .unwrap();
     assert_eq!(node.expand(&expand("m", staging_path("m"), Some(2 * MIB), None)).unwrap(), Some(2 * MIB));
-    node.mounter().reboot();
+    node.mounter().host().reboot();
     make_directory_and_stage(
         &node,
         &stage_request("m", connection_info("tmpfs", &[("size", "1048576")]), single_writer()),

@@ -23,7 +23,7 @@ fn concurrent_stage_of_one_image_succeeds_for_one_volume() {
         if staged_first {
             make_directory_and_stage(&node, &request_for("first")).unwrap();
         }
-        node.mounter().create_directories(&staging_path("first"));
+        node.mounter().host().create_directories(&staging_path("first")).unwrap();
         let (reached, resume) = node.mounter().pause_before(effect);
         let first = {
             let (node, request) = (Arc::clone(&node), request_for("first"));

@@ -4,14 +4,14 @@
 use cofferdam_node::{DeviceContent, NodeError, NodeVolumes};
 
 use crate::{
-    simulated_mounter::SimulatedMounter,
+    fault_injection::FaultyMounter,
     support::{
         MIB, inline_request, make_directory_and_stage, publish_request, stage_request, staging_path,
         target_path, test_node, volume_kinds,
     },
 };
 
-type ScenarioStep = Box<dyn Fn(&NodeVolumes<SimulatedMounter>) -> Result<(), NodeError>>;
+type ScenarioStep = Box<dyn Fn(&NodeVolumes<FaultyMounter>) -> Result<(), NodeError>>;
 
 /// The lifecycle of one volume of each kind, as kubelet's calls.
 fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
@@ -53,11 +53,11 @@ fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
 }
 
 /// Undoes everything, like kubelet when it gives up.
-fn undo_all(node: &NodeVolumes<SimulatedMounter>, volume: &str) {
+fn undo_all(node: &NodeVolumes<FaultyMounter>, volume: &str) {
     let volume = if volume == "inline" { inline_request("first", None).volume } else { volume.to_owned() };
     for name in ["first", "second"] {
         node.unpublish(&volume, &target_path(name)).unwrap();
-        assert!(!node.mounter().exists(&target_path(name)), "{name}");
+        assert!(!node.mounter().host().exists(&target_path(name)), "{name}");
     }
     node.unstage(&volume, &staging_path(&volume)).unwrap();
     assert_eq!(node.mounter().leftovers(), "");
@@ -68,7 +68,7 @@ fn count_effects(steps: &[ScenarioStep]) -> usize {
     for step in steps {
         step(&node).unwrap();
     }
-    let effects = node.mounter().state().effects.len();
+    let effects = node.mounter().faults().effects.len();
     assert_eq!(node.mounter().leftovers(), "");
     effects
 }
@@ -106,7 +106,7 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                 node.mounter().set_crash_after(None, false);
                 runs += 1;
                 if matches!(after_crash, AfterCrash::RebootAndRetry | AfterCrash::RebootAndUndo) {
-                    node.mounter().reboot();
+                    node.mounter().host().reboot();
                 }
                 if matches!(after_crash, AfterCrash::Undo | AfterCrash::RebootAndUndo) {
                     undo_all(&node, &name);
@@ -127,9 +127,8 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                     });
                 }
                 undo_all(&node, &name);
-                let format_result = node
-                    .mounter()
-                    .with_image("/srv/images/blank", |disk| (disk.format_count, disk.content.clone()));
+                let image = node.mounter().host().image("/srv/images/blank").unwrap();
+                let format_result = (image.format_count, image.content);
                 if name == "image" {
                     assert!(
                         matches!(format_result, (1 | 2, DeviceContent::Filesystem(_))),
@@ -138,7 +137,7 @@ fn every_scenario_converges_after_a_crash_at_any_effect() {
                 } else {
                     assert_eq!(format_result, (0, DeviceContent::Blank), "{name}");
                 }
-                let raw_image = node.mounter().with_image("/srv/images/raw", |disk| disk.clone());
+                let raw_image = node.mounter().host().image("/srv/images/raw").unwrap();
                 assert_eq!(
                     (raw_image.format_count, raw_image.content),
                     (0, DeviceContent::Other("data".to_owned()))

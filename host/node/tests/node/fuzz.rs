@@ -9,8 +9,8 @@ use prost::Message;
 use tonic::{Code, Request, Status};
 
 use crate::{
+    fault_injection::FaultyMounter,
     requests::{inline_message, publish_message, service, stage_message},
-    simulated_mounter::SimulatedMounter,
     support::{staging_path, target_path},
 };
 
@@ -34,10 +34,7 @@ fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option
 }
 
 /// Sends one mutated call. Absent if it cannot be decoded.
-async fn call(
-    service: &NodeService<SimulatedMounter>,
-    rng: &mut fastrand::Rng,
-) -> Option<Result<(), Status>> {
+async fn call(service: &NodeService<FaultyMounter>, rng: &mut fastrand::Rng) -> Option<Result<(), Status>> {
     macro_rules! send {
         ($message:expr, $method:ident) => {{
             let request = Request::new(mutated(&$message, rng)?);

@@ -4,12 +4,9 @@
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
 use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy};
 
-use crate::{
-    simulated_mounter::SimulatedDisk,
-    support::{
-        MIB, block_capability, connection_info, inline_request, make_directory_and_stage, mount_capability,
-        policy, publish_request, restart, single_writer, stage_request, staging_path, target_path, test_node,
-    },
+use crate::support::{
+    MIB, block_capability, connection_info, inline_request, make_directory_and_stage, mount_capability,
+    policy, publish_request, restart, single_writer, stage_request, staging_path, target_path, test_node,
 };
 
 /// Stages, expects an error, and checks that nothing is left.
@@ -23,7 +20,7 @@ fn stage_error_kind(
     assert!(!error.to_string().contains('\n'));
     node.unstage("v", &staging_path("v")).unwrap();
     assert_eq!(node.mounter().leftovers(), "");
-    assert!(node.mounter().mounts_at(&staging_path("v")).is_empty());
+    assert!(node.mounter().host().mounts_at(&staging_path("v")).is_empty());
     error.kind()
 }
 
@@ -95,7 +92,7 @@ fn mount_options_outside_the_allow_list_are_denied() {
         &stage_request("v", connection_info("image", &[("path", "blank")]), single_writer()),
     )
     .unwrap();
-    let attributes = node.mounter().mounts_at(&staging_path("v"))[0].attributes;
+    let attributes = node.mounter().host().mounts_at(&staging_path("v"))[0].attributes;
     assert!(attributes.no_suid && attributes.no_devices && !attributes.no_exec && !attributes.read_only);
 }
 
@@ -104,11 +101,7 @@ fn device_in_use_is_not_staged() {
     for user in ["a mount", "partitions", "holders", "swap", "an exclusive opener"] {
         for capability in [single_writer(), block_capability()] {
             let node = test_node();
-            let disk = SimulatedDisk {
-                users: vec![user.to_owned()],
-                ..SimulatedDisk::new(DeviceContent::Blank, MIB)
-            };
-            node.mounter().add_device("wwn-held", disk);
+            node.mounter().host().add_disk("wwn-held", MIB, DeviceContent::Blank, vec![user.to_owned()]);
             let request =
                 stage_request("v", connection_info("local-device", &[("stable-id", "wwn-held")]), capability);
             let error = make_directory_and_stage(&node, &request).unwrap_err();
@@ -132,11 +125,11 @@ fn device_with_data_is_never_formatted() {
         DeviceContent::Unknown,
     ] {
         let node = test_node();
-        node.mounter().add_image("/srv/images/strange", SimulatedDisk::new(content, MIB));
+        node.mounter().host().add_image("/srv/images/strange", MIB, content).unwrap();
         let error = make_directory_and_stage(&node, &stage_request("v", image("strange"), single_writer()))
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-        assert_eq!(node.mounter().with_image("/srv/images/strange", |disk| disk.format_count), 0);
+        assert_eq!(node.mounter().host().image("/srv/images/strange").unwrap().format_count, 0);
     }
 }
 
@@ -157,12 +150,12 @@ fn volume_with_a_content_source_is_never_formatted() {
     let mut request = stage_request("v", connection_info("image", &[("path", "blank")]), single_writer());
     request.has_content_source = true;
     assert_eq!(make_directory_and_stage(&node, &request).unwrap_err().kind(), ErrorKind::FailedPrecondition);
-    assert_eq!(node.mounter().with_image("/srv/images/blank", |disk| disk.format_count), 0);
+    assert_eq!(node.mounter().host().image("/srv/images/blank").unwrap().format_count, 0);
     // A clone of an xfs volume has the UUID of its source.
     let mut request = stage_request("w", connection_info("image", &[("path", "xfs")]), single_writer());
     request.has_content_source = true;
     make_directory_and_stage(&node, &request).unwrap();
-    let effects = node.mounter().state().effects.join(" ");
+    let effects = node.mounter().faults().effects.join(" ");
     assert!(effects.contains("nouuid"), "{effects}");
 }
 
@@ -218,7 +211,7 @@ fn inline_volumes_are_tmpfs_within_the_size_limit() {
     node.publish_inline(&inline_request("p", Some(4096))).unwrap();
     let error = node.publish_inline(&inline_request("p", Some(8192))).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    let mounts = node.mounter().mounts_at(&target_path("p"));
+    let mounts = node.mounter().host().mounts_at(&target_path("p"));
     assert_eq!(mounts.len(), 1);
     assert!(mounts[0].attributes.no_suid && mounts[0].attributes.no_devices);
     node.unpublish(&inline_request("p", None).volume, &target_path("p")).unwrap();

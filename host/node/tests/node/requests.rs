@@ -16,11 +16,11 @@ use cofferdam_node::{DriverManifest, NodeIdentity, NodeService};
 use tonic::{Code, Request};
 
 use crate::{
-    simulated_mounter::SimulatedMounter,
+    fault_injection::FaultyMounter,
     support::{MIB, connection_info, staging_path, target_path, test_node},
 };
 
-type Service = NodeService<SimulatedMounter>;
+type Service = NodeService<FaultyMounter>;
 
 pub(crate) fn service(abilities: &str) -> Service {
     let text = format!(
@@ -30,7 +30,7 @@ pub(crate) fn service(abilities: &str) -> Service {
     let segments = [("zone".to_owned(), "a".to_owned())].into();
     let identity = NodeIdentity { node_id: "n1".to_owned(), topology_segments: segments };
     let node = test_node();
-    node.mounter().create_directories(&staging_path("v"));
+    node.mounter().host().create_directories(&staging_path("v")).unwrap();
     NodeService::new(node, DriverManifest::parse(text).unwrap(), identity)
 }
 
@@ -474,7 +474,7 @@ fn concurrent_stage_of_one_volume_is_aborted() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let service = service("");
     // Every query waits for this lock.
-    let state_lock = service.node().mounter().state();
+    let state_lock = service.node().mounter().faults();
     let first = runtime.spawn({
         let service = service.clone();
         async move { service.node_stage_volume(Request::new(stage_message())).await }

@@ -1,11 +1,11 @@
 //! Random sequences of calls, crashes and reboots: successful calls have their effect, no invariant of the
-//! simulated mounter is violated, and everything can be undone at the end.
+//! fake host is violated, and everything can be undone at the end.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{DeviceContent, NodeVolumes};
 
 use crate::{
-    simulated_mounter::SimulatedMounter,
+    fault_injection::FaultyMounter,
     support::{
         make_directory_and_stage, publish_request, stage_request, staging_path, target_path, test_node,
         volume_kinds,
@@ -30,7 +30,7 @@ fn mode(rng: &mut fastrand::Rng) -> CsiAccessMode {
 }
 
 /// Makes one call. If it succeeds, its effect is checked.
-fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
+fn call(node: &NodeVolumes<FaultyMounter>, rng: &mut fastrand::Rng) {
     let volume_kinds = volume_kinds();
     let (volume, connection, capability) = volume_kinds[rng.usize(..volume_kinds.len())].clone();
     let capability = VolumeCapability { access_mode: mode(rng), ..capability };
@@ -42,14 +42,14 @@ fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
             if make_directory_and_stage(node, &stage_request(volume, connection, capability)).is_ok() {
                 let at =
                     if block { format!("{}/device", staging_path(volume)) } else { staging_path(volume) };
-                assert_eq!(mounter.mounts_at(&at).len(), 1, "{volume}");
+                assert_eq!(mounter.host().mounts_at(&at).len(), 1, "{volume}");
             }
         }
         2 => {
             let mut request = publish_request(volume, &name, capability);
             request.read_only = rng.bool();
             if node.publish(&request).is_ok() {
-                let mounts = mounter.mounts_at(&target_path(&name));
+                let mounts = mounter.host().mounts_at(&target_path(&name));
                 assert_eq!(mounts.len(), 1, "{volume}");
                 assert!(mounts[0].attributes.read_only || !request.read_only, "{volume}");
             }
@@ -57,16 +57,17 @@ fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
         3 => {
             if node.unpublish(volume, &target_path(&name)).is_ok() {
                 assert!(
-                    !mounter.exists(&target_path(&name)) && mounter.mounts_at(&target_path(&name)).is_empty()
+                    !mounter.host().exists(&target_path(&name))
+                        && mounter.host().mounts_at(&target_path(&name)).is_empty()
                 );
             }
         }
         4 => {
             if node.unstage(volume, &staging_path(volume)).is_ok() {
-                assert!(mounter.mounts_at(&staging_path(volume)).is_empty());
+                assert!(mounter.host().mounts_at(&staging_path(volume)).is_empty());
                 for name in TARGETS.map(|name| format!("{volume}-{name}")) {
                     assert!(
-                        mounter.mounts_at(&target_path(&name)).is_empty(),
+                        mounter.host().mounts_at(&target_path(&name)).is_empty(),
                         "{volume} is unstaged while published"
                     );
                 }
@@ -80,7 +81,7 @@ fn call(node: &NodeVolumes<SimulatedMounter>, rng: &mut fastrand::Rng) {
                 limit: None,
                 is_size_published: true,
             };
-            // It may fail; only the simulated mounter's invariants count.
+            // It may fail; only the fake host's invariants count.
             let _ = node.expand(&expand);
             let _ = node.volume_stats(volume, &target_path(&name));
         }
@@ -99,7 +100,7 @@ fn run_seed(seed: u64) {
             node.mounter().set_crash_after(None, false);
         }
         if rng.u8(..40) == 0 {
-            node.mounter().reboot();
+            node.mounter().host().reboot();
         }
     }
     node.mounter().set_crash_after(None, false);
@@ -114,7 +115,7 @@ fn run_seed(seed: u64) {
         ("raw", DeviceContent::Other("data".to_owned())),
         ("xfs", DeviceContent::Filesystem("xfs".to_owned())),
     ] {
-        let disk = node.mounter().with_image(&format!("/srv/images/{path}"), |disk| disk.clone());
+        let disk = node.mounter().host().image(&format!("/srv/images/{path}")).unwrap();
         assert_eq!((disk.format_count, disk.content), (0, content), "{path}");
     }
 }

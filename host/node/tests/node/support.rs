@@ -1,12 +1,13 @@
 //! Fixtures: volumes, paths and nodes.
 
 use cofferdam_domain::storage::{AccessType, ConnectionInfo, CsiAccessMode, VolumeCapability};
+use cofferdam_fake_host::FakeHost;
 use cofferdam_node::{
     ConnectionKind, DeviceContent, Filesystem, InlinePolicy, KubeletPath, KubeletRoots, NodeError,
     NodePolicy, NodeVolumes, PublishInlineRequest, PublishRequest, StableIdPattern, StageRequest,
 };
 
-use crate::simulated_mounter::{SimulatedDisk, SimulatedMounter};
+use crate::fault_injection::FaultyMounter;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const ROOT: &str = "/var/lib/kubelet";
@@ -30,31 +31,25 @@ pub(crate) fn roots() -> KubeletRoots {
 }
 
 /// A node with a directory, a blank image, images with content, and a device.
-pub(crate) fn test_node() -> NodeVolumes<SimulatedMounter> {
-    let mounter = SimulatedMounter::default();
-    mounter.create_directories("/srv/directories/one");
-    mounter.add_image("/srv/images/blank", SimulatedDisk::new(DeviceContent::Blank, 16 * MIB));
-    mounter
-        .add_image("/srv/images/raw", SimulatedDisk::new(DeviceContent::Other("data".to_owned()), 16 * MIB));
-    mounter.add_image(
-        "/srv/images/xfs",
-        SimulatedDisk::new(DeviceContent::Filesystem("xfs".to_owned()), 16 * MIB),
-    );
-    mounter.add_device("wwn-blank", SimulatedDisk::new(DeviceContent::Blank, 32 * MIB));
-    mounter.create_directories(&format!("{ROOT}/staging"));
-    mounter.create_directories(&format!("{ROOT}/pods"));
-    NodeVolumes::new(mounter, roots(), policy())
+pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
+    let host = FakeHost::isolated();
+    for directory in ["/srv/directories/one", &format!("{ROOT}/pods")] {
+        host.create_directories(directory).unwrap();
+    }
+    for (image, content) in [
+        ("blank", DeviceContent::Blank),
+        ("raw", DeviceContent::Other("data".to_owned())),
+        ("xfs", DeviceContent::Filesystem("xfs".to_owned())),
+    ] {
+        host.add_image(&format!("/srv/images/{image}"), 16 * MIB, content).unwrap();
+    }
+    host.add_disk("wwn-blank", 32 * MIB, DeviceContent::Blank, Vec::new());
+    NodeVolumes::new(FaultyMounter::new(host), roots(), policy())
 }
 
 /// The same node after a process restart, with a policy.
-pub(crate) fn restart(
-    node: NodeVolumes<SimulatedMounter>,
-    policy: NodePolicy,
-) -> NodeVolumes<SimulatedMounter> {
-    let mounter = SimulatedMounter::default();
-    *mounter.state() = node.mounter().state().clone();
-    mounter.set_crash_after(None, false);
-    NodeVolumes::new(mounter, roots(), policy)
+pub(crate) fn restart(node: NodeVolumes<FaultyMounter>, policy: NodePolicy) -> NodeVolumes<FaultyMounter> {
+    NodeVolumes::new(node.mounter().restarted(), roots(), policy)
 }
 
 pub(crate) fn connection_info(kind: &str, fields: &[(&str, &str)]) -> ConnectionInfo {
@@ -90,7 +85,7 @@ pub(crate) fn single_writer() -> VolumeCapability {
 }
 
 pub(crate) fn staging_path(volume: &str) -> String {
-    format!("{ROOT}/staging/{volume}")
+    format!("{ROOT}/plugins/kubernetes.io/csi/volumeDevices/staging/{volume}")
 }
 
 pub(crate) fn target_path(name: &str) -> String {
@@ -137,10 +132,10 @@ pub(crate) fn inline_request(name: &str, size: Option<u64>) -> PublishInlineRequ
 
 /// Creates the staging directory and stages, like kubelet.
 pub(crate) fn make_directory_and_stage(
-    node: &NodeVolumes<SimulatedMounter>,
+    node: &NodeVolumes<FaultyMounter>,
     request: &StageRequest,
 ) -> Result<(), NodeError> {
-    node.mounter().create_directories(&request.staging_path);
+    node.mounter().host().create_directories(&request.staging_path).unwrap();
     node.stage(request)
 }
 

@@ -6,21 +6,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use toml::{Table, Value};
+
+use crate::StructureError;
+
 /// Directories of the workspace's crates, without samples and generated projects.
 ///
 /// # Errors
 /// The workspace's `Cargo.toml` cannot be read, or has no members.
-pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, String> {
-    let manifest = manifest(repository)?;
+pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, StructureError> {
+    let (path, manifest) = manifest(repository)?;
     let members = manifest.get("workspace").and_then(|workspace| workspace.get("members"));
-    let members = members.and_then(toml::Value::as_array).ok_or("Cargo.toml has no workspace.members")?;
+    let members = members
+        .and_then(Value::as_array)
+        .ok_or(StructureError::MissingKey { path, key: "workspace.members" })?;
     let mut found = Vec::new();
-    for member in members.iter().filter_map(toml::Value::as_str) {
+    for member in members.iter().filter_map(Value::as_str) {
         match member.strip_suffix("/*") {
             None => found.push(repository.join(member)),
             Some(parent) => {
-                let entries =
-                    fs::read_dir(repository.join(parent)).map_err(|error| format!("{parent}: {error}"))?;
+                let parent = repository.join(parent);
+                let entries = fs::read_dir(&parent).map_err(StructureError::read(&parent))?;
                 let directories = entries.flatten().map(|entry| entry.path());
                 found.extend(directories.filter(|path| path.join("Cargo.toml").is_file()));
             }
@@ -30,18 +36,18 @@ pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-/// The crates of the workspace with the crates of the workspace that each depends on, build and test dependencies aside.
+/// The crates of the workspace, each with the workspace crates that it depends on. Build and test
+/// dependencies are excluded.
 ///
 /// # Errors
 /// A `Cargo.toml` cannot be read.
-pub fn dependencies(repository: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, String> {
+pub fn dependencies(repository: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, StructureError> {
     let mut all = BTreeMap::new();
     for directory in directories(repository)? {
-        let manifest = manifest(&directory)?;
-        let name =
-            manifest.get("package").and_then(|package| package.get("name")).and_then(toml::Value::as_str);
-        let name = name.ok_or_else(|| format!("{} has no package.name", directory.display()))?;
-        let dependencies = manifest.get("dependencies").and_then(toml::Value::as_table);
+        let (path, manifest) = manifest(&directory)?;
+        let name = manifest.get("package").and_then(|package| package.get("name")).and_then(Value::as_str);
+        let name = name.ok_or(StructureError::MissingKey { path, key: "package.name" })?;
+        let dependencies = manifest.get("dependencies").and_then(Value::as_table);
         let names = dependencies.into_iter().flat_map(|table| table.keys().cloned());
         all.insert(name.to_owned(), names.collect::<BTreeSet<String>>());
     }
@@ -52,8 +58,11 @@ pub fn dependencies(repository: &Path) -> Result<BTreeMap<String, BTreeSet<Strin
     Ok(all)
 }
 
-fn manifest(directory: &Path) -> Result<toml::Table, String> {
+fn manifest(directory: &Path) -> Result<(PathBuf, Table), StructureError> {
     let path = directory.join("Cargo.toml");
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    text.parse().map_err(|error| format!("{}: {error}", path.display()))
+    let text = fs::read_to_string(&path).map_err(StructureError::read(&path))?;
+    match text.parse() {
+        Ok(table) => Ok((path, table)),
+        Err(source) => Err(StructureError::Manifest { path, source }),
+    }
 }

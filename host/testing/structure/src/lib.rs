@@ -1,10 +1,14 @@
-//! Reads the structure of the workspace from its sources: dependencies of crates, and references among modules.
+//! Reads the structure of the workspace from its sources: dependencies of crates, and references among
+//! modules.
 #![forbid(unsafe_code)]
 
 pub mod crates;
+mod error;
 pub mod modules;
 
 use std::path::{Path, PathBuf};
+
+pub use error::StructureError;
 
 /// The root of the repository.
 pub fn repository() -> PathBuf {

@@ -1,7 +1,7 @@
 //! References among the modules of one crate, test modules aside.
 //!
-//! A module refers to another if it imports from it or names it in a path. A re-export (`pub use`) is not a reference: a parent
-//! that shows what its children define does not depend on them.
+//! A module refers to another if it imports from it or names it in a path. A re-export (`pub use`) is not a
+//! reference: a parent that re-exports items of its children does not depend on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,9 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use petgraph::{algo::tarjan_scc, graphmap::DiGraphMap};
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens as _;
 use syn::{Item, UseTree, Visibility};
+
+use crate::StructureError;
 
 /// A module's path below the crate root; the root is the empty path.
 pub type ModulePath = Vec<String>;
@@ -22,13 +25,13 @@ pub type References = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
 ///
 /// # Errors
 /// A file cannot be read or parsed.
-pub fn references(src: &Path) -> Result<References, String> {
+pub fn references(src: &Path) -> Result<References, StructureError> {
     let files = files(src)?;
     let mut all = References::new();
     for (module, file) in &files {
-        let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-        let text = fs::read_to_string(file).map_err(|error| fail(&error))?;
-        let parsed = syn::parse_file(&text).map_err(|error| fail(&error))?;
+        let text = fs::read_to_string(file).map_err(StructureError::read(file))?;
+        let parsed =
+            syn::parse_file(&text).map_err(|source| StructureError::Source { path: file.clone(), source })?;
         let mut paths = Vec::new();
         collect_items(&parsed.items, &mut paths);
         let targets = paths.iter().filter_map(|path| resolve(module, path, &files));
@@ -37,39 +40,26 @@ pub fn references(src: &Path) -> Result<References, String> {
     Ok(all)
 }
 
-/// Groups of modules that refer to each other, directly or through others of the group.
+/// Groups of modules that refer to each other, directly or through others of the group: the strongly connected
+/// components with more than one module.
 pub fn cycles(references: &References) -> Vec<Vec<ModulePath>> {
-    let reachable: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
-        references.keys().map(|module| (module, reachable_from(module, references))).collect();
-    let mut found: Vec<Vec<ModulePath>> = Vec::new();
-    for (module, targets) in &reachable {
-        if found.iter().flatten().any(|known| known == *module) {
-            continue;
-        }
-        let mutual = |other: &&&ModulePath| reachable.get(**other).is_some_and(|back| back.contains(*module));
-        let group: Vec<ModulePath> = targets.iter().filter(mutual).map(|other| (*other).clone()).collect();
-        if group.len() > 1 {
-            found.push(group);
-        }
+    let mut graph = DiGraphMap::<&ModulePath, ()>::new();
+    for (module, targets) in references {
+        graph.extend(targets.iter().map(|target| (module, target)));
     }
-    found
+    let components = tarjan_scc(&graph).into_iter().filter(|component| component.len() > 1);
+    let mut cycles: Vec<Vec<ModulePath>> =
+        components.map(|component| component.into_iter().cloned().collect()).collect();
+    cycles.iter_mut().for_each(|cycle| cycle.sort());
+    cycles.sort();
+    cycles
 }
 
-fn reachable_from<'a>(module: &'a ModulePath, references: &'a References) -> BTreeSet<&'a ModulePath> {
-    let mut found = BTreeSet::new();
-    let mut open = vec![module];
-    while let Some(next) = open.pop() {
-        open.extend(references.get(next).into_iter().flatten().filter(|target| found.insert(*target)));
-    }
-    found
-}
-
-fn files(src: &Path) -> Result<BTreeMap<ModulePath, PathBuf>, String> {
+fn files(src: &Path) -> Result<BTreeMap<ModulePath, PathBuf>, StructureError> {
     let mut found = BTreeMap::new();
     let mut open = vec![src.to_owned()];
     while let Some(directory) = open.pop() {
-        let entries =
-            fs::read_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let entries = fs::read_dir(&directory).map_err(StructureError::read(&directory))?;
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             let is_test = name == "tests" || name.ends_with("_tests") || name == "generated";

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::{self, Write},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -13,6 +13,7 @@ use std::{
 use cofferdam_cluster::{Cache, Change};
 use cofferdam_controllers::{ReconcileStep, StepObserver, StepResult};
 use cofferdam_domain::{Claim, Volume};
+use parking_lot::Mutex;
 use tokio::{
     sync::mpsc::{self, error::TrySendError},
     task::JoinHandle,
@@ -176,7 +177,7 @@ impl Timeline {
 
     /// Closes the timeline; further lines are ignored.
     pub(crate) fn close(&self) {
-        self.shared.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.shared.sender.lock().take();
     }
 }
 
@@ -231,7 +232,7 @@ impl cofferdam_dev_cluster::ClusterStepObserver for Timeline {
 
 impl TimelineState {
     fn send(&self, message: TimelineMessage) {
-        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = self.sender.lock();
         if let Some(sender) = sender.as_ref()
             && let Err(TrySendError::Full(_)) = sender.try_send(message)
         {
@@ -247,7 +248,7 @@ impl TimelineState {
         kind: TimelineLineKind,
         message: &str,
     ) -> bool {
-        let mut last_steps = self.last_steps.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last_steps = self.last_steps.lock();
         let key = (object.to_owned(), component);
         match kind {
             TimelineLineKind::Step(StepResult::Waiting | StepResult::UpToDate) => {

@@ -9,7 +9,7 @@ struct SharedOutput(Arc<Mutex<Vec<u8>>>);
 
 impl Write for SharedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -20,7 +20,7 @@ impl Write for SharedOutput {
 
 impl SharedOutput {
     fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.0.lock().clone()).unwrap()
     }
 }
 
@@ -95,7 +95,7 @@ async fn dropped_lines_are_counted() {
     for text in ["first", "second", "third"] {
         shared.send(TimelineMessage::Text(text.to_owned()));
     }
-    shared.sender.lock().unwrap().take();
+    shared.sender.lock().take();
     let output = SharedOutput::default();
     let out = output.clone();
     tokio::task::spawn_blocking(move || run_printer(receiver, &shared, Style { colours: false }, out))

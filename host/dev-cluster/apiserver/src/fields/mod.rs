@@ -18,8 +18,7 @@ use self::managed::ManagedFieldsEntry;
 pub(crate) use self::managed::{FieldManager, ManagedFields};
 use self::set::{FieldSet, TypeRef};
 pub(crate) use self::walk::go_format;
-use crate::descriptors::{PerKind, ResourceKind};
-use crate::request::Subresource;
+use crate::descriptors::{PerKind, ResourceKind, Subresource};
 use crate::schema::{self, Struct};
 
 /// Manager of the existing fields when the first configuration is applied.

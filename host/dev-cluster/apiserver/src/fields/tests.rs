@@ -1,8 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{ApplyError, ApplyResult, Endpoint, ManagedFields, apply, describe, update};
-use crate::descriptors::ResourceKind;
-use crate::request::Subresource;
+use crate::descriptors::{ResourceKind, Subresource};
 use crate::schema;
 
 const NOW: &str = "2026-01-01T00:00:00Z";

@@ -10,10 +10,9 @@ mod tests;
 use serde_json::Value;
 
 use self::rules::{Errors, immutable, required};
-use crate::descriptors::{ResourceDescriptor, ResourceKind};
+use crate::descriptors::{ResourceDescriptor, ResourceKind, Subresource};
 use crate::meta::{self, text};
 use crate::pods;
-use crate::request::Subresource;
 use crate::status::FieldError;
 
 /// Maximum size of annotations in bytes of keys and values.

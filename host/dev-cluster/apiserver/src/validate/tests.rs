@@ -1,8 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{create, update};
-use crate::descriptors::ResourceKind;
-use crate::request::Subresource;
+use crate::descriptors::{ResourceKind, Subresource};
 
 fn merge_patch(base: Value, patch: &Value) -> Value {
     crate::patch::parse(crate::request::PatchType::Merge, patch.to_string().as_bytes())

@@ -1,0 +1,204 @@
+//! The fake host: what kubelet, an operator and a test can do with it.
+
+use std::sync::Arc;
+
+use cofferdam_node::{Device, DeviceContent, FileId, MountPoint};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::{
+    disk::{BackingStorage, FakeDisk, SharedDisks},
+    state::{Entry, OperatorStorage, ROOT_DEVICE, Result, State, missing},
+};
+
+/// Files, mounts and devices of a node. Clones share them.
+#[derive(Clone, Debug)]
+pub struct FakeHost(Arc<Mutex<State>>);
+
+impl FakeHost {
+    /// Creates a host with the directories and images of this machine, which are only read, and with a disk
+    /// for every stable ID.
+    pub fn new(disks: SharedDisks) -> Self {
+        Self(Arc::new(Mutex::new(State::new(OperatorStorage::ThisMachine, disks))))
+    }
+
+    /// Creates a host that has only the directories, images and disks that are added to it.
+    pub fn isolated() -> Self {
+        Self(Arc::new(Mutex::new(State::new(OperatorStorage::Added, SharedDisks::default()))))
+    }
+
+    /// Violated rules, for display.
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
+    }
+
+    /// Mounts and loop devices that remain, for display.
+    pub fn leftover_mounts(&self) -> Vec<String> {
+        let state = self.lock();
+        let mounts = state.mounts.iter().map(|mounted| format!("{} is mounted", mounted.path));
+        let loops = state.loops.iter().map(|one| format!("{} is attached", one.device.device));
+        mounts.chain(loops).collect()
+    }
+
+    /// Mounts, loop devices and files that remain, for display.
+    pub fn leftovers(&self) -> Vec<String> {
+        let mut leftovers = self.leftover_mounts();
+        // Kubelet's own directories may remain; directories of pods and volumes and their data files may not.
+        let of_volumes = |path: &&String| {
+            let of_block = path.split_once("/volumeDevices/").map(|(_, rest)| rest);
+            path.contains("/pods/")
+                || path.ends_with("/vol_data.json")
+                || path.ends_with("/globalmount")
+                || of_block.is_some_and(|rest| !matches!(rest, "staging" | "publish"))
+        };
+        let state = self.lock();
+        leftovers.extend(state.entries.keys().filter(of_volumes).map(|path| format!("{path} exists")));
+        leftovers
+    }
+
+    /// Returns the mounts at a path, the top one last.
+    pub fn mounts_at(&self, path: &str) -> Vec<MountPoint> {
+        let state = self.lock();
+        let mounts = state.mounts.iter().filter(|mounted| mounted.path == path);
+        mounts.map(|mounted| mounted.mount.clone()).collect()
+    }
+
+    /// Returns true if a file or directory exists, also beneath a mount.
+    pub fn exists(&self, path: &str) -> bool {
+        self.lock().entries.contains_key(path)
+    }
+
+    /// Creates a directory and its parents.
+    ///
+    /// # Errors
+    /// [`FailedPrecondition`](cofferdam_node::MounterError::FailedPrecondition) if a file is at one of the
+    /// paths.
+    pub fn create_directories(&self, path: &str) -> Result<()> {
+        self.lock().create_directories(path)
+    }
+
+    /// Creates or replaces a file.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if its directory does not exist.
+    pub fn write_file(&self, path: &str, size: u64) -> Result<()> {
+        self.lock().insert_entry(path, |inode| Entry::File { inode, size })
+    }
+
+    /// Removes a file or an empty directory.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound), or
+    /// [`FailedPrecondition`](cofferdam_node::MounterError::FailedPrecondition) if it is not empty.
+    pub fn remove(&self, path: &str) -> Result<()> {
+        self.lock().remove(path)
+    }
+
+    /// Adds a disk of a size in bytes. `users` are messages about other users of it.
+    pub fn add_disk(&self, stable_id: &str, size: u64, content: DeviceContent, users: Vec<String>) {
+        let mut state = self.lock();
+        state.add_disk(stable_id, size, users);
+        state.disks.set(BackingStorage::Device(stable_id.to_owned()), FakeDisk::new(content, size));
+    }
+
+    /// Adds an image of a size in bytes, and its directory.
+    ///
+    /// # Errors
+    /// See [`Self::create_directories`].
+    pub fn add_image(&self, path: &str, size: u64, content: DeviceContent) -> Result<()> {
+        let mut state = self.lock();
+        state.create_directories(path.rsplit_once('/').map(|(parent, _)| parent).unwrap_or_default())?;
+        state.insert_entry(path, |inode| Entry::File { inode, size })?;
+        let storage = image_storage(&state, path)?;
+        state.disks.set(storage, FakeDisk::new(content, size));
+        Ok(())
+    }
+
+    /// Reads an image that was added.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    pub fn image(&self, path: &str) -> Result<FakeDisk> {
+        let state = self.lock();
+        Ok(state.disks.get(&image_storage(&state, path)?))
+    }
+
+    /// Overwrites the content of an image that was added, without formatting it.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    pub fn write_image(&self, path: &str, content: DeviceContent) -> Result<()> {
+        let state = self.lock();
+        let storage = image_storage(&state, path)?;
+        let disk = FakeDisk { content, ..state.disks.get(&storage) };
+        state.disks.set(storage, disk);
+        Ok(())
+    }
+
+    /// Changes the size in bytes of an image that was added. A loop device keeps its size until it is
+    /// refreshed.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    pub fn resize_image(&self, path: &str, new_size: u64) -> Result<()> {
+        match self.lock().entries.get_mut(path) {
+            Some(Entry::File { size, .. }) => {
+                *size = new_size;
+                Ok(())
+            }
+            Some(Entry::Directory { .. }) | None => missing(path),
+        }
+    }
+
+    /// Overwrites the content of a device, without formatting it.
+    ///
+    /// # Errors
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    pub fn write_device(&self, device: &Device, content: DeviceContent) -> Result<()> {
+        let state = self.lock();
+        let (disk, _) = state.read_device(device)?;
+        state.write_device(device, FakeDisk { content, ..disk })
+    }
+
+    /// Makes the filesystem at a path read-only, like ext4 after an error.
+    pub fn break_filesystem(&self, path: &str) {
+        for mounted in self.lock().mounts.iter_mut().filter(|mounted| mounted.path == path) {
+            mounted.mount.filesystem_read_only = true;
+        }
+    }
+
+    /// Reboots: mounts and loop devices are lost.
+    pub fn reboot(&self) {
+        let mut state = self.lock();
+        state.mounts.clear();
+        state.loops.clear();
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+}
+
+fn image_storage(state: &State, path: &str) -> Result<BackingStorage> {
+    match state.entries.get(path) {
+        Some(Entry::File { inode, .. }) => {
+            Ok(BackingStorage::Image(FileId { device: ROOT_DEVICE, inode: *inode }, None))
+        }
+        Some(Entry::Directory { .. }) | None => missing(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leftovers_name_block_volume_directories_but_not_their_parents() {
+        let node = FakeHost::new(SharedDisks::default());
+        for directory in ["/k/volumeDevices/staging", "/k/volumeDevices/publish"] {
+            node.create_directories(directory).unwrap();
+        }
+        assert_eq!(node.leftovers(), Vec::<String>::new());
+        node.create_directories("/k/volumeDevices/staging/v").unwrap();
+        assert_eq!(node.leftovers(), ["/k/volumeDevices/staging/v exists"]);
+    }
+}

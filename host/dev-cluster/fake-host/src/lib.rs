@@ -1,0 +1,15 @@
+//! A fake host: the files, mounts and devices of a node, in memory. It behaves like Linux, and records
+//! violations of kubelet's or the node plugin's rules that no response would show.
+//!
+//! [`FakeMounter`] is the [`Mounter`](cofferdam_node::Mounter) of one driver on it.
+#![forbid(unsafe_code)]
+
+mod disk;
+mod host;
+mod mounter;
+mod operator_files;
+mod state;
+
+pub use disk::{FakeDisk, SharedDisks};
+pub use host::FakeHost;
+pub use mounter::FakeMounter;

@@ -1,0 +1,401 @@
+//! [`Mounter`] of a fake host: the behavior of Linux, one effect per call.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use cofferdam_node::{
+    BindSource, Device, DeviceContent, DeviceInfo, FileId, Filesystem, FilesystemUsage, KubeletPath,
+    LoopDevice, MountAttributes, MountOptions, MountPoint, Mounter, MounterError, PathInfo, PathKind,
+    RootedPath, VolumeRecord, VolumeRecords,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    disk::FakeDisk,
+    host::FakeHost,
+    state::{
+        AttachedLoop, DEVICE_SIZE, DEVTMPFS_DEVICE, Entry, LOOP_MAJOR, NO_DEVICE_MAJOR, ROOT_DEVICE,
+        RecordedMount, Result, failed, is_staging_path, missing, plain_mount,
+    },
+};
+
+/// One driver's view of a node. Clones share the driver's volume records.
+#[derive(Clone, Debug)]
+pub struct FakeMounter {
+    host: FakeHost,
+    records: Arc<Mutex<BTreeMap<String, VolumeRecord>>>,
+}
+
+impl FakeMounter {
+    /// Creates a mounter for one driver. Mounters share the host, and each has its own volume records.
+    pub fn new(host: &FakeHost) -> Self {
+        Self { host: host.clone(), records: Arc::default() }
+    }
+}
+
+impl Mounter for FakeMounter {
+    fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>> {
+        Ok(self.host.lock().lookup(&path.to_string()))
+    }
+
+    fn mount_refs(&self, path: &KubeletPath) -> Result<Vec<String>> {
+        let mut state = self.host.lock();
+        let top = state.top_mount(&path.to_string())?.clone();
+        let is_other_mount = |other: &&RecordedMount| other.path != top.path && other.id == top.id;
+        Ok(state.mounts.iter().filter(is_other_mount).map(|other| other.path.clone()).collect())
+    }
+
+    fn directory_id(&self, path: &RootedPath) -> Result<FileId> {
+        self.host.lock().directory_id(path)
+    }
+
+    fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)> {
+        let (file, size) = self.host.lock().image_file(path)?;
+        Ok((file.id, size))
+    }
+
+    fn loop_devices(&self, file: FileId) -> Result<Vec<LoopDevice>> {
+        let state = self.host.lock();
+        Ok(state.loops.iter().map(|one| &one.device).filter(|one| one.file_id == file).cloned().collect())
+    }
+
+    fn block_device(&self, stable_id: &str) -> Result<DeviceInfo> {
+        let mut state = self.host.lock();
+        let disk = state.attached_disk(stable_id)?;
+        let mut users = disk.users;
+        if state.is_mounted(disk.number) {
+            users.push("a mount".to_owned());
+        }
+        let device = Device { name: format!("sd{}", disk.number.1), number: disk.number };
+        Ok(DeviceInfo { device, size: disk.size, users })
+    }
+
+    fn device_content(&self, device: &Device) -> Result<DeviceContent> {
+        Ok(self.host.lock().read_device(device)?.0.content)
+    }
+
+    fn device_size(&self, number: (u32, u32)) -> Result<u64> {
+        let state = self.host.lock();
+        let loops = state.loops.iter().map(|one| &one.device).find(|one| one.device.number == number);
+        let loops = loops.map(|found| found.size);
+        let disk = || state.attached_disks.values().find(|disk| disk.number == number).map(|disk| disk.size);
+        match loops.or_else(disk) {
+            Some(size) => Ok(size),
+            None => missing(number),
+        }
+    }
+
+    fn usage(&self, path: &KubeletPath) -> Result<FilesystemUsage> {
+        let mut state = self.host.lock();
+        let total = state.top_mount(&path.to_string())?.size;
+        let used = total.min(1);
+        Ok(FilesystemUsage {
+            total,
+            used,
+            available: total - used,
+            inodes: 10,
+            inodes_used: 1,
+            inodes_free: 9,
+        })
+    }
+
+    fn mount_group(&self, path: &KubeletPath) -> Result<Option<u32>> {
+        Ok(self.host.lock().top_mount(&path.to_string())?.group)
+    }
+
+    fn records(&self) -> Result<VolumeRecords> {
+        Ok(VolumeRecords {
+            readable: self.records.lock().values().cloned().collect(),
+            unreadable: Vec::new(),
+        })
+    }
+
+    fn record(&self, volume: &str) -> Result<Option<VolumeRecord>> {
+        Ok(self.records.lock().get(volume).cloned())
+    }
+
+    fn save_record(&self, record: &VolumeRecord) -> Result<()> {
+        self.records.lock().insert(record.volume.clone(), record.clone());
+        Ok(())
+    }
+
+    fn delete_record(&self, volume: &str) -> Result<()> {
+        self.records.lock().remove(volume);
+        Ok(())
+    }
+
+    fn make_directory(&self, path: &KubeletPath) -> Result<()> {
+        self.host.lock().create_entry(&path.to_string(), |inode| Entry::Directory { inode })
+    }
+
+    fn make_file(&self, path: &KubeletPath) -> Result<()> {
+        self.host.lock().create_entry(&path.to_string(), |inode| Entry::File { inode, size: 0 })
+    }
+
+    fn remove_if_empty(&self, path: &KubeletPath) -> Result<()> {
+        let path = path.to_string();
+        let mut state = self.host.lock();
+        match state.entries.get(&path) {
+            Some(Entry::File { size: 1.., .. }) => {
+                Err(MounterError::FailedPrecondition(format!("{path} is not empty")))
+            }
+            Some(Entry::File { .. } | Entry::Directory { .. }) | None => state.remove(&path),
+        }
+    }
+
+    fn attach_loop(&self, path: &RootedPath, file: FileId, read_only: bool) -> Result<Device> {
+        let mut state = self.host.lock();
+        let (found, size) = state.image_file(path)?;
+        if found.id != file {
+            return Err(MounterError::FailedPrecondition(format!("{path} was replaced during the call")));
+        }
+        let has_loop = state.loops.iter().any(|one| one.device.file_id == file);
+        state.check_rule(!has_loop, || format!("{path} has two loop devices"));
+        let number = (LOOP_MAJOR, state.next_number());
+        let device = Device { name: format!("loop{}", number.1), number };
+        state.disks.remove_stale(file, found.created_at);
+        state.loops.push(AttachedLoop {
+            device: LoopDevice { device: device.clone(), size, file_id: file, read_only },
+            path: path.clone(),
+            created_at: found.created_at,
+        });
+        Ok(device)
+    }
+
+    fn refresh_loop_size(&self, device: &Device) -> Result<()> {
+        let mut state = self.host.lock();
+        let of_device = |one: &AttachedLoop| one.device.device == *device;
+        let Some(path) = state.loops.iter().find(|one| of_device(one)).map(|one| one.path.clone()) else {
+            return missing(&device.name);
+        };
+        let (_, size) = state.image_file(&path)?;
+        for one in state.loops.iter_mut().filter(|one| of_device(one)) {
+            one.device.size = size;
+        }
+        Ok(())
+    }
+
+    fn detach_loop(&self, device: &Device) -> Result<()> {
+        let mut state = self.host.lock();
+        let mounted = state.is_mounted(device.number);
+        state.check_rule(!mounted, || format!("{device} is detached while it is mounted"));
+        state.loops.retain(|one| one.device.device != *device);
+        Ok(())
+    }
+
+    fn make_filesystem(&self, device: &Device, filesystem: Filesystem, is_retry: bool) -> Result<()> {
+        let mut state = self.host.lock();
+        let mounted = state.is_mounted(device.number);
+        state.check_rule(!mounted, || format!("{device} is formatted while it is mounted"));
+        let (disk, size) = state.read_device(device)?;
+        let may_format = match &disk.content {
+            DeviceContent::Blank => true,
+            DeviceContent::Unknown => is_retry,
+            DeviceContent::Filesystem(_) | DeviceContent::Other(_) => false,
+        };
+        if !may_format {
+            state.check_rule(false, || format!("{device} is formatted although it holds {:?}", disk.content));
+            return Err(MounterError::FailedPrecondition(format!("{device} is not blank")));
+        }
+        let content = DeviceContent::Filesystem(filesystem.as_str().to_owned());
+        let format_count = disk.format_count + 1;
+        state.write_device(device, FakeDisk { content, filesystem_size: size, format_count })
+    }
+
+    fn check_filesystem(&self, device: &Device, _: Filesystem) -> Result<()> {
+        let mut state = self.host.lock();
+        let mounted = state.is_mounted(device.number);
+        state.check_rule(!mounted, || format!("{device} is checked while it is mounted"));
+        Ok(())
+    }
+
+    fn grow_filesystem(&self, device: &Device, _: Filesystem, path: &KubeletPath) -> Result<()> {
+        let mut state = self.host.lock();
+        let (disk, size) = state.read_device(device)?;
+        // A filesystem grows through its mount.
+        state.top_mount(&path.to_string())?.size = size;
+        state.write_device(device, FakeDisk { filesystem_size: size, ..disk })?;
+        let number = device.number;
+        for mounted in state.mounts.iter_mut().filter(|mounted| mounted.mount.device == number) {
+            mounted.size = size;
+        }
+        Ok(())
+    }
+
+    fn mount_device(
+        &self,
+        device: &Device,
+        filesystem: Filesystem,
+        options: &MountOptions,
+        path: &KubeletPath,
+    ) -> Result<()> {
+        let mut state = self.host.lock();
+        let is_mounted_twice = state.is_mounted(device.number);
+        state.check_rule(!is_mounted_twice, || format!("{device} is mounted twice"));
+        let (disk, _) = state.read_device(device)?;
+        if disk.content != DeviceContent::Filesystem(filesystem.as_str().to_owned()) {
+            return failed("wrong fs type");
+        }
+        let size = disk.filesystem_size;
+        state.add_mount(RecordedMount {
+            path: path.to_string(),
+            mount: MountPoint {
+                fs_type: filesystem.as_str().to_owned(),
+                source: device.to_string(),
+                device: device.number,
+                attributes: options.attributes,
+                filesystem_read_only: options.attributes.read_only,
+            },
+            id: FileId { device: device.number, inode: 2 },
+            kind: PathKind::Directory,
+            size,
+            group: None,
+        })
+    }
+
+    fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()> {
+        let mut state = self.host.lock();
+        let device = (NO_DEVICE_MAJOR, 100 + state.next_number());
+        state.add_mount(RecordedMount {
+            path: path.to_string(),
+            mount: MountPoint {
+                fs_type: "tmpfs".to_owned(),
+                source: name.to_owned(),
+                device,
+                attributes: options.attributes,
+                filesystem_read_only: false,
+            },
+            id: FileId { device, inode: 1 },
+            kind: PathKind::Directory,
+            size,
+            group: None,
+        })
+    }
+
+    fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()> {
+        self.host.lock().top_mount(&path.to_string())?.size = size;
+        Ok(())
+    }
+
+    fn bind(&self, source: &BindSource, path: &KubeletPath) -> Result<()> {
+        let mut state = self.host.lock();
+        let at = path.to_string();
+        let mounted = match source {
+            BindSource::KubeletPath(source) => {
+                let from = source.to_string();
+                let is_staged = state.mounts.iter().any(|mounted| mounted.path == from);
+                state.check_rule(is_staged, || format!("{at} is published, and nothing is staged at {from}"));
+                RecordedMount { path: at, ..state.top_mount(&from)?.clone() }
+            }
+            BindSource::Device(device) => RecordedMount {
+                path: at,
+                mount: plain_mount(DEVTMPFS_DEVICE, "udev"),
+                id: FileId {
+                    device: DEVTMPFS_DEVICE,
+                    inode: (u64::from(device.number.0) << 32) + u64::from(device.number.1),
+                },
+                kind: PathKind::Device(device.number),
+                size: 0,
+                group: None,
+            },
+            BindSource::Directory(path) => {
+                let id = state.directory_id(path)?;
+                let (mount, kind) = (plain_mount(ROOT_DEVICE, "/dev/sda1"), PathKind::Directory);
+                RecordedMount { path: at, mount, id, kind, size: DEVICE_SIZE, group: None }
+            }
+        };
+        state.add_mount(mounted)
+    }
+
+    fn restrict(&self, path: &KubeletPath, attributes: MountAttributes) -> Result<()> {
+        let mut state = self.host.lock();
+        let current = &mut state.top_mount(&path.to_string())?.mount.attributes;
+        current.read_only |= attributes.read_only;
+        current.no_suid |= attributes.no_suid;
+        current.no_devices |= attributes.no_devices;
+        current.no_exec |= attributes.no_exec;
+        Ok(())
+    }
+
+    fn unmount(&self, path: &KubeletPath) -> Result<()> {
+        let mut state = self.host.lock();
+        let top = state.top_mount(&path.to_string())?.clone();
+        let is_published = state.mounts.iter().any(|other| other.path != top.path && other.id == top.id);
+        state.check_rule(!(is_published && is_staging_path(&top.path)), || {
+            format!("{} is unstaged while it is published", top.path)
+        });
+        let index = state.mounts.iter().rposition(|mounted| mounted.path == top.path);
+        index.map(|index| state.mounts.remove(index));
+        Ok(())
+    }
+
+    fn set_mount_group(&self, path: &KubeletPath, group: u32) -> Result<()> {
+        let mut state = self.host.lock();
+        let top = state.top_mount(&path.to_string())?;
+        if top.mount.attributes.read_only {
+            return failed("a read-only filesystem");
+        }
+        let id = top.id;
+        for mounted in state.mounts.iter_mut().filter(|mounted| mounted.id == id) {
+            mounted.group = Some(group);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cofferdam_node::KubeletRoots;
+
+    use super::*;
+    use crate::disk::SharedDisks;
+
+    fn kubelet_path(path: &str) -> KubeletPath {
+        KubeletRoots::new(["/k".to_owned()]).unwrap().resolve("path", &format!("/k/{path}")).unwrap()
+    }
+
+    #[test]
+    fn device_formatted_by_one_node_is_not_blank_on_the_next() {
+        let disks = SharedDisks::default();
+        for expected in [DeviceContent::Blank, DeviceContent::Filesystem("ext4".to_owned())] {
+            let mounter = FakeMounter::new(&FakeHost::new(disks.clone()));
+            let device = mounter.block_device("wwn-1").unwrap().device;
+            assert_eq!(mounter.device_content(&device).unwrap(), expected);
+            if expected == DeviceContent::Blank {
+                mounter.make_filesystem(&device, Filesystem::Ext4, false).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn violated_mount_rules_are_reported() {
+        let node = FakeHost::new(SharedDisks::default());
+        let mounter = node.mounter();
+        let (globalmount, target) = (kubelet_path("v/globalmount"), kubelet_path("pods/t"));
+        for directory in ["/k/v/globalmount", "/k/pods/t"] {
+            node.create_directories(directory).unwrap();
+        }
+        let staged = BindSource::KubeletPath(globalmount.clone());
+        assert!(mounter.bind(&staged, &target).is_err());
+        assert_eq!(node.violations(), ["/k/pods/t is published, and nothing is staged at /k/v/globalmount"]);
+        mounter.mount_tmpfs("m", 1, &MountOptions::default(), &globalmount).unwrap();
+        mounter.bind(&staged, &target).unwrap();
+        let left = [
+            "/k/v/globalmount is mounted",
+            "/k/pods/t is mounted",
+            "/k/pods/t exists",
+            "/k/v/globalmount exists",
+        ];
+        assert_eq!(node.leftovers(), left);
+        mounter.unmount(&globalmount).unwrap();
+        assert_eq!(node.violations().last().unwrap(), "/k/v/globalmount is unstaged while it is published");
+        mounter.unmount(&target).unwrap();
+        let device = mounter.block_device("wwn-1").unwrap().device;
+        mounter.make_filesystem(&device, Filesystem::Xfs, false).unwrap();
+        assert!(mounter.make_filesystem(&device, Filesystem::Ext4, false).is_err());
+        assert!(
+            node.violations().last().unwrap().contains("is formatted although it holds"),
+            "{:?}",
+            node.violations()
+        );
+    }
+}

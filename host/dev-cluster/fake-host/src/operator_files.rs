@@ -1,0 +1,42 @@
+//! Directories and images that the node's operator configured.
+
+use std::{fs, io, os::unix::fs::MetadataExt as _, time::SystemTime};
+
+use cofferdam_node::{FileId, MounterError, PathKind, RootedPath};
+
+/// A directory or an image of the node's operator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OperatorFile {
+    pub(crate) id: FileId,
+    pub(crate) kind: PathKind,
+    /// Absent if the filesystem does not store it.
+    pub(crate) created_at: Option<SystemTime>,
+}
+
+impl OperatorFile {
+    /// Reads the metadata of a file on this machine. It is never modified.
+    pub(crate) fn on_this_machine(path: &RootedPath) -> Result<Self, MounterError> {
+        let path = path.to_string();
+        let metadata = fs::symlink_metadata(&path).map_err(|error| {
+            if error.kind() == io::ErrorKind::NotFound {
+                MounterError::NotFound(format!("{path} does not exist"))
+            } else {
+                MounterError::Failed(format!("cannot read metadata of {path}: {error}"))
+            }
+        })?;
+        let kind = if metadata.is_dir() {
+            PathKind::Directory
+        } else if metadata.is_file() {
+            PathKind::File(metadata.len())
+        } else {
+            PathKind::Other
+        };
+        Ok(Self { id: file_id(&metadata), kind, created_at: metadata.created().ok() })
+    }
+}
+
+fn file_id(metadata: &fs::Metadata) -> FileId {
+    let number = metadata.dev();
+    let low_bits = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or_default();
+    FileId { device: (low_bits(number >> 32), low_bits(number)), inode: metadata.ino() }
+}

@@ -1,0 +1,58 @@
+//! Block devices and their content.
+
+use std::fmt;
+
+use crate::file::FileId;
+
+/// A block device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Device {
+    /// Kernel name, such as `loop3`.
+    pub name: String,
+    /// Major and minor number.
+    pub number: (u32, u32),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/dev/{}", self.name)
+    }
+}
+
+/// A loop device and the file behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopDevice {
+    /// The device.
+    pub device: Device,
+    /// Size in bytes.
+    pub size: u64,
+    /// The backing file.
+    pub file_id: FileId,
+    /// True if it is read-only.
+    pub read_only: bool,
+}
+
+/// A block device and its current users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The device.
+    pub device: Device,
+    /// Size in bytes.
+    pub size: u64,
+    /// Messages about its users: mounts, partitions, holders, swap, or an exclusive opener. Empty if the
+    /// device is free.
+    pub users: Vec<String>,
+}
+
+/// The content of a device, from `blkid` and its first and last bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceContent {
+    /// No signature, and zeros at both ends.
+    Blank,
+    /// A filesystem, with its type.
+    Filesystem(String),
+    /// Data without a known signature, such as an interrupted format or user data.
+    Unknown,
+    /// Another known signature, with a description.
+    Other(String),
+}

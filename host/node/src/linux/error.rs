@@ -1,0 +1,34 @@
+//! Errors when the mounter is opened.
+
+use std::path::PathBuf;
+
+/// A node that does not meet the requirements of its policy.
+#[derive(Debug, thiserror::Error)]
+pub enum MounterSetupError {
+    /// Tools are not installed.
+    #[error(
+        "the policy needs programs that are not in {}: {}",
+        directories.join(", "),
+        tools.join(", ")
+    )]
+    MissingTools {
+        /// The names of the missing tools.
+        tools: Vec<&'static str>,
+        /// The searched directories.
+        directories: &'static [&'static str],
+    },
+    /// The record directory cannot be created or opened.
+    #[error("cannot open the record directory {}: {source}", path.display())]
+    Records {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Another process uses the record directory.
+    #[error("the record directory {} is locked by another process", path.display())]
+    RecordsLocked {
+        /// The directory.
+        path: PathBuf,
+    },
+}
