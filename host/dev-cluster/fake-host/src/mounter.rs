@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn violated_mount_rules_are_reported() {
         let node = FakeHost::new(SharedDisks::default());
-        let mounter = node.mounter();
+        let mounter = FakeMounter::new(&node);
         let (globalmount, target) = (kubelet_path("v/globalmount"), kubelet_path("pods/t"));
         for directory in ["/k/v/globalmount", "/k/pods/t"] {
             node.create_directories(directory).unwrap();
