@@ -1,3 +1,12 @@
+//! Types of the contract, generated from `wit/`, and the host's object behind a guest's handle.
+
+use cofferdam_domain::storage::Secret;
+
+/// The object behind a guest's handle of a secret.
+#[derive(Clone, Debug)]
+#[expect(unreachable_pub, reason = "the generated bindings export it again")]
+pub struct SecretHandle(pub(crate) Secret);
+
 wasmtime::component::bindgen!({
     path: "../../wit",
     world: "complete",
@@ -20,5 +29,5 @@ wasmtime::component::bindgen!({
         "cofferdam:storage/pool.usage": async | trappable,
     },
     exports: { default: async },
-    with: { "cofferdam:storage/types.secret": crate::capabilities::secrets::SecretHandle },
+    with: { "cofferdam:storage/types.secret": crate::bindings::SecretHandle },
 });

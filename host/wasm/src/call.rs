@@ -3,25 +3,24 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_domain::storage::Secrets;
-use futures::future::BoxFuture;
-use tokio::time::{Instant, sleep_until, timeout_at};
-use wasmtime::{Store, component::Instance};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep_until, timeout_at},
+};
 use wasmtime_wasi::I32Exit;
 
 use crate::{
-    bindings::cofferdam::storage::types as wit,
     capabilities::SharedCapabilities,
+    component::CompiledComponent,
     convert,
     cpu_pool::CpuPool,
     cpu_time::CpuTime,
-    engine::EngineInner,
-    exports::Exports,
+    exports::{GuestFunction, GuestInstance},
     failure::{CallFailure, GuestLimit},
     fault_injection::INJECTED_FAULT,
     instance::{self, StoreData},
     instance_pool::{InstancePermit, InstanceQuota},
     limits::{ExceededLimit, Limits},
-    loader::CompiledComponent,
     usage::CallUsage,
 };
 use cofferdam_backend::{CallContext, checks::printable};
@@ -34,25 +33,11 @@ pub(crate) struct SharedState {
     pub(crate) limits: Limits,
     /// Secrets that the operator configured for every call.
     pub(crate) secrets: Secrets,
-    /// Where its instances live, among those of all backends.
+    /// The backend's share of the instance slots.
     pub(crate) instance_quota: InstanceQuota,
     /// Scheduler of CPU-bound calls.
     pub(crate) cpu_pool: CpuPool,
 }
-
-/// A fresh instance, for one call.
-pub(crate) struct GuestInstance<'a> {
-    pub(crate) store: &'a mut Store<StoreData>,
-    pub(crate) instance: Instance,
-    pub(crate) exports: &'a Exports,
-}
-
-/// The result of a guest function.
-pub(crate) type GuestResult<T> = wasmtime::Result<Result<T, wit::StorageError>>;
-
-/// One function of a guest with its arguments.
-pub(crate) type GuestFunction<T> =
-    Box<dyn for<'a> FnOnce(GuestInstance<'a>) -> BoxFuture<'a, GuestResult<T>> + Send>;
 
 /// The result of a call.
 pub(crate) struct CallOutcome<T> {
@@ -81,13 +66,13 @@ impl SharedState {
 
 /// Runs a call in a task on the guests' threads: a panic ends the task and nothing else.
 pub(crate) async fn spawn<T: Send + 'static>(
-    inner: &EngineInner,
+    guest_runtime: &Handle,
     shared_state: Arc<SharedState>,
     context: CallContext,
     method: &'static str,
     function: GuestFunction<T>,
 ) -> CallOutcome<T> {
-    let task = inner.guest_runtime().spawn(run(shared_state, context, method, function));
+    let task = guest_runtime.spawn(run(shared_state, context, method, function));
     task.await.unwrap_or_else(|error| {
         tracing::error!(method, %error, "the host failed while it ran a guest");
         CallOutcome::not_started(CallFailure::Panic)
@@ -119,7 +104,8 @@ async fn run_isolated<T>(
 ) -> CallOutcome<T> {
     let started = Instant::now();
     let deadline = context.deadline;
-    let mut store = instance::new_store(shared_state, context, cpu_time.clone());
+    let SharedState { engine, capabilities, limits, .. } = shared_state;
+    let mut store = instance::new_store(engine, capabilities, limits, context, cpu_time.clone());
     let guest_call = async {
         let instance = shared_state.compiled.pre.instantiate_async(&mut store).await?;
         function(GuestInstance { store: &mut store, instance, exports: &shared_state.compiled.exports }).await
@@ -135,8 +121,8 @@ async fn run_isolated<T>(
         Some(Ok(Err(error))) => {
             Err(CallFailure::Storage(convert::storage_error(error, store.data().redactor())))
         }
-        Some(Err(error)) => Err(classify(&error, store.data(), &shared_state.limits)),
-        None => Err(deadline_failure(deadline.saturating_duration_since(started), &shared_state.limits)),
+        Some(Err(error)) => Err(classify(&error, store.data(), limits)),
+        None => Err(deadline_failure(deadline.saturating_duration_since(started), limits)),
     };
     let host = store.data();
     let lost_lines = host.finish();

@@ -7,8 +7,9 @@ use wasmtime::component::Component;
 
 use super::*;
 use crate::{
-    CompiledCache, Digest, Engine, EngineOptions, exports,
-    loader::{self, BackendConfig, ComponentSource},
+    CompiledCache, Digest, Engine, EngineOptions,
+    exports::{self, Exports},
+    loader::{BackendConfig, ComponentSource},
 };
 
 fn engine() -> Engine {
@@ -52,9 +53,7 @@ async fn shared_state_with_panicking_import(engine: &Engine) -> Arc<SharedState>
             exports,
             required_instances: 1,
         }),
-        capabilities: loader::unconfigured_capabilities("memory", BTreeMap::new(), &Limits::default())
-            .await
-            .unwrap(),
+        capabilities: SharedCapabilities::unconfigured(BTreeMap::new(), &Limits::default()),
         limits: Limits::default(),
         secrets: Secrets::default(),
         instance_quota: crate::instance_pool::InstanceQuota::new(Arc::default()),
@@ -67,8 +66,14 @@ async fn host_panic_fails_only_its_call() {
     let engine = engine();
     let shared_state = shared_state_with_panicking_import(&engine).await;
     for _ in 0..2 {
-        let outcome =
-            spawn(&engine.inner, Arc::clone(&shared_state), context(), "describe", exports::describe()).await;
+        let outcome = spawn(
+            engine.inner.guest_runtime(),
+            Arc::clone(&shared_state),
+            context(),
+            "describe",
+            exports::describe(),
+        )
+        .await;
         assert_eq!(outcome.result.map(drop), Err(CallFailure::Panic));
     }
     // The engine and its threads still work: another backend loads and responds.

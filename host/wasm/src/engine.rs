@@ -17,16 +17,14 @@ use wasmtime::{
 };
 
 use crate::{
-    capabilities,
+    component::CompiledComponent,
     cpu_pool::CpuPool,
     digest::Digest,
     error::LoadError,
-    instance::StoreData,
+    instance::{self, StoreData},
     instance_pool::{self, InstancePool},
     limits::EPOCH_TICK,
-    loader::CompiledComponent,
     metrics::WasmMetrics,
-    wasi,
 };
 
 /// Maximum frames of a guest's backtrace in a log line.
@@ -76,7 +74,7 @@ pub(crate) struct EngineInner {
     pub(crate) component_cache: Mutex<HashMap<Digest, Weak<CompiledComponent>>>,
     /// Imports of components, the same for all of them.
     pub(crate) linker: Linker<StoreData>,
-    /// Where instances live.
+    /// Free instance slots, which the backends share.
     pub(crate) instance_pool: Arc<InstancePool>,
     guest_threads: WorkerThreads,
     /// For calls that compute for long.
@@ -98,7 +96,7 @@ impl Engine {
     pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
         let wasm = new_engine(open_cache(&options.cache))
             .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
-        let linker = new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let linker = instance::new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
         start_epoch_ticker(&wasm)?;
         let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
         // Guests run on separate threads from watches, leases and health checks, so that no guest can starve
@@ -198,13 +196,6 @@ fn engine_config() -> Config {
         .wasm_backtrace_details(WasmBacktraceDetails::Disable)
         .wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES));
     config
-}
-
-fn new_linker(engine: &wasmtime::Engine) -> wasmtime::Result<Linker<StoreData>> {
-    let mut linker = Linker::new(engine);
-    wasi::link(&mut linker)?;
-    capabilities::link(&mut linker)?;
-    Ok(linker)
 }
 
 /// The clock that interrupts guests. It has a thread of its own, because a task could starve behind the

@@ -4,8 +4,9 @@ use cofferdam_backend::ContractViolation;
 use cofferdam_domain::storage::StorageError;
 
 use crate::{
+    capabilities::{http::policy::OriginError, pool::store::PoolDirectoryError, state::file::StateFileError},
+    contract::{self, Grant, InterfaceVersion},
     digest::Digest,
-    inspect::{Grant, InterfaceVersion},
 };
 
 /// A component that cannot become a backend, or an engine that cannot start. Every message is one line that
@@ -69,7 +70,7 @@ pub enum LoadError {
     /// The component was written for another version of the contract.
     #[error(
         "{name}: speaks `{found}`; this program speaks cofferdam:storage@{supported}",
-        supported = crate::inspect::CONTRACT_VERSION
+        supported = contract::CONTRACT_VERSION
     )]
     UnsupportedContract {
         /// The component.
@@ -164,24 +165,24 @@ pub enum LoadError {
         max: usize,
     },
     /// An origin for the backend's HTTP requests cannot be used.
-    #[error("{name}: the HTTP origin `{origin}`: {reason}")]
+    #[error("{name}: the HTTP origin `{origin}`: {source}")]
     Http {
         /// The component.
         name: String,
         /// The origin, as the operator wrote it.
         origin: String,
-        /// The problem of the setting, or of the file that it names.
-        reason: String,
+        /// The problem of a setting, or of a file that it names.
+        source: OriginError,
     },
     /// The file of the backend's state cannot be used.
-    #[error("{name}: the state file {file} {reason}")]
+    #[error("{name}: the state file {file} {source}")]
     StateFile {
         /// The component.
         name: String,
         /// The file.
         file: String,
         /// The problem and the expected value.
-        reason: String,
+        source: StateFileError,
     },
     /// The backend imports a pool and has none.
     #[error("{name}: imports a pool, and none is configured; expected a section `pool` with its `directory`")]
@@ -190,14 +191,14 @@ pub enum LoadError {
         name: String,
     },
     /// The backend's pool cannot be used.
-    #[error("{name}: the pool {directory} {reason}")]
+    #[error("{name}: the pool {directory} {source}")]
     Pool {
         /// The component.
         name: String,
         /// The pool's directory.
         directory: String,
         /// The problem and the expected value.
-        reason: String,
+        source: PoolDirectoryError,
     },
     /// The host itself failed while it loaded the component.
     #[error("{name}: could not be loaded: {reason}")]

@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use cofferdam_domain::storage::Ability;
-use wasmtime::component::InstancePre;
+use futures::future::BoxFuture;
+use wasmtime::{
+    Store,
+    component::{Instance, InstancePre},
+};
 
 use crate::{
     bindings::{
@@ -13,11 +17,34 @@ use crate::{
             publishing, restoring, snapshots, volumes,
         },
     },
-    call::GuestFunction,
     instance::StoreData,
 };
 
 type Pairs = Vec<(String, String)>;
+
+/// A fresh instance, for one call.
+pub(crate) struct GuestInstance<'a> {
+    pub(crate) store: &'a mut Store<StoreData>,
+    pub(crate) instance: Instance,
+    pub(crate) exports: &'a Exports,
+}
+
+/// The result of a guest function.
+pub(crate) type GuestResult<T> = wasmtime::Result<Result<T, wit::StorageError>>;
+
+/// One function of a guest with its arguments.
+pub(crate) type GuestFunction<T> =
+    Box<dyn for<'a> FnOnce(GuestInstance<'a>) -> BoxFuture<'a, GuestResult<T>> + Send>;
+
+/// An export whose type differs from the contract's.
+#[derive(Debug, thiserror::Error)]
+#[error("export `{interface}`: {error:#}")]
+pub(crate) struct ExportMismatch {
+    /// The interface, without package and version.
+    interface: String,
+    /// The difference.
+    error: wasmtime::Error,
+}
 
 /// Where a component's exports are. The optional ones that are absent here were not exported.
 #[derive(Clone)]
@@ -70,8 +97,8 @@ impl Exports {
 }
 
 /// Checks the types of all exports. wasmtime checks them at the first call only, and a driver that cannot
-/// create snapshots must be rejected before. The inner error names the interface and the difference.
-pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
+/// create snapshots must be rejected before.
+pub(crate) fn check_types() -> GuestFunction<Result<(), ExportMismatch>> {
     Box::new(|fresh| {
         Box::pin(async move {
             /// Loads each interface.
@@ -81,7 +108,7 @@ pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
                         && let Err(error) = indices.load(&mut *fresh.store, &fresh.instance)
                     {
                         let interface = stringify!($interface).replace('_', "-");
-                        return Ok(Ok(Err(format!("export `{interface}`: {error:#}"))));
+                        return Ok(Ok(Err(ExportMismatch { interface, error })));
                     })*
                 };
             }
@@ -106,13 +133,18 @@ pub(crate) fn check_types() -> GuestFunction<Result<(), String>> {
 
 /// Defines a [`GuestFunction`] for each function of the contract.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $answer:ty = $interface:ident.$call:ident($($pass:expr),*);)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident($($arg:ident: $type:ty),*) -> $response:ty
+            = $interface:ident.$call:ident($($pass:expr),*);
+    )*) => {
         $(
             $(#[$doc])*
-            pub(crate) fn $name($($arg: $type),*) -> GuestFunction<$answer> {
+            pub(crate) fn $name($($arg: $type),*) -> GuestFunction<$response> {
                 Box::new(move |fresh| {
                     Box::pin(async move {
-                        let absent = || wasmtime::Error::msg(concat!(stringify!($interface), " is not exported"));
+                        let interface = stringify!($interface);
+                        let absent = || wasmtime::Error::msg(format!("{interface} is not exported"));
                         let indices = fresh.exports.$interface.as_ref().ok_or_else(absent)?;
                         let guest = indices.load(&mut *fresh.store, &fresh.instance)?;
                         guest.$call(fresh.store, $($pass),*).await
@@ -123,48 +155,68 @@ macro_rules! functions {
     };
 }
 
-#[rustfmt::skip] // one row a function
 functions! {
     /// `identity.describe`
-    describe() -> identity::Description = identity.call_describe();
+    describe() -> identity::Description
+        = identity.call_describe();
     /// `identity.probe`
-    probe() -> identity::Readiness = identity.call_probe();
+    probe() -> identity::Readiness
+        = identity.call_probe();
     /// `volumes.create`
-    create(request: wit::CreateRequest) -> wit::Volume = volumes.call_create(&request);
+    create(request: wit::CreateRequest) -> wit::Volume
+        = volumes.call_create(&request);
     /// `volumes.delete`
-    delete(handle: String) -> () = volumes.call_delete(&handle);
+    delete(handle: String) -> ()
+        = volumes.call_delete(&handle);
     /// `volumes.validate`
-    validate(request: volumes::ValidateRequest) -> volumes::Validation = volumes.call_validate(&request);
+    validate(request: volumes::ValidateRequest) -> volumes::Validation
+        = volumes.call_validate(&request);
     /// `cloning.create-from-volume`
-    create_from_volume(request: wit::CreateRequest, source: String) -> wit::Volume = cloning.call_create_from_volume(&request, &source);
+    create_from_volume(request: wit::CreateRequest, source: String) -> wit::Volume
+        = cloning.call_create_from_volume(&request, &source);
     /// `restoring.create-from-snapshot`
-    create_from_snapshot(request: wit::CreateRequest, source: String) -> wit::Volume = restoring.call_create_from_snapshot(&request, &source);
+    create_from_snapshot(request: wit::CreateRequest, source: String) -> wit::Volume
+        = restoring.call_create_from_snapshot(&request, &source);
     /// `publishing.publish`
-    publish(request: publishing::PublishRequest) -> wit::ConnectionInfo = publishing.call_publish(&request);
+    publish(request: publishing::PublishRequest) -> wit::ConnectionInfo
+        = publishing.call_publish(&request);
     /// `publishing.unpublish`
-    unpublish(handle: String, node: Option<String>) -> () = publishing.call_unpublish(&handle, node.as_deref());
+    unpublish(handle: String, node: Option<String>) -> ()
+        = publishing.call_unpublish(&handle, node.as_deref());
     /// `expansion.expand`
-    expand(request: expansion::ExpandRequest) -> expansion::ExpandResponse = expansion.call_expand(&request);
+    expand(request: expansion::ExpandRequest) -> expansion::ExpandResponse
+        = expansion.call_expand(&request);
     /// `modification.modify`
-    modify(handle: String, parameters: Pairs) -> () = modification.call_modify(&handle, &parameters);
+    modify(handle: String, parameters: Pairs) -> ()
+        = modification.call_modify(&handle, &parameters);
     /// `snapshots.create`
-    create_snapshot(request: snapshots::SnapshotRequest) -> wit::Snapshot = snapshots.call_create(&request);
+    create_snapshot(request: snapshots::SnapshotRequest) -> wit::Snapshot
+        = snapshots.call_create(&request);
     /// `snapshots.delete`
-    delete_snapshot(handle: String) -> () = snapshots.call_delete(&handle);
+    delete_snapshot(handle: String) -> ()
+        = snapshots.call_delete(&handle);
     /// `snapshots.get`
-    get_snapshot(handle: String) -> wit::Snapshot = snapshots.call_get(&handle);
+    get_snapshot(handle: String) -> wit::Snapshot
+        = snapshots.call_get(&handle);
     /// `snapshots.list`
-    list_snapshots(source: Option<String>, after: Option<String>, limit: Option<u32>) -> snapshots::SnapshotPage = snapshots.call_list(source.as_ref(), after.as_deref(), limit);
+    list_snapshots(source: Option<String>, after: Option<String>, limit: Option<u32>) -> snapshots::SnapshotPage
+        = snapshots.call_list(source.as_ref(), after.as_deref(), limit);
     /// `group-snapshots.create`
-    create_group(request: group_snapshots::GroupRequest) -> group_snapshots::GroupSnapshot = group_snapshots.call_create(&request);
+    create_group(request: group_snapshots::GroupRequest) -> group_snapshots::GroupSnapshot
+        = group_snapshots.call_create(&request);
     /// `group-snapshots.delete`
-    delete_group(handle: String, snapshots: Vec<String>) -> () = group_snapshots.call_delete(&handle, &snapshots);
+    delete_group(handle: String, snapshots: Vec<String>) -> ()
+        = group_snapshots.call_delete(&handle, &snapshots);
     /// `group-snapshots.get`
-    get_group(handle: String, snapshots: Vec<String>) -> group_snapshots::GroupSnapshot = group_snapshots.call_get(&handle, &snapshots);
+    get_group(handle: String, snapshots: Vec<String>) -> group_snapshots::GroupSnapshot
+        = group_snapshots.call_get(&handle, &snapshots);
     /// `listing.list`
-    list_volumes(after: Option<String>, limit: Option<u32>) -> listing::VolumePage = listing.call_list(after.as_deref(), limit);
+    list_volumes(after: Option<String>, limit: Option<u32>) -> listing::VolumePage
+        = listing.call_list(after.as_deref(), limit);
     /// `inspection.get`
-    get_volume(handle: String) -> wit::VolumeStatus = inspection.call_get(&handle);
+    get_volume(handle: String) -> wit::VolumeStatus
+        = inspection.call_get(&handle);
     /// `capacity.available`
-    available(request: capacity::CapacityRequest) -> capacity::CapacityReport = capacity.call_available(&request);
+    available(request: capacity::CapacityRequest) -> capacity::CapacityReport
+        = capacity.call_available(&request);
 }

@@ -1,10 +1,16 @@
-//! The store of a call's instance.
+//! The store of a call's instance, and the imports that it is linked with.
 
-use wasmtime::{Store, UpdateDeadline, component::ResourceTable};
+use wasmtime::{
+    Engine, Store, UpdateDeadline,
+    component::{Linker, ResourceTable},
+};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::{
-    call::SharedState, capabilities::Capabilities, cpu_time::CpuTime, limits::StoreLimiter, wasi::GuestOutput,
+    capabilities::{self, Capabilities, HasCapabilities, SharedCapabilities},
+    cpu_time::CpuTime,
+    limits::{Limits, StoreLimiter},
+    wasi::{self, GuestOutput},
 };
 use cofferdam_backend::{CallContext, Redactor};
 
@@ -23,11 +29,7 @@ pub(crate) struct StoreData {
 }
 
 impl StoreData {
-    pub(crate) fn capabilities(&mut self) -> &mut Capabilities {
-        &mut self.capabilities
-    }
-
-    /// Blots the call's secrets out.
+    /// The redactor of the call's secrets.
     pub(crate) fn redactor(&self) -> &Redactor {
         self.capabilities.redactor()
     }
@@ -38,19 +40,34 @@ impl StoreData {
     }
 }
 
+impl HasCapabilities for StoreData {
+    fn capabilities(&mut self) -> &mut Capabilities {
+        &mut self.capabilities
+    }
+}
+
 impl WasiView for StoreData {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
     }
 }
 
+/// Links all imports of guests.
+pub(crate) fn new_linker(engine: &Engine) -> wasmtime::Result<Linker<StoreData>> {
+    let mut linker = Linker::new(engine);
+    wasi::link(&mut linker)?;
+    capabilities::link(&mut linker)?;
+    Ok(linker)
+}
+
 /// Creates a store. All limits are set here.
 pub(crate) fn new_store(
-    shared_state: &SharedState,
+    engine: &Engine,
+    shared: &SharedCapabilities,
+    limits: &Limits,
     context: CallContext,
     cpu_time: CpuTime,
 ) -> Store<StoreData> {
-    let SharedState { engine, capabilities: shared, limits, .. } = shared_state;
     let output = GuestOutput::new(limits.log_bytes, context.redactor.max_secret_bytes());
     let mut wasi = WasiCtx::builder();
     wasi.stdout(output.clone()).stderr(output.clone()).max_random_size(MAX_WASI_RANDOM);

@@ -12,6 +12,8 @@ mod bindings;
 mod breaker;
 mod call;
 mod capabilities;
+mod component;
+mod contract;
 mod convert;
 mod cpu_pool;
 mod cpu_time;
@@ -32,14 +34,15 @@ mod wasi;
 
 pub use backend::WasmBackend;
 pub use capabilities::{
-    http::policy::{HttpConfig, OriginConfig},
-    pool::PoolConfig,
+    http::config::{HttpConfig, OriginConfig},
+    pool::config::PoolConfig,
     state::StateConfig,
 };
+pub use contract::Grant;
 pub use digest::Digest;
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
-pub use inspect::{ComponentInterfaces, Grant};
+pub use inspect::ComponentInterfaces;
 pub use limits::Limits;
 pub use loader::{BackendConfig, ComponentInfo, ComponentSource};
 pub use metrics::WasmMetrics;

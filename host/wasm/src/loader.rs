@@ -9,31 +9,33 @@ use std::{
 
 use cofferdam_domain::storage::{Description, Readiness, Secrets};
 use tokio::time::Instant;
-use wasmtime::component::{Component, InstancePre};
+use wasmtime::component::Component;
 
 use crate::{
     backend::WasmBackend,
-    call::{self, GuestFunction, SharedState},
+    call::{self, SharedState},
     capabilities::{
         SharedCapabilities,
         http::{
             client::HttpClient,
+            config::HttpConfig,
             connect,
-            policy::{HttpConfig, OriginPolicy},
+            policy::{OriginConfigError, OriginPolicy},
         },
-        pool::{Pool, PoolConfig},
+        pool::{config::PoolConfig, store::Pool},
         session,
         state::{self, StateConfig},
         workers::Workers,
     },
+    component::CompiledComponent,
+    contract::Grant,
     convert,
     digest::Digest,
     engine::{Engine, EngineInner},
     error::LoadError,
-    exports::{self, Exports},
+    exports::{self, Exports, GuestFunction},
     fault_injection::FaultPlan,
-    inspect::{ComponentInterfaces, Grant},
-    instance::StoreData,
+    inspect::ComponentInterfaces,
     instance_pool::{self, InstanceQuota},
     limits::Limits,
 };
@@ -146,7 +148,7 @@ impl Engine {
         let name = source.name();
         validate_limits(&name, &limits)?;
         let compiled = self.compile(source, limits.file_bytes, None).await?;
-        let capabilities = unconfigured_capabilities(&name, settings, &limits).await?;
+        let capabilities = SharedCapabilities::unconfigured(settings, &limits);
         let engine = self.inner.wasm.clone();
         let (slots, cpu_pool) =
             (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_pool());
@@ -216,14 +218,13 @@ impl Engine {
         if pool.is_none() && compiled.interfaces.grants.contains(&Grant::Pool) {
             return Err(LoadError::NoPool { name });
         }
-        let policy = {
-            let name = name.clone();
-            tokio::task::spawn_blocking(move || OriginPolicy::new(&name, &http)).await
-        };
-        let policy = policy.map_err(|error| LoadError::Internal {
-            name: name.clone(),
-            reason: format!("reading certificates failed: {error}"),
-        })??;
+        let policy = tokio::task::spawn_blocking(move || OriginPolicy::new(&http)).await;
+        let policy = policy
+            .map_err(|error| LoadError::Internal {
+                name: name.clone(),
+                reason: format!("reading certificates failed: {error}"),
+            })?
+            .map_err(|error| origin_error(&name, error))?;
         let state = open_state(&name, state, limits.state_bytes).await?;
         let pool = open_pool(&name, pool).await?;
         let capabilities = SharedCapabilities {
@@ -259,6 +260,10 @@ pub struct ComponentInfo {
     pub interfaces: ComponentInterfaces,
 }
 
+fn origin_error(name: &str, OriginConfigError { origin, error }: OriginConfigError) -> LoadError {
+    LoadError::Http { name: name.to_owned(), origin, source: error }
+}
+
 async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::StateStore, LoadError> {
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let opened = tokio::task::spawn_blocking(move || state::StateStore::open(&config, limit)).await;
@@ -266,7 +271,7 @@ async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<sta
         name: name.to_owned(),
         reason: format!("opening its state failed: {error}"),
     })?;
-    opened.map_err(|reason| LoadError::StateFile { name: name.to_owned(), file, reason })
+    opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source })
 }
 
 async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {
@@ -277,7 +282,7 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
         name: name.to_owned(),
         reason: format!("opening its pool failed: {error}"),
     })?;
-    opened.map(Some).map_err(|reason| LoadError::Pool { name: name.to_owned(), directory, reason })
+    opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
 
 /// Limits that no call could meet are a mistake of the operator, not of the guest.
@@ -313,17 +318,6 @@ fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
 
 fn to_u64(number: usize) -> u64 {
     number.try_into().unwrap_or(u64::MAX)
-}
-
-/// A component that is compiled and linked.
-pub(crate) struct CompiledComponent {
-    pub(crate) digest: Digest,
-    pub(crate) size: u64,
-    pub(crate) interfaces: ComponentInterfaces,
-    pub(crate) pre: InstancePre<StoreData>,
-    pub(crate) exports: Exports,
-    /// Number of instance slots that a call needs.
-    pub(crate) required_instances: u32,
 }
 
 /// The blocking part of a load. The bytes are read once: the hashed bytes are the compiled ones.
@@ -440,24 +434,6 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Shared capabilities of a backend without configuration.
-pub(crate) async fn unconfigured_capabilities(
-    name: &str,
-    settings: BTreeMap<String, String>,
-    limits: &Limits,
-) -> Result<SharedCapabilities, LoadError> {
-    let policy = OriginPolicy::new(name, &HttpConfig::default())?;
-    Ok(SharedCapabilities {
-        session: Arc::new(session::SessionStore::new(limits)),
-        http: Arc::new(HttpClient::new(policy, limits, Arc::new(connect::SystemResolver))),
-        settings: Arc::new(settings),
-        state: Arc::new(open_state(name, StateConfig::default(), limits.state_bytes).await?),
-        pool: None,
-        pool_workers: Workers::default(),
-        faults: FaultPlan::default(),
-    })
-}
-
 /// Calls a component for the first time, under the same limits as any call.
 async fn initial_call<T: Send + 'static>(
     name: &str,
@@ -470,7 +446,9 @@ async fn initial_call<T: Send + 'static>(
     let context = CallContext::new(deadline, shared_state.secrets.clone());
     let redactor = context.redactor.clone();
     let outcome = match shared_state.acquire_instance(deadline).await {
-        Ok(_instance_permit) => call::spawn(inner, Arc::clone(shared_state), context, function, work).await,
+        Ok(_instance_permit) => {
+            call::spawn(inner.guest_runtime(), Arc::clone(shared_state), context, function, work).await
+        }
         Err(failure) => call::CallOutcome::not_started(failure),
     };
     outcome.result.map_err(|failure| LoadError::InitialCall {
@@ -486,9 +464,12 @@ async fn describe(
     inner: &EngineInner,
     shared_state: &Arc<SharedState>,
 ) -> Result<Description, LoadError> {
-    initial_call(name, inner, shared_state, "instantiation", exports::check_types())
-        .await?
-        .map_err(|reason| LoadError::TypeMismatch { name: name.to_owned(), reason: printable(&reason) })?;
+    initial_call(name, inner, shared_state, "instantiation", exports::check_types()).await?.map_err(
+        |mismatch| LoadError::TypeMismatch {
+            name: name.to_owned(),
+            reason: printable(&mismatch.to_string()),
+        },
+    )?;
     let description =
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use wasmtime::component::{HasData, Linker, ResourceTable};
 use wasmtime_wasi::{
-    WasiView as _,
+    WasiView,
     cli::{IsTerminal, StdoutStream, WasiCli, WasiCliView as _},
     clocks::{WasiClocks, WasiClocksView as _},
     filesystem::{WasiFilesystem, WasiFilesystemView as _},
@@ -17,37 +17,35 @@ use wasmtime_wasi::{
 };
 use wasmtime_wasi_io::bindings::wasi::io;
 
-use crate::instance::StoreData;
-
 struct WasiIo;
 
 impl HasData for WasiIo {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Links the interfaces of `INERT`, one by one: an interface that a new version of
-/// the library adds is not offered by accident.
-pub(crate) fn link(l: &mut Linker<StoreData>) -> wasmtime::Result<()> {
-    io::error::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;
-    io::poll::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;
-    io::streams::add_to_linker::<StoreData, WasiIo>(l, |host| host.ctx().table)?;
-    clocks::wall_clock::add_to_linker::<StoreData, WasiClocks>(l, StoreData::clocks)?;
-    clocks::monotonic_clock::add_to_linker::<StoreData, WasiClocks>(l, StoreData::clocks)?;
-    filesystem::preopens::add_to_linker::<StoreData, WasiFilesystem>(l, StoreData::filesystem)?;
-    filesystem::types::add_to_linker::<StoreData, WasiFilesystem>(l, StoreData::filesystem)?;
-    random::random::add_to_linker::<StoreData, WasiRandom>(l, |host| host.ctx().ctx.random())?;
-    random::insecure::add_to_linker::<StoreData, WasiRandom>(l, |host| host.ctx().ctx.random())?;
-    random::insecure_seed::add_to_linker::<StoreData, WasiRandom>(l, |host| host.ctx().ctx.random())?;
-    cli::exit::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::environment::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::stdin::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::stdout::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::stderr::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::terminal_input::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::terminal_output::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::terminal_stdin::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::terminal_stdout::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
-    cli::terminal_stderr::add_to_linker::<StoreData, WasiCli>(l, StoreData::cli)?;
+/// Links the interfaces of `INERT_IMPORTS`, one by one: an interface that a new version of the library adds is
+/// not offered by accident.
+pub(crate) fn link<T: WasiView + 'static>(l: &mut Linker<T>) -> wasmtime::Result<()> {
+    io::error::add_to_linker::<T, WasiIo>(l, |host| host.ctx().table)?;
+    io::poll::add_to_linker::<T, WasiIo>(l, |host| host.ctx().table)?;
+    io::streams::add_to_linker::<T, WasiIo>(l, |host| host.ctx().table)?;
+    clocks::wall_clock::add_to_linker::<T, WasiClocks>(l, T::clocks)?;
+    clocks::monotonic_clock::add_to_linker::<T, WasiClocks>(l, T::clocks)?;
+    filesystem::preopens::add_to_linker::<T, WasiFilesystem>(l, T::filesystem)?;
+    filesystem::types::add_to_linker::<T, WasiFilesystem>(l, T::filesystem)?;
+    random::random::add_to_linker::<T, WasiRandom>(l, |host| host.ctx().ctx.random())?;
+    random::insecure::add_to_linker::<T, WasiRandom>(l, |host| host.ctx().ctx.random())?;
+    random::insecure_seed::add_to_linker::<T, WasiRandom>(l, |host| host.ctx().ctx.random())?;
+    cli::exit::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::environment::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::stdin::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::stdout::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::stderr::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::terminal_input::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::terminal_output::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::terminal_stdin::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::terminal_stdout::add_to_linker::<T, WasiCli>(l, T::cli)?;
+    cli::terminal_stderr::add_to_linker::<T, WasiCli>(l, T::cli)?;
     Ok(())
 }
 

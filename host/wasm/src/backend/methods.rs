@@ -18,8 +18,8 @@ use crate::{
         cofferdam::storage::types as wit,
         exports::cofferdam::storage::{expansion, group_snapshots},
     },
-    call::GuestFunction,
-    convert, exports,
+    convert,
+    exports::{self, GuestFunction},
 };
 use cofferdam_backend::{
     Backend, BackendFuture, Call, CallSpec, ContractViolation, Redactor,

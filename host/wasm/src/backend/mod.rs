@@ -18,9 +18,10 @@ use tracing::Instrument as _;
 
 use crate::{
     breaker::{Breaker, BreakerPermit},
-    call::{self, GuestFunction, SharedState},
+    call::{self, SharedState},
     digest::Digest,
     engine::EngineInner,
+    exports::GuestFunction,
     failure::{BreakerSignal, CallFailure},
     inspect::ComponentInterfaces,
     metrics::DriverMetrics,

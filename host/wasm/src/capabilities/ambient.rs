@@ -2,13 +2,21 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Capabilities;
+use wasmtime::component::HasData;
+
 use crate::bindings::cofferdam::storage::ambient::Host;
 
 /// Maximum random bytes of one call, by contract.
 const MAX_RANDOM: u32 = 4_096;
 
-impl Host for Capabilities {
+/// The `ambient` import. It has no state.
+pub(crate) struct Ambient;
+
+impl HasData for Ambient {
+    type Data<'a> = Self;
+}
+
+impl Host for Ambient {
     fn now_ms(&mut self) -> wasmtime::Result<u64> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         Ok(u64::try_from(now.as_millis())?)

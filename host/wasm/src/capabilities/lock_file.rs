@@ -2,8 +2,28 @@
 
 use std::{
     fs::{File, TryLockError},
-    io::{Read as _, Seek as _, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
 };
+
+/// A lock file that this process cannot take. The message follows the name of what the lock protects.
+#[derive(Debug, thiserror::Error)]
+pub enum LockFileError {
+    /// Another backend of this process has the lock.
+    #[error("is in use by another backend of this process")]
+    OwnProcess,
+    /// Another process has the lock.
+    #[error("is in use by the process {0}; expected to be its only user")]
+    Process(u32),
+    /// Another process has the lock, and the file does not name it.
+    #[error("is in use by another process; expected to be its only user")]
+    UnknownProcess,
+    /// The system cannot lock the file.
+    #[error("cannot be locked: {0}")]
+    Lock(#[source] io::Error),
+    /// The id of this process cannot be written into the file.
+    #[error("has a lock file that cannot be written: {0}")]
+    Write(#[source] io::Error),
+}
 
 /// A lock file in the hands of this process. The system takes it back when the process ends, in whatever way.
 #[derive(Debug)]
@@ -15,34 +35,32 @@ impl LockFile {
     /// Takes an open lock file and writes this process into it.
     ///
     /// # Errors
-    /// Who has it, or what the system said.
-    pub(crate) fn acquire(mut lock: File) -> Result<Self, String> {
+    /// Another backend or process has the lock, or the file cannot be locked or written.
+    pub(crate) fn acquire(mut lock: File) -> Result<Self, LockFileError> {
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(format!("is in use by {}", describe_owner(&mut lock)));
-            }
-            Err(TryLockError::Error(error)) => return Err(format!("cannot be locked: {error}")),
+            Err(TryLockError::WouldBlock) => return Err(in_use(&mut lock)),
+            Err(TryLockError::Error(error)) => return Err(LockFileError::Lock(error)),
         }
         let write = |lock: &mut File| {
             lock.set_len(0)?;
             lock.rewind()?;
             writeln!(lock, "{}", std::process::id())
         };
-        write(&mut lock).map_err(|error| format!("has a lock file that cannot be written: {error}"))?;
+        write(&mut lock).map_err(LockFileError::Write)?;
         Ok(Self { _lock: lock })
     }
 }
 
-/// The owner of a lock according to the lock file.
-fn describe_owner(lock: &mut File) -> String {
+/// The error for a lock in use. The lock file names the owner.
+fn in_use(lock: &mut File) -> LockFileError {
     /// More digits than any process id has.
     const MAX_PID_BYTES: u64 = 16;
     let mut text = String::new();
     let read = lock.take(MAX_PID_BYTES).read_to_string(&mut text);
     match read.ok().and_then(|_| text.trim().parse::<u32>().ok()) {
-        Some(pid) if pid == std::process::id() => "another backend of this process".to_owned(),
-        Some(pid) => format!("the process {pid}; expected to be its only user"),
-        None => "another process; expected to be its only user".to_owned(),
+        Some(pid) if pid == std::process::id() => LockFileError::OwnProcess,
+        Some(pid) => LockFileError::Process(pid),
+        None => LockFileError::UnknownProcess,
     }
 }

@@ -1,8 +1,9 @@
 //! `log`: lines of the guest in the host's log, bounded per call.
 
-use super::Capabilities;
+use wasmtime::component::HasData;
+
 use crate::bindings::cofferdam::storage::log::{Host, Level as GuestLevel};
-use cofferdam_backend::checks;
+use cofferdam_backend::{Redactor, checks};
 
 /// Target of guests' lines, so that a filter can choose them.
 const LOG_TARGET: &str = "cofferdam_wasm::guest";
@@ -48,7 +49,17 @@ impl GuestLog {
     }
 }
 
-impl Host for Capabilities {
+/// The `log` import of one call.
+pub(crate) struct LogView<'a> {
+    pub(crate) log: &'a mut GuestLog,
+    pub(crate) redactor: &'a Redactor,
+}
+
+impl HasData for LogView<'static> {
+    type Data<'a> = LogView<'a>;
+}
+
+impl Host for LogView<'_> {
     fn write(
         &mut self,
         level: GuestLevel,
@@ -64,7 +75,7 @@ impl Host for Capabilities {
         if !self.log.try_charge(bytes) {
             return Ok(());
         }
-        let shown = |text: &str| checks::printable(&self.context.redactor.redact(text));
+        let shown = |text: &str| checks::printable(&self.redactor.redact(text));
         let mut line = shown(&message);
         for (key, value) in &fields {
             line.push_str(&format!(" {}={:?}", shown(key), shown(value)));

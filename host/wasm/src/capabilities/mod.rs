@@ -1,4 +1,6 @@
 //! Capabilities of guests: one module for each import, each with its own policy.
+//!
+//! A module defines what its import needs during one call, a `…View`, and nothing about other imports.
 
 pub(crate) mod ambient;
 pub(crate) mod http;
@@ -13,12 +15,20 @@ pub(crate) mod workers;
 
 use std::sync::Arc;
 
-use wasmtime::component::{HasData, Linker, ResourceTable};
+use wasmtime::component::{Linker, ResourceTable};
 
-use self::{secrets::Tenant, workers::Workers};
-use crate::{
-    bindings::cofferdam::storage as wit, fault_injection::FaultPlan, instance::StoreData, limits::Limits,
+use self::{
+    ambient::Ambient,
+    http::{HttpView, client::HttpClient, connect::SystemResolver, policy::OriginPolicy},
+    log::{GuestLog, LogView},
+    pool::{PoolView, store::Pool},
+    secrets::SecretsView,
+    session::{Session, SessionStore, SessionView},
+    settings::{Settings, SettingsView},
+    state::{StateStore, StateView},
+    workers::Workers,
 };
+use crate::{bindings::cofferdam::storage as wit, fault_injection::FaultPlan, limits::Limits};
 use cofferdam_backend::{CallContext, Redactor};
 
 /// The capabilities of one call.
@@ -27,45 +37,48 @@ pub(crate) struct Capabilities {
     context: CallContext,
     /// The guest's handles of secrets.
     handles: ResourceTable,
-    log: log::GuestLog,
-    session: session::Session,
-    http: Arc<http::client::HttpClient>,
-    settings: Arc<settings::Settings>,
-    state: Arc<state::StateStore>,
-    pool: Option<Arc<pool::Pool>>,
-    pool_workers: Workers,
-    faults: FaultPlan,
+    log: GuestLog,
+    session: Session,
+    shared: SharedCapabilities,
 }
 
 /// The capabilities that all calls of one backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedCapabilities {
-    pub(crate) session: Arc<session::SessionStore>,
-    pub(crate) http: Arc<http::client::HttpClient>,
-    pub(crate) settings: Arc<settings::Settings>,
-    pub(crate) state: Arc<state::StateStore>,
+    pub(crate) session: Arc<SessionStore>,
+    pub(crate) http: Arc<HttpClient>,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) state: Arc<StateStore>,
     /// The backend's directory, when the operator gives it one.
-    pub(crate) pool: Option<Arc<pool::Pool>>,
+    pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) pool_workers: Workers,
     pub(crate) faults: FaultPlan,
 }
 
 impl SharedCapabilities {
-    /// The part of it that one call gets.
+    /// Capabilities without configuration: no origins, no pool, and the state in memory.
+    pub(crate) fn unconfigured(settings: Settings, limits: &Limits) -> Self {
+        Self {
+            session: Arc::new(SessionStore::new(limits)),
+            http: Arc::new(HttpClient::new(OriginPolicy::default(), limits, Arc::new(SystemResolver))),
+            settings: Arc::new(settings),
+            state: Arc::new(StateStore::in_memory(limits.state_bytes)),
+            pool: None,
+            pool_workers: Workers::default(),
+            faults: FaultPlan::default(),
+        }
+    }
+
+    /// The capabilities of one call.
     pub(crate) fn call_capabilities(&self, limits: &Limits, context: CallContext) -> Capabilities {
         let mut handles = ResourceTable::new();
         handles.set_max_capacity(limits.handles);
         Capabilities {
             context,
             handles,
-            log: log::GuestLog::new(limits.log_bytes),
-            session: session::Session::new(Arc::clone(&self.session)),
-            http: Arc::clone(&self.http),
-            settings: Arc::clone(&self.settings),
-            state: Arc::clone(&self.state),
-            pool: self.pool.clone(),
-            pool_workers: self.pool_workers.clone(),
-            faults: self.faults.clone(),
+            log: GuestLog::new(limits.log_bytes),
+            session: Session::new(Arc::clone(&self.session)),
+            shared: self.clone(),
         }
     }
 }
@@ -76,35 +89,67 @@ impl Capabilities {
         self.log.finish()
     }
 
-    /// Whom the call works for.
-    fn tenant(&self) -> Tenant {
-        Tenant::from_secrets(&self.context.secrets)
-    }
-
     /// The redactor of the call's secrets.
     pub(crate) fn redactor(&self) -> &Redactor {
         &self.context.redactor
     }
+
+    fn log(&mut self) -> LogView<'_> {
+        LogView { log: &mut self.log, redactor: &self.context.redactor }
+    }
+
+    fn settings(&mut self) -> SettingsView<'_> {
+        SettingsView(&self.shared.settings)
+    }
+
+    fn secrets(&mut self) -> SecretsView<'_> {
+        SecretsView { secrets: &self.context.secrets, handles: &mut self.handles }
+    }
+
+    fn session(&mut self) -> SessionView<'_> {
+        SessionView { session: &mut self.session, secrets: &self.context.secrets }
+    }
+
+    fn http(&mut self) -> HttpView<'_> {
+        HttpView {
+            context: &self.context,
+            handles: &mut self.handles,
+            client: &self.shared.http,
+            faults: &self.shared.faults,
+        }
+    }
+
+    fn state(&mut self) -> StateView<'_> {
+        StateView { context: &self.context, store: &self.shared.state, faults: &self.shared.faults }
+    }
+
+    fn pool(&mut self) -> PoolView<'_> {
+        PoolView {
+            context: &self.context,
+            pool: self.shared.pool.as_ref(),
+            workers: &self.shared.pool_workers,
+            faults: &self.shared.faults,
+        }
+    }
 }
 
-/// Accessor of the capabilities in a store, for the generated bindings.
-struct CapabilitiesData;
-
-impl HasData for CapabilitiesData {
-    type Data<'a> = &'a mut Capabilities;
+/// Data of a store that contains the capabilities of a call.
+pub(crate) trait HasCapabilities: Send + 'static {
+    /// The capabilities of the call.
+    fn capabilities(&mut self) -> &mut Capabilities;
 }
 
 /// Links all imports. The grants were checked before: one linker serves all components, so a component is
 /// linked once for all backends.
-pub(crate) fn link(linker: &mut Linker<StoreData>) -> wasmtime::Result<()> {
-    wit::types::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::log::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::ambient::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::settings::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::secrets::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::reveal::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::session::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::http::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::state::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)?;
-    wit::pool::add_to_linker::<StoreData, CapabilitiesData>(linker, StoreData::capabilities)
+pub(crate) fn link<T: HasCapabilities>(linker: &mut Linker<T>) -> wasmtime::Result<()> {
+    wit::types::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
+    wit::log::add_to_linker::<T, LogView<'static>>(linker, |data| data.capabilities().log())?;
+    wit::ambient::add_to_linker::<T, Ambient>(linker, |_| Ambient)?;
+    wit::settings::add_to_linker::<T, SettingsView<'static>>(linker, |data| data.capabilities().settings())?;
+    wit::secrets::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
+    wit::reveal::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
+    wit::session::add_to_linker::<T, SessionView<'static>>(linker, |data| data.capabilities().session())?;
+    wit::http::add_to_linker::<T, HttpView<'static>>(linker, |data| data.capabilities().http())?;
+    wit::state::add_to_linker::<T, StateView<'static>>(linker, |data| data.capabilities().state())?;
+    wit::pool::add_to_linker::<T, PoolView<'static>>(linker, |data| data.capabilities().pool())
 }

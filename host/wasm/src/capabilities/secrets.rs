@@ -2,17 +2,14 @@
 
 use std::fmt;
 
-use cofferdam_domain::storage::{Secret, Secrets};
+use cofferdam_domain::storage::Secrets;
 use sha2::{Digest as _, Sha256};
-use wasmtime::component::Resource;
+use wasmtime::component::{HasData, Resource, ResourceTable};
 
-use super::Capabilities;
-use crate::bindings::cofferdam::storage::{reveal, secrets, types};
-
-/// The object behind a guest's handle.
-#[derive(Clone, Debug)]
-#[expect(unreachable_pub, reason = "the generated bindings export it again")]
-pub struct SecretHandle(pub(crate) Secret);
+use crate::bindings::{
+    SecretHandle,
+    cofferdam::storage::{reveal, secrets, types},
+};
 
 /// Identifies the secrets of a call: equal only for calls with the same secrets. Resources that were opened
 /// with some secrets never serve calls with others.
@@ -37,27 +34,38 @@ impl fmt::Debug for Tenant {
     }
 }
 
-impl types::Host for Capabilities {}
+/// The `types`, `secrets` and `reveal` imports of one call.
+pub(crate) struct SecretsView<'a> {
+    pub(crate) secrets: &'a Secrets,
+    /// The guest's handles.
+    pub(crate) handles: &'a mut ResourceTable,
+}
 
-impl types::HostSecret for Capabilities {
+impl HasData for SecretsView<'static> {
+    type Data<'a> = SecretsView<'a>;
+}
+
+impl types::Host for SecretsView<'_> {}
+
+impl types::HostSecret for SecretsView<'_> {
     fn drop(&mut self, handle: Resource<SecretHandle>) -> wasmtime::Result<()> {
         self.handles.delete(handle)?;
         Ok(())
     }
 }
 
-impl secrets::Host for Capabilities {
+impl secrets::Host for SecretsView<'_> {
     fn names(&mut self) -> wasmtime::Result<Vec<String>> {
-        Ok(self.context.secrets.iter().map(|(name, _)| name.to_owned()).collect())
+        Ok(self.secrets.iter().map(|(name, _)| name.to_owned()).collect())
     }
 
     fn get(&mut self, name: String) -> wasmtime::Result<Option<Resource<SecretHandle>>> {
-        let Some(secret) = self.context.secrets.get(&name) else { return Ok(None) };
+        let Some(secret) = self.secrets.get(&name) else { return Ok(None) };
         Ok(Some(self.handles.push(SecretHandle(secret.clone()))?))
     }
 }
 
-impl reveal::Host for Capabilities {
+impl reveal::Host for SecretsView<'_> {
     fn reveal(&mut self, handle: Resource<SecretHandle>) -> wasmtime::Result<String> {
         Ok(self.handles.get(&handle)?.0.expose().to_owned())
     }
@@ -65,6 +73,8 @@ impl reveal::Host for Capabilities {
 
 #[cfg(test)]
 mod tests {
+    use cofferdam_domain::storage::Secret;
+
     use super::*;
 
     #[test]

@@ -8,13 +8,15 @@ use std::{
     time::Duration,
 };
 
+use cofferdam_domain::storage::Secrets;
 use tokio::{
     sync::{Notify, OwnedMutexGuard},
     time::Instant,
 };
+use wasmtime::component::HasData;
 use zeroize::Zeroizing;
 
-use super::{Capabilities, secrets::Tenant};
+use super::secrets::Tenant;
 use crate::{
     bindings::cofferdam::storage::session::{Acquired, Bound, Entry, Host, SessionError},
     limits::Limits,
@@ -299,9 +301,19 @@ impl Session {
     }
 }
 
-impl Host for Capabilities {
+/// The `session` import of one call.
+pub(crate) struct SessionView<'a> {
+    pub(crate) session: &'a mut Session,
+    pub(crate) secrets: &'a Secrets,
+}
+
+impl HasData for SessionView<'static> {
+    type Data<'a> = SessionView<'a>;
+}
+
+impl Host for SessionView<'_> {
     async fn acquire(&mut self, key: String) -> wasmtime::Result<Result<Acquired, SessionError>> {
-        let tenant = self.tenant();
+        let tenant = Tenant::from_secrets(self.secrets);
         Ok(self.session.acquire(tenant, &key).await)
     }
 
@@ -311,7 +323,7 @@ impl Host for Capabilities {
         value: Vec<u8>,
         ttl_ms: u64,
     ) -> wasmtime::Result<Result<u64, SessionError>> {
-        let tenant = self.tenant();
+        let tenant = Tenant::from_secrets(self.secrets);
         Ok(self.session.put(tenant, &key, value, Duration::from_millis(ttl_ms)))
     }
 
@@ -321,7 +333,7 @@ impl Host for Capabilities {
     }
 
     fn invalidate(&mut self, key: String, generation: u64) -> wasmtime::Result<()> {
-        let tenant = self.tenant();
+        let tenant = Tenant::from_secrets(self.secrets);
         self.session.store.invalidate(tenant, &key, generation);
         Ok(())
     }

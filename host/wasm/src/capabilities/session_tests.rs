@@ -1,6 +1,6 @@
 //! Every rule of the logins, on paused time.
 
-use cofferdam_domain::storage::{Secret, Secrets};
+use cofferdam_domain::storage::Secret;
 use futures::FutureExt as _;
 
 use super::*;

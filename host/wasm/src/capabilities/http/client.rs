@@ -19,8 +19,9 @@ use tokio::{
 };
 
 use super::{
-    ExchangeError,
     connect::{self, ConnectionPool, ExchangePermit, HttpConnection, Resolve},
+    error::ExchangeError,
+    origin::Origin,
     policy::{OriginPolicy, OriginTarget},
 };
 use crate::{
@@ -249,7 +250,7 @@ impl SentExchange {
                 Ok(response)
             }
             Err(failed) => {
-                let failed = ExchangeError { maybe_sent, ..failed };
+                let failed = failed.with_maybe_sent(maybe_sent);
                 if maybe_sent {
                     self.exchange.record_outcome(failed.label());
                 }
@@ -313,7 +314,7 @@ impl SentExchange {
 }
 
 /// Describes a failed exchange.
-fn exchange_error(origin: &super::policy::Origin, error: hyper::Error) -> ExchangeError {
+fn exchange_error(origin: &Origin, error: hyper::Error) -> ExchangeError {
     let mut causes = vec![error.to_string()];
     let mut tls = false;
     let mut cause = std::error::Error::source(&error);

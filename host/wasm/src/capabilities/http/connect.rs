@@ -30,8 +30,9 @@ use tokio::{
 };
 
 use super::{
-    ExchangeError,
-    policy::{Origin, OriginTarget, UrlHost},
+    error::ExchangeError,
+    origin::{Origin, UrlHost},
+    policy::OriginTarget,
 };
 use crate::{bindings::cofferdam::storage::http::Failure, capabilities::secrets::Tenant};
 

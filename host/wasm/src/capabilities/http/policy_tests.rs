@@ -9,8 +9,8 @@ fn config(origin: &str, addresses: &[&str]) -> OriginConfig {
     }
 }
 
-fn policy(origins: &[OriginConfig]) -> Result<OriginPolicy, String> {
-    OriginPolicy::new("x.wasm", &HttpConfig { origins: origins.to_vec() }).map_err(|error| error.to_string())
+fn policy(origins: &[OriginConfig]) -> Result<OriginPolicy, OriginConfigError> {
+    OriginPolicy::new(&HttpConfig { origins: origins.to_vec() })
 }
 
 #[test]
@@ -139,10 +139,14 @@ fn invalid_origins_are_rejected_at_load() {
         (insecure(|config| config.certificate_file = Some("x".into())), "`certificate-file` is for https"),
         (insecure(|config| config.key_file = Some("x".into())), "`key-file` is for https"),
     ] {
-        let error = policy(std::slice::from_ref(&config)).unwrap_err();
-        let start = format!("x.wasm: the HTTP origin `{}`: ", config.origin);
-        assert!(error.starts_with(&start) && error.contains(expected), "{error}");
+        let OriginConfigError { origin, error } = policy(std::slice::from_ref(&config)).unwrap_err();
+        assert_eq!(origin, config.origin);
+        assert!(error.to_string().starts_with(expected), "{error}");
     }
     let twice = [config("http://array.example", &[]), config("http://ARRAY.example:80", &[])];
-    assert!(policy(&twice).unwrap_err().ends_with("is named twice"));
+    let OriginConfigError { origin, error } = policy(&twice).unwrap_err();
+    assert_eq!(
+        (origin.as_str(), error.to_string()),
+        ("http://ARRAY.example:80", "is named twice".to_owned())
+    );
 }

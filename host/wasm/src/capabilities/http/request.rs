@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use cofferdam_backend::Redactor;
 use cofferdam_domain::storage::Secret;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use wasmtime::component::ResourceTable;
 use zeroize::Zeroizing;
 
 use super::{
-    ExchangeError,
-    client::OutgoingRequest,
-    policy::{Origin, UrlRejection},
+    client::{HttpClient, OutgoingRequest},
+    error::ExchangeError,
+    origin::Origin,
+    policy::UrlRejection,
 };
-use crate::{
-    bindings::cofferdam::storage::http::{
-        Authorization, Basic, Failure, Method as GuestMethod, Request, SecretHeader, UserName,
-    },
-    capabilities::Capabilities,
+use crate::bindings::cofferdam::storage::http::{
+    Authorization, Basic, Failure, Method as GuestMethod, Request, SecretHeader, UserName,
 };
 
 /// Most bytes of a request's URL and headers together.
@@ -35,12 +35,17 @@ struct AuthorizationHeader {
     value: HeaderValue,
 }
 
-impl Capabilities {
-    /// Checks a request. The outer error is a handle that is none, a defect of the guest.
-    pub(super) fn build_request(
-        &self,
-        request: Request,
-    ) -> wasmtime::Result<Result<OutgoingRequest, ExchangeError>> {
+/// Checks the requests of one call.
+pub(super) struct RequestBuilder<'a> {
+    pub(super) client: &'a HttpClient,
+    /// The guest's handles of secrets.
+    pub(super) handles: &'a ResourceTable,
+    pub(super) redactor: &'a Redactor,
+}
+
+impl RequestBuilder<'_> {
+    /// Checks a request. The outer error is an invalid handle, a defect of the guest.
+    pub(super) fn build(&self, request: Request) -> wasmtime::Result<Result<OutgoingRequest, ExchangeError>> {
         let authorization = request
             .authorization
             .as_ref()
@@ -59,10 +64,10 @@ impl Capabilities {
                 format!("the URL has {} bytes; at most {MAX_REQUEST_HEAD} are allowed", request.url.len());
             return Err(ExchangeError::unsent(Failure::TooLarge, message));
         }
-        let (target, path) = self.http.policy.target(&request.url).map_err(url_error)?;
+        let (target, path) = self.client.policy.target(&request.url).map_err(url_error)?;
         let headers = headers(&request.url, request.headers, &target.origin, authorization)?;
         let body = request.body.unwrap_or_default();
-        let bounds = self.http.limits();
+        let bounds = self.client.limits();
         if body.len() > bounds.request_bytes {
             let message = format!(
                 "the body has {} bytes; at most {} are allowed (limit `http-request-bytes`)",
@@ -99,7 +104,7 @@ impl Capabilities {
                 let password = self.handles.get(password)?.0.expose();
                 let pair = Zeroizing::new(format!("{user}:{password}"));
                 let encoded = Zeroizing::new(STANDARD.encode(pair.as_bytes()));
-                if !self.context.redactor.add_secret(Secret::new(encoded.as_str())) {
+                if !self.redactor.add_secret(Secret::new(encoded.as_str())) {
                     return Ok(Err(invalid_request("too many names and passwords in one call".to_owned())));
                 }
                 (header::AUTHORIZATION, Zeroizing::new(format!("Basic {}", encoded.as_str())))

@@ -19,10 +19,11 @@ use tokio::{
 };
 
 use super::{
-    ExchangeError,
     client::{ExchangeOwner, HttpClient, OutgoingRequest},
+    config::{HttpConfig, OriginConfig},
     connect::{ExchangePermit, Resolve},
-    policy::{HttpConfig, OriginConfig, OriginPolicy},
+    error::ExchangeError,
+    policy::OriginPolicy,
 };
 use crate::{
     bindings::cofferdam::storage::http::{Failure, Response},
@@ -67,7 +68,7 @@ fn client(port: u16, addresses: &[&str], answers: &[&[&'static str]]) -> HttpCli
         addresses: Some(addresses.iter().map(|address| (*address).to_owned()).collect()),
         ..OriginConfig::default()
     };
-    let policy = OriginPolicy::new("x.wasm", &HttpConfig { origins: vec![origin] }).unwrap();
+    let policy = OriginPolicy::new(&HttpConfig { origins: vec![origin] }).unwrap();
     let answers = answers.iter().map(|answer| answer.to_vec()).collect();
     HttpClient::new(policy, &Limits::default(), Arc::new(FakeResolver(Mutex::new(answers))))
 }

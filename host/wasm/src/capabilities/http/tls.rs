@@ -1,11 +1,16 @@
 //! TLS configuration of one origin.
 
-use std::{fmt, io::Read as _, path::Path, sync::Arc};
+use std::{
+    fmt,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use rustls::{
     ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
     client::{
-        WebPkiServerVerifier,
+        VerifierBuilderError, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::CryptoProvider,
@@ -14,10 +19,83 @@ use rustls::{
 use sha2::{Digest as _, Sha256};
 use tokio_rustls::TlsConnector;
 
-use super::policy::{OriginConfig, UrlHost};
+use super::{config::OriginConfig, origin::UrlHost};
 
 /// Most bytes of a file of certificates: ten times all authorities of the web.
 const MAX_PEM_BYTES: u64 = 4 << 20;
+
+/// TLS options of an origin that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// No certificate can have the host's name.
+    #[error("its host is not a name that a certificate can have")]
+    HostName,
+    /// The TLS library rejects the configuration.
+    #[error("TLS cannot be set up: {0}")]
+    Setup(#[source] rustls::Error),
+    /// The option of an origin without TLS: it would look as if it protected something.
+    #[error("`{0}` is for https only")]
+    HttpsOnly(&'static str),
+    /// One of two options that belong together is absent.
+    #[error("`{present}` needs `{missing}`")]
+    MissingOption {
+        /// The option that is set.
+        present: &'static str,
+        /// The option that is not.
+        missing: &'static str,
+    },
+    /// The certificates of the authorities cannot verify servers.
+    #[error("the authorities cannot be used: {0}")]
+    Authorities(#[source] VerifierBuilderError),
+    /// The system has no certificates of authorities.
+    #[error("the system has no certificates of authorities; expected `ca-file` or `pin-sha256`")]
+    NoSystemAuthorities,
+    /// The pin is not a SHA-256.
+    #[error(
+        "`pin-sha256` has {characters} characters; expected 64 hexadecimal digits, \
+         the SHA-256 of the server's certificate in DER"
+    )]
+    Pin {
+        /// Length of the option.
+        characters: usize,
+    },
+    /// A file that an option names cannot be used.
+    #[error("`{option}` {}: {source}", .file.display())]
+    File {
+        /// The option.
+        option: &'static str,
+        /// The file.
+        file: PathBuf,
+        /// The problem of the file.
+        source: PemFileError,
+    },
+}
+
+/// A PEM file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PemFileError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    /// The file is a directory, a pipe or a device.
+    #[error("is not a regular file")]
+    NotAFile,
+    /// The file is too large.
+    #[error("has more than {MAX_PEM_BYTES} bytes")]
+    TooLarge,
+    /// The file has no private key.
+    #[error("expected a private key in PEM")]
+    NoPrivateKey,
+    /// The file is not PEM.
+    #[error("expected certificates in PEM")]
+    NotCertificates,
+    /// The file has no certificate.
+    #[error("has no certificate; expected certificates in PEM")]
+    NoCertificate,
+    /// The TLS library rejects a certificate, or its key.
+    #[error(transparent)]
+    Rejected(#[from] rustls::Error),
+}
 
 /// TLS configuration of one origin.
 #[derive(Clone)]
@@ -33,46 +111,49 @@ impl fmt::Debug for TlsTarget {
 }
 
 impl TlsTarget {
-    pub(super) fn new(config: &OriginConfig, host: &UrlHost) -> Result<Self, String> {
+    pub(super) fn new(config: &OriginConfig, host: &UrlHost) -> Result<Self, TlsError> {
         let name = match host {
-            UrlHost::Name(name) => ServerName::try_from(name.clone())
-                .map_err(|_| "its host is not a name that a certificate can have".to_owned())?,
+            UrlHost::Name(name) => ServerName::try_from(name.clone()).map_err(|_| TlsError::HostName)?,
             UrlHost::Address(address) => ServerName::IpAddress((*address).into()),
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = PinnedCertVerifier::new(config, &provider)?;
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| format!("TLS cannot be set up: {error}"))?
+            .map_err(TlsError::Setup)?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier));
         let mut tls = match (&config.certificate_file, &config.key_file) {
             (Some(certificates), Some(key)) => {
-                let key = PrivateKeyDer::from_pem_slice(&read("key-file", key)?)
-                    .map_err(|_| file_error("key-file", key, "expected a private key in PEM"))?;
+                let key = read_private_key("key-file", key)?;
+                let chain = read_certificates("certificate-file", certificates)?;
                 builder
-                    .with_client_auth_cert(read_certificates("certificate-file", certificates)?, key)
-                    .map_err(|error| file_error("certificate-file", certificates, &error.to_string()))?
+                    .with_client_auth_cert(chain, key)
+                    .map_err(|error| file_error("certificate-file", certificates, error))?
             }
             (None, None) => builder.with_no_client_auth(),
-            (Some(_), None) => return Err("`certificate-file` needs `key-file`".to_owned()),
-            (None, Some(_)) => return Err("`key-file` needs `certificate-file`".to_owned()),
+            (Some(_), None) => {
+                return Err(TlsError::MissingOption { present: "certificate-file", missing: "key-file" });
+            }
+            (None, Some(_)) => {
+                return Err(TlsError::MissingOption { present: "key-file", missing: "certificate-file" });
+            }
         };
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self { connector: Arc::new(tls).into(), name })
     }
 }
 
-/// Refuses what plain HTTP has no use for: it would look as if it protected something.
-pub(super) fn reject_tls_options(config: &OriginConfig) -> Result<(), String> {
+/// Rejects TLS options of an origin without TLS.
+pub(super) fn reject_tls_options(config: &OriginConfig) -> Result<(), TlsError> {
     let options = [
         ("ca-file", config.ca_file.is_some()),
         ("pin-sha256", config.pin_sha256.is_some()),
         ("certificate-file", config.certificate_file.is_some()),
         ("key-file", config.key_file.is_some()),
     ];
-    match options.into_iter().find(|(_, options)| *options) {
-        Some((key, _)) => Err(format!("`{key}` is for https only")),
+    match options.into_iter().find(|(_, is_set)| *is_set) {
+        Some((option, _)) => Err(TlsError::HttpsOnly(option)),
         None => Ok(()),
     }
 }
@@ -87,7 +168,7 @@ struct PinnedCertVerifier {
 }
 
 impl PinnedCertVerifier {
-    fn new(config: &OriginConfig, provider: &Arc<CryptoProvider>) -> Result<Self, String> {
+    fn new(config: &OriginConfig, provider: &Arc<CryptoProvider>) -> Result<Self, TlsError> {
         let pin = config.pin_sha256.as_deref().map(parse_pin).transpose()?;
         let roots = match (&config.ca_file, pin) {
             (Some(file), _) => Some(custom_roots(file)?),
@@ -97,7 +178,7 @@ impl PinnedCertVerifier {
         let verifier = |roots| {
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
                 .build()
-                .map_err(|error| format!("the authorities cannot be used: {error}"))
+                .map_err(TlsError::Authorities)
         };
         let authorities = roots.map(verifier).transpose()?;
         Ok(Self { authorities, pin, provider: Arc::clone(provider) })
@@ -152,62 +233,56 @@ impl ServerCertVerifier for PinnedCertVerifier {
     }
 }
 
-fn custom_roots(file: &Path) -> Result<RootCertStore, String> {
+fn custom_roots(file: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates("ca-file", file)? {
-        roots.add(certificate).map_err(|error| file_error("ca-file", file, &error.to_string()))?;
+        roots.add(certificate).map_err(|error| file_error("ca-file", file, error))?;
     }
     Ok(roots)
 }
 
-fn system_roots() -> Result<RootCertStore, String> {
+fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if roots.is_empty() {
-        return Err(
-            "the system has no certificates of authorities; expected `ca-file` or `pin-sha256`".to_owned()
-        );
-    }
-    Ok(roots)
+    if roots.is_empty() { Err(TlsError::NoSystemAuthorities) } else { Ok(roots) }
 }
 
-fn read_certificates(key: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let wrong = |_| file_error(key, file, "expected certificates in PEM");
-    let pem = read(key, file)?;
-    let certificates = CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if certificates.is_empty() {
-        return Err(file_error(key, file, "has no certificate; expected certificates in PEM"));
-    }
-    Ok(certificates)
+fn read_private_key(option: &'static str, file: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let pem = read_pem(file).map_err(|error| file_error(option, file, error))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|_| file_error(option, file, PemFileError::NoPrivateKey))
 }
 
-/// Reads a small file. What it holds is wiped: it may be a key.
-fn read(key: &str, file: &Path) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
-    let failed = |error: std::io::Error| file_error(key, file, &error.to_string());
-    if !std::fs::metadata(file).map_err(failed)?.is_file() {
-        return Err(file_error(key, file, "is not a regular file"));
+fn read_certificates(option: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let parse = |pem: &[u8]| {
+        let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        match certificates {
+            Ok(certificates) if certificates.is_empty() => Err(PemFileError::NoCertificate),
+            Ok(certificates) => Ok(certificates),
+            Err(_) => Err(PemFileError::NotCertificates),
+        }
+    };
+    read_pem(file).and_then(|pem| parse(&pem)).map_err(|error| file_error(option, file, error))
+}
+
+/// Reads a small file. Its content is wiped when it is dropped: it may be a key.
+fn read_pem(file: &Path) -> Result<zeroize::Zeroizing<Vec<u8>>, PemFileError> {
+    if !std::fs::metadata(file)?.is_file() {
+        return Err(PemFileError::NotAFile);
     }
     let mut bytes = zeroize::Zeroizing::new(Vec::new());
-    let opened = std::fs::File::open(file).map_err(failed)?;
-    opened.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    std::fs::File::open(file)?.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes)?;
     if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_PEM_BYTES {
-        return Err(file_error(key, file, &format!("has more than {MAX_PEM_BYTES} bytes")));
+        return Err(PemFileError::TooLarge);
     }
     Ok(bytes)
 }
 
-fn file_error(key: &str, file: &Path, reason: &str) -> String {
-    format!("`{key}` {}: {reason}", file.display())
+fn file_error(option: &'static str, file: &Path, error: impl Into<PemFileError>) -> TlsError {
+    TlsError::File { option, file: file.to_owned(), source: error.into() }
 }
 
-fn parse_pin(text: &str) -> Result<[u8; 32], String> {
-    crate::digest::parse_hex(text).ok_or_else(|| {
-        format!(
-            "`pin-sha256` has {} characters; expected 64 hexadecimal digits, the SHA-256 of the server's \
-             certificate in DER",
-            text.chars().count()
-        )
-    })
+fn parse_pin(text: &str) -> Result<[u8; 32], TlsError> {
+    crate::digest::parse_hex(text).ok_or_else(|| TlsError::Pin { characters: text.chars().count() })
 }
 
 #[cfg(test)]
@@ -216,12 +291,10 @@ mod tests {
 
     #[test]
     fn a_pin_is_64_hexadecimal_digits() {
-        assert_eq!(
-            parse_pin(&"aB0f".repeat(16)).map(|digest| crate::digest::to_hex(&digest)),
-            Ok("ab0f".repeat(16))
-        );
+        let pin = parse_pin(&"aB0f".repeat(16)).unwrap();
+        assert_eq!(crate::digest::to_hex(&pin), "ab0f".repeat(16));
         for text in ["", "ab", &"g".repeat(64), &"a".repeat(63), &"a".repeat(66), &"ab:".repeat(32)] {
-            let error = parse_pin(text).unwrap_err();
+            let error = parse_pin(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("`pin-sha256` has {} characters", text.len())), "{error}");
         }
     }
@@ -233,7 +306,8 @@ mod tests {
                 OriginConfig { origin: "https://array.example".to_owned(), ..OriginConfig::default() };
             config.pin_sha256 = Some("0".repeat(64));
             edit(&mut config);
-            TlsTarget::new(&config, &UrlHost::Name("array.example".to_owned())).unwrap_err()
+            let host = UrlHost::Name("array.example".to_owned());
+            TlsTarget::new(&config, &host).unwrap_err().to_string()
         };
         assert!(
             config(|c| c.ca_file = Some("/nowhere/ca".into())).starts_with("`ca-file` /nowhere/ca: No such")

@@ -23,12 +23,13 @@ use rustix::{
 };
 
 use super::{
-    PoolConfig, sys,
+    config::PoolConfig,
+    sys,
     tree::{self, TreeError},
 };
 use crate::{
     bindings::cofferdam::storage::pool::{Bound, CopyMode, Item, ItemKind, Page, PoolError, Space},
-    capabilities::lock_file::LockFile,
+    capabilities::lock_file::{LockFile, LockFileError},
     metrics::DriverMetrics,
 };
 use cofferdam_backend::checks::printable;
@@ -47,6 +48,29 @@ const TMP_PREFIX: &str = ".tmp-";
 const TRASH_PREFIX: &str = ".trash-";
 
 type Result<T> = std::result::Result<T, PoolError>;
+
+/// A pool's directory that cannot be used. The message follows the directory's name.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolDirectoryError {
+    /// It is a file, or a symbolic link.
+    #[error("is not a directory: expected one, and no link to it")]
+    NotADirectory,
+    /// It cannot be opened.
+    #[error("cannot be opened: {0}: expected a directory")]
+    Open(#[source] Errno),
+    /// The system lacks `openat2`.
+    #[error("cannot be used: {0}: a pool needs Linux 5.6")]
+    OldKernel(#[source] Errno),
+    /// The lock file cannot be created.
+    #[error("cannot be written: {0}: expected to read and write it")]
+    CreateLockFile(#[source] Errno),
+    /// The lock file cannot be taken.
+    #[error(transparent)]
+    LockFile(#[from] LockFileError),
+    /// Its items cannot be listed.
+    #[error("cannot be read: {0}: expected to read and write it")]
+    Read(#[source] Errno),
+}
 
 /// One directory that a backend has for itself.
 #[derive(Debug)]
@@ -106,17 +130,17 @@ impl Pool {
     /// Opens a pool and takes it for this process. Blocks on the disk.
     ///
     /// # Errors
-    /// What is wrong with the directory, to be read after its name.
-    pub(crate) fn open(config: &PoolConfig) -> std::result::Result<Self, String> {
+    /// The directory cannot be opened, locked or listed.
+    pub(crate) fn open(config: &PoolConfig) -> std::result::Result<Self, PoolDirectoryError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = openat(CWD, &config.directory, flags, Mode::empty()).map_err(|error| match error {
-            Errno::NOTDIR | Errno::LOOP => "is not a directory: expected one, and no link to it".to_owned(),
-            error => format!("cannot be opened: {error}: expected a directory"),
+            Errno::NOTDIR | Errno::LOOP => PoolDirectoryError::NotADirectory,
+            error => PoolDirectoryError::Open(error),
         })?;
         let lock =
             sys::open_or_create(&root, LOCK_NAME, Mode::RUSR | Mode::WUSR).map_err(|error| match error {
-                Errno::NOSYS => format!("cannot be used: {error}: a pool needs Linux 5.6"),
-                error => format!("cannot be written: {error}: expected to read and write it"),
+                Errno::NOSYS => PoolDirectoryError::OldKernel(error),
+                error => PoolDirectoryError::CreateLockFile(error),
             })?;
         let pool = Self {
             root,
@@ -132,12 +156,12 @@ impl Pool {
         pool.remove_leftovers()
             .and_then(|()| pool.read_items())
             .map(|items| pool.lock().items = items)
-            .map_err(|error| format!("cannot be read: {error:?}: expected to read and write it"))?;
+            .map_err(PoolDirectoryError::Read)?;
         Ok(pool)
     }
 
     /// Removes what an earlier process was making or removing when it died.
-    fn remove_leftovers(&self) -> Result<()> {
+    fn remove_leftovers(&self) -> rustix::io::Result<()> {
         for name in self.names()? {
             if name.starts_with(TMP_PREFIX) || name.starts_with(TRASH_PREFIX) {
                 // A name of an earlier process must not meet one that is given now.
@@ -152,10 +176,10 @@ impl Pool {
         Ok(())
     }
 
-    fn read_items(&self) -> Result<BTreeMap<String, Option<u64>>> {
+    fn read_items(&self) -> rustix::io::Result<BTreeMap<String, Option<u64>>> {
         let mut items = BTreeMap::new();
         for name in self.names()?.into_iter().filter(|name| check_name(name).is_ok()) {
-            match item_kind(&self.stat(&name)?) {
+            match item_kind(&statat(&self.root, &name, AtFlags::SYMLINK_NOFOLLOW)?) {
                 Some((ItemKind::Image, stat)) => items.insert(name, Some(tree::length(&stat))),
                 Some((ItemKind::Directory, _)) => items.insert(name, None),
                 None => None,
@@ -165,12 +189,12 @@ impl Pool {
     }
 
     /// All names in the directory that are valid UTF-8.
-    fn names(&self) -> Result<Vec<String>> {
+    fn names(&self) -> rustix::io::Result<Vec<String>> {
         let mut names = Vec::new();
         // A new file, because the position of one that is read is shared.
-        let directory = sys::open_directory(&self.root, ".").map_err(system_error)?;
-        for entry in Dir::new(directory).map_err(system_error)? {
-            if let Ok(name) = entry.map_err(system_error)?.file_name().to_str() {
+        let directory = sys::open_directory(&self.root, ".")?;
+        for entry in Dir::new(directory)? {
+            if let Ok(name) = entry?.file_name().to_str() {
                 names.push(name.to_owned());
             }
         }

@@ -64,7 +64,7 @@ pub(super) fn reflink(source: impl AsFd, target: impl AsFd) -> Result<bool> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn share_blocks(_source: impl AsFd, _target: impl AsFd) -> Result<bool> {
+pub(super) fn reflink(_source: impl AsFd, _target: impl AsFd) -> Result<bool> {
     Ok(false)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn copy_range(
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn copy_part(_: impl AsFd, _: impl AsFd, _: u64, _: usize) -> Result<Option<usize>> {
+pub(super) fn copy_range(_: impl AsFd, _: impl AsFd, _: u64, _: usize) -> Result<Option<usize>> {
     Ok(None)
 }
 

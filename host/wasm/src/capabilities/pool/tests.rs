@@ -286,7 +286,7 @@ fn leftovers_of_a_crash_are_removed_at_start() {
 #[test]
 fn a_pool_has_one_owner_and_is_a_directory() {
     let (pool, directory) = pool();
-    let refused = |path: &Path| Pool::open(&config(path)).unwrap_err();
+    let refused = |path: &Path| Pool::open(&config(path)).unwrap_err().to_string();
     assert_eq!(refused(directory.path()), "is in use by another backend of this process");
     drop(pool);
     Pool::open(&config(directory.path())).unwrap();

@@ -18,10 +18,12 @@ use redb::{
 };
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{ExistingEntry, PageBuilder, StateCommitError, check_limit, cost, key_of, size_after_change};
+use super::rules::{
+    ExistingEntry, PageBuilder, StateCommitError, check_limit, cost, key_of, size_after_change,
+};
 use crate::{
     bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError},
-    capabilities::lock_file::LockFile,
+    capabilities::lock_file::{LockFile, LockFileError},
 };
 
 /// Key to version and value.
@@ -41,6 +43,65 @@ const CACHE_BYTES: usize = 8 << 20;
 /// Only the owner may read: the state is the driver's own.
 const FILE_MODE: u32 = 0o600;
 
+/// A state file that cannot be used. The message follows the file's name.
+#[derive(Debug, thiserror::Error)]
+pub enum StateFileError {
+    /// The path ends in `..` or `/`.
+    #[error("is no name of a file: expected one such as `state.redb`")]
+    NotAFileName,
+    /// The directory of a new file cannot be used.
+    #[error("cannot be made: {source}: expected its directory {} to exist", .directory.display())]
+    Directory {
+        /// The directory.
+        directory: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The lock file cannot be opened.
+    #[error("has a lock file that cannot be opened: {0}")]
+    OpenLockFile(#[source] io::Error),
+    /// The lock file cannot be taken.
+    #[error(transparent)]
+    LockFile(#[from] LockFileError),
+    /// The path is that of a directory, a pipe or a device.
+    #[error("is not a regular file: expected a state file of this program")]
+    NotAFile,
+    /// A new file gets its name when it is complete: an empty one is another program's, or has lost its
+    /// content.
+    #[error("is empty: expected a state file of this program, or none")]
+    Empty,
+    /// The file's metadata cannot be read.
+    #[error("cannot be read: {0}")]
+    Metadata(#[source] io::Error),
+    /// The file cannot be opened.
+    #[error("cannot be opened: {0}: expected to read and write it")]
+    Open(#[source] io::Error),
+    /// A new file cannot be created.
+    #[error("cannot be made: {0}")]
+    Create(#[source] io::Error),
+    /// A new file cannot become a database.
+    #[error("cannot be made: {0}")]
+    CreateDatabase(#[source] redb::Error),
+    /// Another process has the database open.
+    #[error("is in use by another process; expected to be its only user")]
+    InUse,
+    /// The file is not a database, or is damaged.
+    #[error("cannot be used: {0}: expected a whole state file of this program; it was not changed")]
+    InvalidDatabase(#[source] DatabaseError),
+    /// The database is damaged in a way that its library does not check for.
+    #[error("is damaged: expected a whole state file of this program")]
+    Damaged,
+    /// The database has other tables.
+    #[error("is another program's database: {0}: expected a state file")]
+    OtherDatabase(#[source] redb::Error),
+    /// The file's metadata table or its number of entries cannot be read.
+    #[error("cannot be read: {0}")]
+    Read(#[from] redb::StorageError),
+    /// The layout is another version's.
+    #[error("has the format {0}; this program reads format {FORMAT_VERSION}")]
+    Format(u64),
+}
+
 /// Blobs in a file.
 #[derive(Debug)]
 pub(super) struct FileBlobs {
@@ -54,27 +115,19 @@ pub(super) struct FileBlobs {
 }
 
 impl FileBlobs {
-    /// Opens a database, or makes it where there is none. What is something else is left as it is.
-    pub(super) fn open(path: &Path, limit: usize) -> Result<Self, String> {
+    /// Opens a database, and creates it if there is no file. Does not change other files.
+    pub(super) fn open(path: &Path, limit: usize) -> Result<Self, StateFileError> {
         let path = canonical_path(path)?;
         let mut lock = OpenOptions::new();
         lock.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let lock = lock
-            .open(with_suffix(&path, ".lock"))
-            .map_err(|error| format!("has a lock file that cannot be opened: {error}"))?;
+        let lock = lock.open(with_suffix(&path, ".lock")).map_err(StateFileError::OpenLockFile)?;
         let ownership = LockFile::acquire(lock)?;
         match fs::metadata(&path) {
-            Ok(found) if !found.is_file() => {
-                return Err("is not a regular file: expected a state file of this program".to_owned());
-            }
-            // A new file gets its name when it is whole, so an empty one is a stranger's or has lost
-            // everything.
-            Ok(found) if found.len() == 0 => {
-                return Err("is empty: expected a state file of this program, or none".to_owned());
-            }
+            Ok(found) if !found.is_file() => return Err(StateFileError::NotAFile),
+            Ok(found) if found.len() == 0 => return Err(StateFileError::Empty),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => create_database(&path)?,
-            Err(error) => return Err(format!("cannot be read: {error}")),
+            Err(error) => return Err(StateFileError::Metadata(error)),
         }
         let database = open_database(&path)?;
         let (entries, bytes) = check_format(&database)?;
@@ -202,15 +255,15 @@ fn unavailable(error: impl Into<redb::Error>) -> StateError {
 
 /// The path as it really is, or that of its directory while there is no file: the same file has the same lock
 /// file, by whatever way it is named.
-fn canonical_path(path: &Path) -> Result<PathBuf, String> {
+fn canonical_path(path: &Path) -> Result<PathBuf, StateFileError> {
     if let Ok(real) = path.canonicalize() {
         return Ok(real);
     }
-    let name = path.file_name().ok_or("is no name of a file: expected one such as `state.redb`")?;
+    let name = path.file_name().ok_or(StateFileError::NotAFileName)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let parent = parent.canonicalize().map_err(|error| {
-        format!("cannot be made: {error}: expected its directory {} to exist", parent.display())
-    })?;
+    let parent = parent
+        .canonicalize()
+        .map_err(|source| StateFileError::Directory { directory: parent.to_owned(), source })?;
     Ok(parent.join(name))
 }
 
@@ -220,46 +273,44 @@ fn with_suffix(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Makes an empty database and gives it its name when it is whole on the disk.
-fn create_database(path: &Path) -> Result<(), String> {
+/// Creates an empty database. It gets its name when it is complete on the disk.
+fn create_database(path: &Path) -> Result<(), StateFileError> {
     let tmp_path = with_suffix(path, ".new");
-    let failed = |error: io::Error| format!("cannot be made: {error}");
     // Left by a process that died here; ours alone, as the lock is.
     match fs::remove_file(&tmp_path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(StateFileError::Create(error)),
         Ok(()) | Err(_) => {}
     }
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(FILE_MODE).open(&tmp_path);
-    let database = open_file(file.map_err(failed)?).map_err(|error| format!("cannot be made: {error}"))?;
+    let file = file.map_err(StateFileError::Create)?;
     let create_tables = || -> Result<(), redb::Error> {
+        let database = open_file(file)?;
         let transaction = database.begin_write()?;
         transaction.open_table(ENTRIES_TABLE)?;
         transaction.open_table(METADATA_TABLE)?.insert(FORMAT_KEY, FORMAT_VERSION)?;
         Ok(transaction.commit()?)
     };
-    create_tables().map_err(|error| format!("cannot be made: {error}"))?;
-    drop(database);
+    create_tables().map_err(StateFileError::CreateDatabase)?;
     // Never over something, were it a link that leads nowhere.
-    renameat_with(CWD, &tmp_path, CWD, path, RenameFlags::NOREPLACE).map_err(|error| failed(error.into()))?;
+    renameat_with(CWD, &tmp_path, CWD, path, RenameFlags::NOREPLACE)
+        .map_err(|error| StateFileError::Create(error.into()))?;
     let directory = path.parent().unwrap_or(Path::new("/"));
-    fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)
+    fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(StateFileError::Create)
 }
 
-/// Opens what is there. Every page is checked, which costs as much as reading the file once.
-fn open_database(path: &Path) -> Result<Database, String> {
+/// Opens an existing database. Every page is checked, which costs as much as reading the file once.
+fn open_database(path: &Path) -> Result<Database, StateFileError> {
     let file = OpenOptions::new().read(true).write(true).open(path);
-    let file = file.map_err(|error| format!("cannot be opened: {error}: expected to read and write it"))?;
+    let file = file.map_err(StateFileError::Open)?;
     // The library panics on some damages that its checks do not foresee; nothing of it is kept then.
     let opened = std::panic::catch_unwind(|| open_file(file));
     match opened {
         Ok(Ok(database)) => Ok(database),
         Ok(Err(DatabaseError::DatabaseAlreadyOpen | DatabaseError::LockProtocolMismatch)) => {
-            Err("is in use by another process; expected to be its only user".to_owned())
+            Err(StateFileError::InUse)
         }
-        Ok(Err(error)) => Err(format!(
-            "cannot be used: {error}: expected a whole state file of this program; it was not changed"
-        )),
-        Err(_) => Err("is damaged: expected a whole state file of this program".to_owned()),
+        Ok(Err(error)) => Err(StateFileError::InvalidDatabase(error)),
+        Err(_) => Err(StateFileError::Damaged),
     }
 }
 
@@ -269,20 +320,17 @@ fn open_file(file: fs::File) -> Result<Database, DatabaseError> {
     builder.create_with_backend(FileBackend::new(file)?)
 }
 
-/// Checks that a database is ours; tells its entries and bytes.
-fn check_format(database: &Database) -> Result<(usize, usize), String> {
+/// Checks that a database is a state file. Returns the number and the size of its entries.
+fn check_format(database: &Database) -> Result<(usize, usize), StateFileError> {
     let tables = || -> Result<_, redb::Error> {
         let transaction = database.begin_read()?;
         Ok((transaction.open_table(ENTRIES_TABLE)?, transaction.open_table(METADATA_TABLE)?))
     };
-    let (entries, metadata) =
-        tables().map_err(|error| format!("is another program's database: {error}: expected a state file"))?;
-    let unreadable = |error: redb::StorageError| format!("cannot be read: {error}");
-    let number =
-        |key| Ok::<_, String>(metadata.get(key).map_err(unreadable)?.map_or(0, |number| number.value()));
+    let (entries, metadata) = tables().map_err(StateFileError::OtherDatabase)?;
+    let number = |key| Ok::<_, redb::StorageError>(metadata.get(key)?.map_or(0, |number| number.value()));
     let format = number(FORMAT_KEY)?;
     if format != FORMAT_VERSION {
-        return Err(format!("has the format {format}; this program reads format {FORMAT_VERSION}"));
+        return Err(StateFileError::Format(format));
     }
-    Ok((to_usize(entries.len().map_err(unreadable)?), to_usize(number(BYTES_KEY)?)))
+    Ok((to_usize(entries.len()?), to_usize(number(BYTES_KEY)?)))
 }

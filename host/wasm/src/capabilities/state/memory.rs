@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::{ExistingEntry, PageBuilder, check_limit, cost, key_of, size_after_change};
+use super::rules::{ExistingEntry, PageBuilder, check_limit, cost, key_of, size_after_change};
 use crate::bindings::cofferdam::storage::state::{Change, Entry, Page, Put, Remove, StateError};
 
 /// Blobs in memory.

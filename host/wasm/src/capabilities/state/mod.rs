@@ -1,30 +1,27 @@
 //! `state`: keyed blobs with compare-and-swap, in memory or in a file, bounded in bytes.
 //!
-//! The rules are the same for both stores: [`memory`] and [`file`](mod@file) store the entries.
+//! [`memory`] and [`file`](mod@file) store the entries, by the same [`rules`].
 
-mod file;
+pub(crate) mod file;
 mod memory;
+mod rules;
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use wasmtime::component::HasData;
 
-use super::{Capabilities, workers::Workers};
-use crate::bindings::cofferdam::storage::state::{
-    Bound, Change, Entry, Host, Page, Precondition, Put, Remove, ScanEntry, StateError,
+use self::{
+    file::{FileBlobs, StateFileError},
+    memory::MemoryBlobs,
+    rules::{MAX_KEY, PageBuilder, StateCommitError, bound, check_batch, check_key},
 };
-use cofferdam_backend::in_flight::OperationPermit;
-
-/// Longest key in bytes, by contract.
-const MAX_KEY: usize = 512;
-/// Largest value in bytes, by contract.
-const MAX_VALUE: usize = 64 << 10;
-/// Maximum changes of one commit, by contract.
-const MAX_CHANGES: usize = 16;
-/// Maximum bytes of one page, by contract.
-const MAX_PAGE_BYTES: usize = 1 << 20;
-/// Memory of an entry beside its key and value: the tree's node and two allocations with their rounding.
-const ENTRY_OVERHEAD: usize = 160;
+use super::workers::Workers;
+use crate::{
+    bindings::cofferdam::storage::state::{Change, Entry, Host, Page, StateError},
+    fault_injection::FaultPlan,
+};
+use cofferdam_backend::{CallContext, in_flight::OperationPermit};
 
 /// Storage of the `state` import: `[backend.NAME.state]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,35 +41,23 @@ pub(crate) struct StateStore {
 
 #[derive(Debug)]
 enum BlobStore {
-    Memory(memory::MemoryBlobs),
-    File(file::FileBlobs),
-}
-
-/// Why a commit has no version.
-#[derive(Debug)]
-enum StateCommitError {
-    /// Nothing was written.
-    Rejected(StateError),
-    /// The disk failed in the middle: whether the write is there shows after a restart only.
-    Unknown(String),
-}
-
-impl From<StateError> for StateCommitError {
-    fn from(error: StateError) -> Self {
-        Self::Rejected(error)
-    }
+    Memory(MemoryBlobs),
+    File(FileBlobs),
 }
 
 impl StateStore {
-    /// Opens the store that an operator wants, of at most `limit` bytes. Blocks on the disk.
+    /// An empty store in memory, of at most `limit` bytes.
+    pub(crate) fn in_memory(limit: usize) -> Self {
+        Self { blobs: BlobStore::Memory(MemoryBlobs::new(limit)), workers: Workers::default() }
+    }
+
+    /// Opens the configured store, of at most `limit` bytes. Blocks on the disk.
     ///
     /// # Errors
-    /// What is wrong with the file, to be read after its name.
-    pub(crate) fn open(config: &StateConfig, limit: usize) -> Result<Self, String> {
-        let blobs = match &config.file {
-            None => BlobStore::Memory(memory::MemoryBlobs::new(limit)),
-            Some(path) => BlobStore::File(file::FileBlobs::open(path, limit)?),
-        };
+    /// The file cannot be used.
+    pub(crate) fn open(config: &StateConfig, limit: usize) -> Result<Self, StateFileError> {
+        let Some(path) = &config.file else { return Ok(Self::in_memory(limit)) };
+        let blobs = BlobStore::File(FileBlobs::open(path, limit)?);
         Ok(Self { blobs, workers: Workers::default() })
     }
 
@@ -139,126 +124,38 @@ impl StateStore {
     }
 }
 
-/// Fills a page as far as the bounds allow.
-struct PageBuilder {
-    page: Page,
-    limit: usize,
-    bytes: usize,
+/// The `state` import of one call.
+pub(crate) struct StateView<'a> {
+    pub(crate) context: &'a CallContext,
+    pub(crate) store: &'a Arc<StateStore>,
+    pub(crate) faults: &'a FaultPlan,
 }
 
-impl PageBuilder {
-    fn new(limit: u32) -> Self {
-        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Self { page: Page { entries: Vec::new(), more: false }, limit, bytes: 0 }
-    }
+impl HasData for StateView<'static> {
+    type Data<'a> = StateView<'a>;
+}
 
-    /// Adds the next entry; false if the page is full.
-    fn try_push(&mut self, key: &str, value: &[u8], version: u64) -> bool {
-        self.bytes = self.bytes.saturating_add(cost(key, value));
-        if self.page.entries.len() >= self.limit || self.bytes > MAX_PAGE_BYTES {
-            self.page.more = true;
-            return false;
-        }
-        self.page.entries.push(ScanEntry { key: key.to_owned(), value: value.to_vec(), version });
-        true
+impl StateView<'_> {
+    /// Runs an operation on the store, as a host call that a fault may end.
+    async fn run<T: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&StateStore) -> T + Send + 'static,
+    ) -> wasmtime::Result<T> {
+        self.faults.wrap(self.store.run_blocking(self.context.operation_permit.clone(), work)).await
     }
 }
 
-/// Metadata of a stored value.
-#[derive(Clone, Copy, Debug)]
-struct ExistingEntry {
-    version: u64,
-    cost: usize,
-}
-
-/// Checks a change's expectation. Returns the store's size after the change; `bytes` is its size before.
-fn size_after_change(
-    bytes: usize,
-    change: &Change,
-    existing: Option<ExistingEntry>,
-) -> Result<usize, StateError> {
-    let version = existing.map(|existing| existing.version);
-    let (is_met, added) = match change {
-        Change::Put(Put { key, value, precondition }) => {
-            let is_met = match precondition {
-                Precondition::Absent => version.is_none(),
-                Precondition::At(expected) => version == Some(*expected),
-            };
-            (is_met, cost(key, value))
-        }
-        Change::Remove(Remove { version: expected, .. }) => (version == Some(*expected), 0),
-    };
-    if !is_met {
-        return Err(StateError::Conflict(key_of(change).to_owned()));
-    }
-    let removed = existing.map_or(0, |existing| existing.cost);
-    Ok(bytes.saturating_sub(removed).saturating_add(added))
-}
-
-/// Rejects growth above the limit. A store that is above it may shrink.
-fn check_limit(limit: usize, before: usize, after: usize) -> Result<(), StateError> {
-    if after > limit && after > before { Err(StateError::Full(bound(limit, after))) } else { Ok(()) }
-}
-
-fn cost(key: &str, value: &[u8]) -> usize {
-    key.len().saturating_add(value.len()).saturating_add(ENTRY_OVERHEAD)
-}
-
-fn key_of(change: &Change) -> &str {
-    match change {
-        Change::Put(Put { key, .. }) | Change::Remove(Remove { key, .. }) => key,
-    }
-}
-
-fn bound(limit: usize, actual: usize) -> Bound {
-    Bound { limit: limit.try_into().unwrap_or(u64::MAX), given: actual.try_into().unwrap_or(u64::MAX) }
-}
-
-fn check_key(key: &str) -> Result<(), StateError> {
-    if key.is_empty() || key.len() > MAX_KEY {
-        return Err(StateError::KeySize(bound(MAX_KEY, key.len())));
-    }
-    Ok(())
-}
-
-fn check_batch(changes: &[Change]) -> Result<(), StateError> {
-    if changes.is_empty() || changes.len() > MAX_CHANGES {
-        return Err(StateError::BatchSize(bound(MAX_CHANGES, changes.len())));
-    }
-    let mut keys = HashSet::with_capacity(changes.len());
-    for change in changes {
-        let key = key_of(change);
-        check_key(key)?;
-        if !keys.insert(key) {
-            return Err(StateError::RepeatedKey(key.to_owned()));
-        }
-        if let Change::Put(Put { value, .. }) = change
-            && value.len() > MAX_VALUE
-        {
-            return Err(StateError::ValueSize(bound(MAX_VALUE, value.len())));
-        }
-    }
-    Ok(())
-}
-
-impl Host for Capabilities {
+impl Host for StateView<'_> {
     async fn get(&mut self, key: String) -> wasmtime::Result<Result<Option<Entry>, StateError>> {
-        self.faults
-            .wrap(
-                self.state.run_blocking(self.context.operation_permit.clone(), move |store| store.get(&key)),
-            )
-            .await
+        self.run(move |store| store.get(&key)).await
     }
 
     async fn commit(&mut self, changes: Vec<Change>) -> wasmtime::Result<Result<u64, StateError>> {
-        let work = self
-            .state
-            .run_blocking(self.context.operation_permit.clone(), move |store| store.commit(changes));
-        match self.faults.wrap(work).await? {
+        match self.run(move |store| store.commit(changes)).await? {
             Ok(version) => Ok(Ok(version)),
             Err(StateCommitError::Rejected(error)) => Ok(Err(error)),
-            // The contract has no word for it among the errors, all of which mean that nothing was written.
-            // Ending the call leaves its outcome open, which is the truth.
+            // All errors of the contract mean that nothing was written. Ending the call leaves its outcome
+            // unknown, which is correct.
             Err(StateCommitError::Unknown(reason)) => {
                 Err(wasmtime::Error::msg(format!("the state file failed: {reason}")))
             }
@@ -271,8 +168,7 @@ impl Host for Capabilities {
         after: Option<String>,
         limit: u32,
     ) -> wasmtime::Result<Result<Page, StateError>> {
-        let scan = move |store: &StateStore| store.scan(&prefix, after.as_deref(), limit);
-        self.faults.wrap(self.state.run_blocking(self.context.operation_permit.clone(), scan)).await
+        self.run(move |store| store.scan(&prefix, after.as_deref(), limit)).await
     }
 }
 

@@ -3,7 +3,8 @@
 
 use tempfile::TempDir;
 
-use super::*;
+use super::{rules::*, *};
+use crate::bindings::cofferdam::storage::state::{Bound, Precondition, Put, Remove};
 
 /// Every store, empty, with a name for messages.
 fn stores(limit: usize) -> Vec<(&'static str, StateStore, Option<TempDir>)> {

@@ -1,0 +1,38 @@
+//! Configuration of the `http` import.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a backend's HTTP requests may go: `[backend.NAME.http]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
+pub struct HttpConfig {
+    /// The allowed origins; requests to other origins are denied.
+    pub origins: Vec<OriginConfig>,
+}
+
+/// One origin, with its TLS options and addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct OriginConfig {
+    /// Scheme, host and port, such as `https://array.example:8443`.
+    pub origin: String,
+    /// PEM file of the authorities that may sign the server's certificate, instead of the system's.
+    #[serde(default)]
+    pub ca_file: Option<PathBuf>,
+    /// SHA-256 of the server's own certificate in DER, in hexadecimal digits. Without `ca_file` only the pin
+    /// is checked: neither the certificate's name nor its dates.
+    #[serde(default)]
+    pub pin_sha256: Option<String>,
+    /// PEM file of the client's certificate and those that lead to its authority.
+    #[serde(default)]
+    pub certificate_file: Option<PathBuf>,
+    /// PEM file of the client's private key.
+    #[serde(default)]
+    pub key_file: Option<PathBuf>,
+    /// The only allowed addresses and networks of the host. Loopback, link-local, multicast and unspecified
+    /// addresses are denied unless they, or a part of their network, are listed.
+    #[serde(default)]
+    pub addresses: Option<Vec<String>>,
+}
