@@ -2,8 +2,14 @@
 
 use std::cell::Cell;
 
+use cofferdam_guest::ErrorKind;
+
 use super::*;
-use crate::{fake::FakeStore, settings::MemorySettings};
+use crate::{
+    fake::FakeStore,
+    fault_rules::{KINDS, Latency, default_finality},
+    settings::MemorySettings,
+};
 
 fn settings(errors: &str) -> MemorySettings {
     MemorySettings::parse(&[("errors".to_owned(), errors.to_owned())].into()).unwrap()

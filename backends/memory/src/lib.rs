@@ -8,6 +8,7 @@ mod capacity;
 mod expansion;
 #[cfg(test)]
 mod fake;
+mod fault_rules;
 mod faults;
 mod groups;
 mod listing;
@@ -20,6 +21,7 @@ mod snapshots;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod values;
 mod volumes;
 
 use cofferdam_guest::{

@@ -14,7 +14,7 @@ use crate::{
         MemoryCall, MemoryNode, MemoryPublication, MemoryVolume, node_key, read_entry, read_volume,
         volume_key,
     },
-    request, volumes,
+    request, values, volumes,
 };
 
 /// Maximum nodes that one commit unpublishes. Each node is one change; the volume is one more.
@@ -27,9 +27,9 @@ pub(crate) fn publish<S: Store>(
 ) -> Result<ConnectionInfo> {
     request::require_id("volume handle", &request.handle)?;
     request::require_id("node", &request.node)?;
-    request::check_text("the node", &request.node, request::MAX_NODE_ID)?;
+    values::check_text("the node", &request.node, values::MAX_NODE_ID)?;
     let capability = request::canonical_capability(&request.capability, call.settings)?;
-    let context = request::parse_pairs("the volume's attributes", &request.context)?;
+    let context = values::parse_pairs("the volume's attributes", &request.context)?;
     if request.read_only && !call.settings.features.publish_readonly {
         return Err(StorageError::invalid_argument(
             "publishing for reading only needs the feature `publish-readonly`, which is switched off",
@@ -85,8 +85,8 @@ fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: 
     let mode = request.capability.mode;
     let kind = request.capability.access.as_str();
     let covers = |stored: &String| {
-        request::access_type_of(stored) == kind
-            && (!mode.is_multi_node() || request::access_mode_of(stored) == mode.as_str())
+        values::access_type_of(stored) == kind
+            && (!mode.is_multi_node() || values::access_mode_of(stored) == mode.as_str())
     };
     if found.arguments.capabilities.iter().any(covers) {
         return Ok(());

@@ -12,7 +12,11 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{request, settings::MemorySettings, topology::TopologySegment};
+use crate::{
+    settings::MemorySettings,
+    topology::TopologySegment,
+    values::{MAX_OBJECT_NAME, access_type_of, check_text},
+};
 
 /// Key of the usage entry.
 pub(crate) const USAGE_KEY: &str = "ledger";
@@ -174,10 +178,7 @@ pub(crate) struct MemoryVolume {
 impl MemoryVolume {
     /// Returns true if the volume was created for use as a filesystem, so that it needs NodeExpandVolume.
     pub(crate) fn is_filesystem(&self) -> bool {
-        self.arguments
-            .capabilities
-            .iter()
-            .any(|capability| request::access_type_of(capability) == FILESYSTEM_ACCESS)
+        self.arguments.capabilities.iter().any(|capability| access_type_of(capability) == FILESYSTEM_ACCESS)
     }
 }
 
@@ -243,7 +244,7 @@ impl MemoryOwner {
             ("the owner's claim", &owner.claim_uid),
             ("the owner's volume", &owner.pv_name),
         ] {
-            request::check_text(what, text, request::MAX_OBJECT_NAME)?;
+            check_text(what, text, MAX_OBJECT_NAME)?;
         }
         Ok(Self {
             cluster: owner.cluster_id.clone(),

@@ -10,20 +10,13 @@ use cofferdam_guest::{
 use crate::{
     records::{MemorySource, VolumeArguments},
     settings::{ConditionSetting, MemorySettings},
+    values::{MAX_MAP_BYTES, MAX_NAME, check_text, parse_pairs},
 };
 
 /// Maximum volume size, 1 PiB: far above any real volume.
 pub(crate) const MAX_SIZE: u64 = 1 << 50;
 /// Supported sizes. The default is 1 GiB, as in many CSI drivers.
 const SIZES: Sizes = Sizes::between(1, MAX_SIZE).by_default(1 << 30);
-/// CSI's limit for names, ids and other strings, in bytes.
-const MAX_NAME: usize = 128;
-/// CSI's limit for node ids, in bytes.
-pub(crate) const MAX_NODE_ID: usize = 256;
-/// Maximum length of a Kubernetes object name, in bytes.
-pub(crate) const MAX_OBJECT_NAME: usize = 253;
-/// CSI's limit for maps and mount flags, in bytes.
-const MAX_MAP_BYTES: usize = 4 << 10;
 /// Maximum bytes of all capability strings of a volume. With the other fields they fit into one state value.
 const MAX_CAPABILITIES_BYTES: usize = 16 << 10;
 /// A label of the volume. As a class parameter it is part of the volume context. As a mutable parameter it
@@ -61,23 +54,6 @@ pub(crate) fn parse_volume_arguments(
         capabilities: canonical_capabilities(&request.capabilities, settings)?,
         source,
     })
-}
-
-/// Converts pairs to a map. Rejects repeated keys and maps above CSI's limit.
-pub(crate) fn parse_pairs(what: &str, pairs: &KeyValues) -> Result<BTreeMap<String, String>> {
-    let bytes: usize = pairs.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum();
-    if bytes > MAX_MAP_BYTES {
-        return Err(StorageError::invalid_argument(format!(
-            "{what} have {bytes} bytes; at most {MAX_MAP_BYTES} are allowed"
-        )));
-    }
-    let mut map = BTreeMap::new();
-    for (key, value) in pairs {
-        if map.insert(key.clone(), value.clone()).is_some() {
-            return Err(StorageError::invalid_argument(format!("{what} have the key {key:?} twice")));
-        }
-    }
-    Ok(map)
 }
 
 /// Parses class parameters.
@@ -187,27 +163,6 @@ pub(crate) fn canonical_capability(
         }
     }
     Ok(capability.canonical_string())
-}
-
-/// The access mode of a capability string: its first word.
-pub(crate) fn access_mode_of(capability: &str) -> &str {
-    capability.split(' ').next().unwrap_or_default()
-}
-
-/// The access type of a capability string, `block` or `filesystem`: its second word.
-pub(crate) fn access_type_of(capability: &str) -> &str {
-    capability.split(' ').nth(1).unwrap_or_default()
-}
-
-/// Rejects a text that is too long or contains control characters.
-pub(crate) fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<()> {
-    if text.len() > max_bytes || text.chars().any(char::is_control) {
-        return Err(StorageError::invalid_argument(format!(
-            "{what} {text:?} has {} bytes; expected at most {max_bytes} without control characters",
-            text.len()
-        )));
-    }
-    Ok(())
 }
 
 /// Rejects an empty id.

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use cofferdam_guest::{Result, StorageError};
 
 use crate::{
-    faults::{self, FaultRule, Latency},
-    request,
+    fault_rules::{self, FaultRule, Latency},
     topology::{Topology, TopologySegment},
+    values::{MAX_NODE_ID, parse_number, split_list},
 };
 
 /// Setting for the driver's name.
@@ -167,7 +167,7 @@ impl MemorySettings {
                     parsed.condition =
                         Some(ConditionSetting::parse(value).map_err(|e| invalid(e.to_owned()))?)
                 }
-                ERRORS => parsed.errors = faults::parse_rules(value).map_err(invalid)?,
+                ERRORS => parsed.errors = fault_rules::parse_rules(value).map_err(invalid)?,
                 FEATURES => parsed.features = Features::parse(value).map_err(invalid)?,
                 LATENCY => parsed.latency = Latency::parse(value).map_err(invalid)?,
                 MAX_SNAPSHOTS => {
@@ -255,26 +255,10 @@ fn parse_bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift))
 }
 
-/// Splits a list and trims its parts. An empty text has no parts.
-pub(crate) fn split_list(text: &str) -> Vec<&str> {
-    if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
-}
-
-/// Parses a number within bounds.
-pub(crate) fn parse_number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
-    text: &str,
-    allowed: std::ops::RangeInclusive<N>,
-) -> std::result::Result<N, String> {
-    text.parse()
-        .ok()
-        .filter(|number| allowed.contains(number))
-        .ok_or_else(|| format!("expected a number from {} to {}", allowed.start(), allowed.end()))
-}
-
 fn parse_nodes(text: &str) -> std::result::Result<BTreeSet<String>, String> {
     let nodes: BTreeSet<_> = split_list(text).into_iter().map(str::to_owned).collect();
-    if nodes.iter().any(|node| node.is_empty() || node.len() > request::MAX_NODE_ID) {
-        return Err(format!("expected a list of names of 1 to {} bytes", request::MAX_NODE_ID));
+    if nodes.iter().any(|node| node.is_empty() || node.len() > MAX_NODE_ID) {
+        return Err(format!("expected a list of names of 1 to {} bytes", MAX_NODE_ID));
     }
     Ok(nodes)
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cofferdam_guest::{KeyValues, Result, Segments, StorageError, TopologyRequirement};
 use serde::{Deserialize, Serialize};
 
-use crate::request;
+use crate::values;
 
 /// Maximum number of segments. Each has a row in the usage entry.
 const MAX_SEGMENTS: usize = 64;
@@ -115,7 +115,7 @@ impl Topology {
 
     /// Parses one segment of a request.
     fn parse_segments(&self, segments: &KeyValues) -> Result<BTreeMap<String, String>> {
-        let map = request::parse_pairs("the segments of a place", segments)?;
+        let map = values::parse_pairs("the segments of a place", segments)?;
         if map.is_empty() {
             return Err(StorageError::invalid_argument("a place has no segment; expected at least one"));
         }

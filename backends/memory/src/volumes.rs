@@ -15,6 +15,7 @@ use crate::{
     request::{self, CONDITION, LABEL},
     settings::{MAX_TOTAL, MemorySettings},
     topology::{RequestedTopology, TopologySegment},
+    values,
 };
 
 /// Creates a volume, or returns the existing one.
@@ -81,7 +82,7 @@ pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateReq
     request::require_id("volume handle", &request.handle)?;
     // A mode whose feature is disabled gives a negative result here, not an error.
     let capabilities = request::canonical_capabilities(&request.capabilities, &MemorySettings::default())?;
-    let context = request::parse_pairs("the volume's attributes", &request.context)?;
+    let context = values::parse_pairs("the volume's attributes", &request.context)?;
     let parameters = request::parse_parameters(&request.parameters, &[LABEL, CONDITION])?;
     let mutable = request::parse_mutable_parameters(&request.mutable_parameters)?;
     let found = records::read_volume(call.store, &request.handle)?.value;

@@ -10,6 +10,8 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
+use crate::model;
+
 /// Half of the array's session lifetime, so that a stored session is rarely expired.
 const LOGIN_TTL: Duration = Duration::from_secs(300);
 /// Timeout of a request. The caller retries after it.
@@ -63,6 +65,16 @@ impl ArrayClient {
         // An unused session expires soon, so a lost login response needs no cleanup.
         let response = request.read_only().send()?.ok_or(|_| None)?;
         Ok(response.json::<LoginResponse>()?.token.into_bytes())
+    }
+
+    /// Reads a volume. `None` if it does not exist.
+    pub(crate) fn volume(&self, handle: &str) -> Result<Option<model::Volume>> {
+        if is_array_name(handle) { self.get_if_exists(&["volumes", handle]) } else { Ok(None) }
+    }
+
+    /// Reads a snapshot. `None` if it does not exist.
+    pub(crate) fn snapshot(&self, handle: &str) -> Result<Option<model::Snapshot>> {
+        if is_array_name(handle) { self.get_if_exists(&["snapshots", handle]) } else { Ok(None) }
     }
 
     /// Reads an object that may not exist.

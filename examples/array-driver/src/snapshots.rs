@@ -23,7 +23,7 @@ pub(crate) fn create(client: &ArrayClient, request: SnapshotRequest) -> Result<S
     let name = handle::from_name("snap", &request.name);
     let url = client.url(&["snapshots", &name])?;
     let found = idempotent::find_or_create(
-        || find(client, &name),
+        || client.snapshot(&name),
         |found| {
             let existing = ExistingComparison::new("snapshot", &request.name);
             existing.equal("source", &found.volume, &request.source).check()
@@ -56,7 +56,7 @@ pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
 
 /// Returns a snapshot.
 pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<Snapshot> {
-    match find(client, handle)? {
+    match client.snapshot(handle)? {
         Some(found) => Ok(snapshot(found)),
         None => Err(StorageError::not_found(format!("there is no snapshot {handle:?}"))),
     }
@@ -84,11 +84,6 @@ pub(crate) fn list(
         next: last.map(|last| paging::token(&last.name)),
         snapshots: snapshots.into_iter().map(snapshot).collect(),
     })
-}
-
-/// The snapshot with a handle.
-pub(crate) fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Snapshot>> {
-    if is_array_name(handle) { client.get_if_exists(&["snapshots", handle]) } else { Ok(None) }
 }
 
 fn snapshot(found: model::Snapshot) -> Snapshot {

@@ -85,10 +85,8 @@ fn range_with_source(
 ) -> Result<CapacityRange> {
     let (source_handle, found) = match source {
         None => return Ok(*range),
-        Some(VolumeSource::Volume(name)) => (name, find(client, name)?.map(|found| found.bytes)),
-        Some(VolumeSource::Snapshot(name)) => {
-            (name, crate::snapshots::find(client, name)?.map(|found| found.bytes))
-        }
+        Some(VolumeSource::Volume(name)) => (name, client.volume(name)?.map(|found| found.bytes)),
+        Some(VolumeSource::Snapshot(name)) => (name, client.snapshot(name)?.map(|found| found.bytes)),
     };
     let Some(bytes) = found else {
         return Err(StorageError::not_found(format!("the source {source_handle:?} does not exist")));
@@ -208,13 +206,9 @@ pub(crate) fn available(client: &ArrayClient, request: CapacityRequest) -> Resul
     })
 }
 
-fn find(client: &ArrayClient, handle: &str) -> Result<Option<model::Volume>> {
-    if is_array_name(handle) { client.get_if_exists(&["volumes", handle]) } else { Ok(None) }
-}
-
 /// The volume with a handle.
 pub(crate) fn get_volume(client: &ArrayClient, handle: &str) -> Result<model::Volume> {
-    find(client, handle)?.ok_or_else(|| volume_not_found(handle))
+    client.volume(handle)?.ok_or_else(|| volume_not_found(handle))
 }
 
 pub(crate) fn volume_not_found(handle: &str) -> StorageError {

@@ -1,0 +1,196 @@
+//! Rules of injected faults and latency, as the settings write them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cofferdam_guest::{ErrorKind, Finality};
+
+use crate::values::{parse_number, split_list};
+
+/// The methods that support faults and latency.
+const METHODS: [&str; 19] = [
+    "create",
+    "delete",
+    "validate",
+    "create-from-volume",
+    "create-from-snapshot",
+    "publish",
+    "unpublish",
+    "expand",
+    "modify",
+    "create-snapshot",
+    "delete-snapshot",
+    "get-snapshot",
+    "list-snapshots",
+    "create-group-snapshot",
+    "delete-group-snapshot",
+    "get-group-snapshot",
+    "list",
+    "get",
+    "available",
+];
+/// The error kinds by their names in the contract.
+pub(crate) const KINDS: [(&str, ErrorKind); 16] = [
+    ("invalid-argument", ErrorKind::InvalidArgument),
+    ("not-found", ErrorKind::NotFound),
+    ("already-exists", ErrorKind::AlreadyExists),
+    ("permission-denied", ErrorKind::PermissionDenied),
+    ("unauthenticated", ErrorKind::Unauthenticated),
+    ("resource-exhausted", ErrorKind::ResourceExhausted),
+    ("failed-precondition", ErrorKind::FailedPrecondition),
+    ("aborted", ErrorKind::Aborted),
+    ("out-of-range", ErrorKind::OutOfRange),
+    ("unimplemented", ErrorKind::Unimplemented),
+    ("internal", ErrorKind::Internal),
+    ("unavailable", ErrorKind::Unavailable),
+    ("deadline-exceeded", ErrorKind::DeadlineExceeded),
+    ("cancelled", ErrorKind::Cancelled),
+    ("data-loss", ErrorKind::DataLoss),
+    ("unknown", ErrorKind::Unknown),
+];
+/// Maximum number of rules. It limits the counters that one call reads.
+const MAX_RULES: usize = 32;
+/// Maximum latency of one call in milliseconds, longer than any deadline.
+const MAX_LATENCY: u64 = 600_000;
+const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after when the call shall have \
+                        its effect, and with :final, :in-progress or :unknown for another finality than the kind's";
+
+/// Number of calls that a rule fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultCount {
+    /// The first calls.
+    First(u32),
+    /// Every call.
+    Always,
+}
+
+/// A configured fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FaultRule {
+    /// The text of the setting.
+    pub(crate) text: String,
+    pub(crate) method: &'static str,
+    pub(crate) kind: ErrorKind,
+    pub(crate) count: FaultCount,
+    /// True if the call takes effect before it fails.
+    pub(crate) after_effect: bool,
+    pub(crate) finality: Finality,
+}
+
+/// The finality that matches a kind.
+pub(crate) const fn default_finality(kind: ErrorKind) -> Finality {
+    match kind {
+        ErrorKind::Aborted => Finality::InProgress,
+        ErrorKind::Internal
+        | ErrorKind::Unavailable
+        | ErrorKind::DeadlineExceeded
+        | ErrorKind::Cancelled
+        | ErrorKind::Unknown => Finality::Unknown,
+        ErrorKind::InvalidArgument
+        | ErrorKind::NotFound
+        | ErrorKind::AlreadyExists
+        | ErrorKind::PermissionDenied
+        | ErrorKind::Unauthenticated
+        | ErrorKind::ResourceExhausted
+        | ErrorKind::FailedPrecondition
+        | ErrorKind::OutOfRange
+        | ErrorKind::Unimplemented
+        | ErrorKind::DataLoss => Finality::Final,
+    }
+}
+
+fn known_method(name: &str) -> Option<&'static str> {
+    METHODS.into_iter().find(|method| *method == name)
+}
+
+/// Parses the setting: comma-separated rules `method:kind:times[:after][:finality]`.
+pub(crate) fn parse_rules(text: &str) -> std::result::Result<Vec<FaultRule>, String> {
+    let rules =
+        split_list(text).into_iter().map(FaultRule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
+    if rules.len() > MAX_RULES {
+        return Err(format!("expected at most {MAX_RULES} rules"));
+    }
+    let is_duplicate = |rule: &&FaultRule| rules.iter().filter(|other| other.text == rule.text).count() > 1;
+    match rules.iter().find(is_duplicate) {
+        Some(rule) => Err(format!("expected {:?} only once", rule.text)),
+        None => Ok(rules),
+    }
+}
+
+impl FaultRule {
+    fn parse(text: &str) -> std::result::Result<Self, String> {
+        let mut parts = text.split(':');
+        let (Some(name), Some(kind), Some(count)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(EXPECTED.to_owned());
+        };
+        let method = known_method(name)
+            .ok_or_else(|| format!("expected one of {} as the method", METHODS.join(", ")))?;
+        let kind = KINDS.into_iter().find(|(known, _)| *known == kind).map(|(_, kind)| kind);
+        let kind = kind.ok_or_else(|| {
+            format!("expected one of {} as the kind", KINDS.map(|(known, _)| known).join(", "))
+        })?;
+        let count = if count == "always" {
+            FaultCount::Always
+        } else {
+            FaultCount::First(parse_number(count, 1..=1_000_000)?)
+        };
+        let (mut after, mut finality) = (false, None);
+        for part in parts {
+            match (part, after, finality) {
+                ("after", false, None) => after = true,
+                ("final", false, None) => finality = Some(Finality::Final),
+                ("in-progress", _, None) => finality = Some(Finality::InProgress),
+                ("unknown", _, None) => finality = Some(Finality::Unknown),
+                ("final", true, None) => {
+                    return Err("expected no final failure of a call that has had its effect".to_owned());
+                }
+                _ => return Err(EXPECTED.to_owned()),
+            }
+        }
+        // The call has taken effect, so the error must not be final, regardless of its kind.
+        let default = if after { Finality::Unknown } else { default_finality(kind) };
+        Ok(Self {
+            text: text.to_owned(),
+            method,
+            kind,
+            count,
+            after_effect: after,
+            finality: finality.unwrap_or(default),
+        })
+    }
+}
+
+/// Delay before a call starts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latency {
+    all: Option<Duration>,
+    methods: BTreeMap<&'static str, Duration>,
+}
+
+impl Latency {
+    /// Parses the setting: comma-separated milliseconds for all calls, or `method=milliseconds`.
+    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
+        const EXPECTED: &str =
+            "expected milliseconds up to 600000 such as 20, or for single methods such as 5,create=50";
+        let mut latency = Self::default();
+        for part in split_list(text) {
+            let (name, milliseconds) = part.split_once('=').unwrap_or(("", part));
+            let milliseconds =
+                parse_number(milliseconds.trim(), 0..=MAX_LATENCY).map_err(|_| EXPECTED.to_owned())?;
+            let pause = Duration::from_millis(milliseconds);
+            let before = match (name.trim(), known_method(name.trim())) {
+                ("", _) => latency.all.replace(pause),
+                (_, Some(method)) => latency.methods.insert(method, pause),
+                (_, None) => return Err(EXPECTED.to_owned()),
+            };
+            if before.is_some() {
+                return Err(EXPECTED.to_owned());
+            }
+        }
+        Ok(latency)
+    }
+
+    /// The delay of a method; `None` without one.
+    pub(crate) fn for_method(&self, method: &str) -> Option<Duration> {
+        self.methods.get(method).copied().or(self.all).filter(|pause| !pause.is_zero())
+    }
+}
