@@ -470,16 +470,20 @@ impl From<HttpError> for StorageError {
         let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;
         let converted = match failure {
             Failure::Invalid => Self::failed_precondition(format!(
-                "the request cannot be sent: {message}; its URL begins in the backend's configuration"
+                "the request cannot be sent: {message}; its URL starts with a value of the backend's \
+                 configuration"
             )),
             Failure::Forbidden => Self::failed_precondition(format!(
-                "the storage may not be asked: {message}; the operator allows origins in the backend's configuration"
+                "requests to the storage are not allowed: {message}; the operator allows origins in the \
+                 backend's configuration"
             )),
             Failure::NameNotFound => Self::unavailable(format!(
-                "the storage's name has no address: {message}; the backend's configuration names the storage"
+                "the storage's name has no address: {message}; the backend's configuration names the \
+                 storage"
             )),
             Failure::Tls => Self::unavailable(format!(
-                "the storage is not who it should be: {message}; the operator sets the authorities of the origin"
+                "the TLS connection to the storage failed: {message}; the operator sets the authorities of \
+                 the origin"
             )),
             Failure::Timeout => Self::deadline_exceeded(format!("the storage has not answered: {message}")),
             Failure::TooLarge => {

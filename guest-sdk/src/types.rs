@@ -123,8 +123,8 @@ impl Volume {
     }
 }
 
-/// The kinds of connection info that nodes support, in their first version. The operator of a node decides which
-/// kinds it accepts.
+/// The kinds of connection info that nodes support, in their first version. The operator of a node decides
+/// which kinds it accepts.
 ///
 /// A `path` is relative: names separated by `/`, none of them empty, `.` or `..`. It starts at the directory
 /// that the node's operator has assigned to this driver for the kind. Symbolic links are not followed.

@@ -29,7 +29,8 @@ pub(crate) fn expand<S: Store>(call: &MemoryCall<'_, S>, request: &ExpandRequest
             && !call.settings.features.online_expansion
         {
             return Err(StorageError::failed_precondition(format!(
-                "the volume {:?} is published to {node:?}, and this driver has not the feature `online-expansion`",
+                "the volume {:?} is published to {node:?}, and the driver lacks the feature \
+                 `online-expansion`",
                 request.handle
             )));
         }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cofferdam_guest::{ErrorKind, Finality};
 
-use crate::values::{parse_number, split_list};
+use crate::values::{InvalidValue, Parsed, parse_number, split_list};
 
 /// The methods that support faults and latency.
 const METHODS: [&str; 19] = [
@@ -51,8 +51,9 @@ pub(crate) const KINDS: [(&str, ErrorKind); 16] = [
 const MAX_RULES: usize = 32;
 /// Maximum latency of one call in milliseconds, longer than any deadline.
 const MAX_LATENCY: u64 = 600_000;
-const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after when the call shall have \
-                        its effect, and with :final, :in-progress or :unknown for another finality than the kind's";
+const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after for a \
+     failure after the effect, and with :final, :in-progress or :unknown for another finality than \
+     the kind's";
 
 /// Number of calls that a rule fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,30 +104,29 @@ fn known_method(name: &str) -> Option<&'static str> {
 }
 
 /// Parses the setting: comma-separated rules `method:kind:times[:after][:finality]`.
-pub(crate) fn parse_rules(text: &str) -> std::result::Result<Vec<FaultRule>, String> {
-    let rules =
-        split_list(text).into_iter().map(FaultRule::parse).collect::<std::result::Result<Vec<_>, _>>()?;
+pub(crate) fn parse_rules(text: &str) -> Parsed<Vec<FaultRule>> {
+    let rules = split_list(text).into_iter().map(FaultRule::parse).collect::<Parsed<Vec<_>>>()?;
     if rules.len() > MAX_RULES {
-        return Err(format!("expected at most {MAX_RULES} rules"));
+        return Err(InvalidValue(format!("expected at most {MAX_RULES} rules")));
     }
     let is_duplicate = |rule: &&FaultRule| rules.iter().filter(|other| other.text == rule.text).count() > 1;
     match rules.iter().find(is_duplicate) {
-        Some(rule) => Err(format!("expected {:?} only once", rule.text)),
+        Some(rule) => Err(InvalidValue(format!("expected {:?} only once", rule.text))),
         None => Ok(rules),
     }
 }
 
 impl FaultRule {
-    fn parse(text: &str) -> std::result::Result<Self, String> {
+    fn parse(text: &str) -> Parsed<Self> {
         let mut parts = text.split(':');
         let (Some(name), Some(kind), Some(count)) = (parts.next(), parts.next(), parts.next()) else {
-            return Err(EXPECTED.to_owned());
+            return Err(InvalidValue(EXPECTED.to_owned()));
         };
         let method = known_method(name)
-            .ok_or_else(|| format!("expected one of {} as the method", METHODS.join(", ")))?;
+            .ok_or_else(|| InvalidValue(format!("expected one of {} as the method", METHODS.join(", "))))?;
         let kind = KINDS.into_iter().find(|(known, _)| *known == kind).map(|(_, kind)| kind);
         let kind = kind.ok_or_else(|| {
-            format!("expected one of {} as the kind", KINDS.map(|(known, _)| known).join(", "))
+            InvalidValue(format!("expected one of {} as the kind", KINDS.map(|(known, _)| known).join(", ")))
         })?;
         let count = if count == "always" {
             FaultCount::Always
@@ -141,9 +141,11 @@ impl FaultRule {
                 ("in-progress", _, None) => finality = Some(Finality::InProgress),
                 ("unknown", _, None) => finality = Some(Finality::Unknown),
                 ("final", true, None) => {
-                    return Err("expected no final failure of a call that has had its effect".to_owned());
+                    return Err(InvalidValue(
+                        "expected no final failure of a call that has taken effect".to_owned(),
+                    ));
                 }
-                _ => return Err(EXPECTED.to_owned()),
+                _ => return Err(InvalidValue(EXPECTED.to_owned())),
             }
         }
         // The call has taken effect, so the error must not be final, regardless of its kind.
@@ -168,22 +170,22 @@ pub(crate) struct Latency {
 
 impl Latency {
     /// Parses the setting: comma-separated milliseconds for all calls, or `method=milliseconds`.
-    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Parsed<Self> {
         const EXPECTED: &str =
             "expected milliseconds up to 600000 such as 20, or for single methods such as 5,create=50";
         let mut latency = Self::default();
         for part in split_list(text) {
             let (name, milliseconds) = part.split_once('=').unwrap_or(("", part));
-            let milliseconds =
-                parse_number(milliseconds.trim(), 0..=MAX_LATENCY).map_err(|_| EXPECTED.to_owned())?;
+            let milliseconds = parse_number(milliseconds.trim(), 0..=MAX_LATENCY)
+                .map_err(|_| InvalidValue(EXPECTED.to_owned()))?;
             let pause = Duration::from_millis(milliseconds);
             let before = match (name.trim(), known_method(name.trim())) {
                 ("", _) => latency.all.replace(pause),
                 (_, Some(method)) => latency.methods.insert(method, pause),
-                (_, None) => return Err(EXPECTED.to_owned()),
+                (_, None) => return Err(InvalidValue(EXPECTED.to_owned())),
             };
             if before.is_some() {
-                return Err(EXPECTED.to_owned());
+                return Err(InvalidValue(EXPECTED.to_owned()));
             }
         }
         Ok(latency)

@@ -43,7 +43,8 @@ fn fault_rules_apply_in_order_and_as_often_as_configured() {
     let refused = Some((NotFound, Final));
     assert_eq!(
         run_five_calls(
-            "create:not-found:1, create:unavailable:1, create:internal:2:final, create:not-found:1:after:in-progress"
+            "create:not-found:1, create:unavailable:1, create:internal:2:final, \
+             create:not-found:1:after:in-progress"
         ),
         (
             vec![

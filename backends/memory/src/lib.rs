@@ -72,7 +72,7 @@ impl Backend for MemoryBackend {
     fn probe() -> Result<Readiness> {
         match MemorySettings::parse(&cofferdam_guest::settings::all()) {
             Ok(_) => Ok(Readiness::Ready),
-            Err(message) => Ok(Readiness::NotReady(message)),
+            Err(error) => Ok(Readiness::NotReady(error.to_string())),
         }
     }
 
@@ -185,5 +185,14 @@ impl Capacity for MemoryBackend {
 }
 
 cofferdam_guest::export!(
-    MemoryBackend: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
+    MemoryBackend: cloning,
+    restoring,
+    publishing,
+    expansion,
+    modification,
+    snapshots,
+    group_snapshots,
+    listing,
+    inspection,
+    capacity
 );

@@ -1,13 +1,16 @@
 //! Settings of the operator.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use cofferdam_guest::{Result, StorageError};
 
 use crate::{
     fault_rules::{self, FaultRule, Latency},
     topology::{Topology, TopologySegment},
-    values::{MAX_NODE_ID, parse_number, split_list},
+    values::{InvalidValue, MAX_NODE_ID, Parsed, parse_number, split_list},
 };
 
 /// Setting for the driver's name.
@@ -94,12 +97,12 @@ impl Features {
         self.entries().into_iter().filter(|(_, on)| *on).map(|(name, _)| name.to_owned()).collect()
     }
 
-    fn parse(text: &str) -> std::result::Result<Self, String> {
+    fn parse(text: &str) -> Parsed<Self> {
         let names = split_list(text);
         let known = Self::default().entries();
         if names.iter().any(|name| !known.iter().any(|(known, _)| known == name)) {
             let known = known.map(|(known, _)| known).join(", ");
-            return Err(format!("expected a list of {known}"));
+            return Err(InvalidValue(format!("expected a list of {known}")));
         }
         let on = |name: &str| names.contains(&name);
         Ok(Self {
@@ -121,14 +124,50 @@ pub(crate) struct ConditionSetting {
 
 impl ConditionSetting {
     /// Parses `normal:message` or `abnormal:message`. The error says what was expected.
-    pub(crate) fn parse(text: &str) -> std::result::Result<Self, &'static str> {
+    pub(crate) fn parse(text: &str) -> Parsed<Self> {
         match text.split_once(':') {
             Some((kind @ ("normal" | "abnormal"), message))
                 if !message.is_empty() && message.len() <= 200 =>
             {
                 Ok(Self { abnormal: kind == "abnormal", message: message.to_owned() })
             }
-            _ => Err("expected normal:message or abnormal:message with a message of 1 to 200 bytes"),
+            _ => Err(InvalidValue(
+                "expected normal:message or abnormal:message with a message of 1 to 200 bytes".to_owned(),
+            )),
+        }
+    }
+}
+
+/// A setting of the operator that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SettingsError {
+    /// The driver has no such setting.
+    Unknown {
+        /// The setting.
+        key: String,
+    },
+    /// The setting has an invalid value.
+    Invalid {
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        reason: InvalidValue,
+    },
+}
+
+impl SettingsError {
+    fn invalid(key: &str, value: &str, reason: InvalidValue) -> Self {
+        Self::Invalid { key: key.to_owned(), value: value.to_owned(), reason }
+    }
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { key } => write!(f, "unknown setting {key:?}; known are {}", KEYS.join(", ")),
+            Self::Invalid { key, value, reason } => write!(f, "the setting {key:?} is {value:?}; {reason}"),
         }
     }
 }
@@ -153,20 +192,20 @@ pub(crate) struct MemorySettings {
 }
 
 impl MemorySettings {
-    /// Parses the settings. The error names the key, its value and the expected values.
-    pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
+    /// Parses the settings.
+    ///
+    /// # Errors
+    /// [`SettingsError`] with the first wrong setting.
+    pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, SettingsError> {
         let mut parsed = Self::default();
         // The capacity is parsed last: it must name every segment of the topology.
         let mut capacity = None;
         for (key, value) in settings {
-            let invalid = |expected: String| format!("the setting {key:?} is {value:?}; {expected}");
+            let invalid = |reason| SettingsError::invalid(key, value, reason);
             match key.as_str() {
                 DRIVER_NAME => {}
                 CAPACITY => capacity = Some(value),
-                CONDITION => {
-                    parsed.condition =
-                        Some(ConditionSetting::parse(value).map_err(|e| invalid(e.to_owned()))?)
-                }
+                CONDITION => parsed.condition = Some(ConditionSetting::parse(value).map_err(invalid)?),
                 ERRORS => parsed.errors = fault_rules::parse_rules(value).map_err(invalid)?,
                 FEATURES => parsed.features = Features::parse(value).map_err(invalid)?,
                 LATENCY => parsed.latency = Latency::parse(value).map_err(invalid)?,
@@ -181,11 +220,11 @@ impl MemorySettings {
                 VOLUMES_PER_NODE => {
                     parsed.volumes_per_node = Some(parse_number(value, 1..=u32::MAX).map_err(invalid)?);
                 }
-                _ => return Err(format!("unknown setting {key:?}; known are {}", KEYS.join(", "))),
+                _ => return Err(SettingsError::Unknown { key: key.clone() }),
             }
         }
         if let Some(value) = capacity {
-            let invalid = |expected: String| format!("the setting {CAPACITY:?} is {value:?}; {expected}");
+            let invalid = |reason| SettingsError::invalid(CAPACITY, value, reason);
             parsed.capacity = CapacitySetting::parse(value, &parsed.topology).map_err(invalid)?;
         }
         Ok(parsed)
@@ -210,15 +249,19 @@ impl MemorySettings {
 }
 
 impl CapacitySetting {
-    fn parse(text: &str, topology: &Topology) -> std::result::Result<Self, String> {
+    fn parse(text: &str, topology: &Topology) -> Parsed<Self> {
         if let Some(total) = parse_bytes(text) {
             return Ok(Self::Total(total));
         }
         let expected = || {
             if topology.segments.is_empty() {
-                "expected bytes such as 1073741824 or 500Gi".to_owned()
+                InvalidValue("expected bytes such as 1073741824 or 500Gi".to_owned())
             } else {
-                "expected bytes such as 1073741824 or 500Gi, for all places together or for each such as a=500Gi,b=1Ti".to_owned()
+                InvalidValue(
+                    "expected bytes such as 1073741824 or 500Gi, for all segments together or for \
+                     each such as a=500Gi,b=1Ti"
+                        .to_owned(),
+                )
             }
         };
         let mut sizes = BTreeMap::new();
@@ -231,7 +274,9 @@ impl CapacitySetting {
             }
         }
         match topology.segments.iter().find(|segment| !sizes.contains_key(&segment.label)) {
-            Some(segment) => Err(format!("the place {:?} is missing; {}", segment.label, expected())),
+            Some(segment) => {
+                Err(InvalidValue(format!("the segment {:?} is missing; {}", segment.label, expected())))
+            }
             None if sizes.is_empty() => Err(expected()),
             None => Ok(Self::PerSegment(sizes)),
         }
@@ -255,10 +300,10 @@ fn parse_bytes(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift))
 }
 
-fn parse_nodes(text: &str) -> std::result::Result<BTreeSet<String>, String> {
+fn parse_nodes(text: &str) -> Parsed<BTreeSet<String>> {
     let nodes: BTreeSet<_> = split_list(text).into_iter().map(str::to_owned).collect();
     if nodes.iter().any(|node| node.is_empty() || node.len() > MAX_NODE_ID) {
-        return Err(format!("expected a list of names of 1 to {} bytes", MAX_NODE_ID));
+        return Err(InvalidValue(format!("expected a list of names of 1 to {MAX_NODE_ID} bytes")));
     }
     Ok(nodes)
 }

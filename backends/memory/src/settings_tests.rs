@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn parse(pairs: &[(&str, &str)]) -> std::result::Result<MemorySettings, String> {
+fn parse(pairs: &[(&str, &str)]) -> std::result::Result<MemorySettings, SettingsError> {
     MemorySettings::parse(
         &pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
     )
@@ -15,14 +15,14 @@ fn sizes() {
         assert_eq!(parse(&[("capacity", text)]).unwrap().capacity, CapacitySetting::Total(bytes), "{text}");
     }
     for text in ["", "Gi", "-1", "1e9", "1.5Gi", "99999999999999999999", "16385Pi", "1 Gi", "a=1"] {
-        let error = parse(&[("capacity", text)]).unwrap_err();
+        let error = parse(&[("capacity", text)]).unwrap_err().to_string();
         assert!(error.contains(&format!("{text:?}")) && error.contains("500Gi"), "{error}");
     }
 }
 
 #[test]
 fn an_unknown_setting_is_reported_with_the_known_ones() {
-    let error = parse(&[("size", "1")]).unwrap_err();
+    let error = parse(&[("size", "1")]).unwrap_err().to_string();
     assert!(
         error.starts_with(r#"unknown setting "size"; known are capacity, condition, driver-name, "#),
         "{error}"
@@ -41,12 +41,12 @@ fn topology_segments_and_their_capacity_are_parsed() {
     let limits: Vec<_> =
         settings.topology.segments.iter().map(|segment| settings.capacity_limit(Some(segment))).collect();
     assert_eq!(limits, [1024, 2, 3, 4]);
-    let error = parse(&[zones, ("capacity", "a/1=1")]).unwrap_err();
-    assert!(error.contains("the place \"a/2\" is missing"), "{error}");
+    let error = parse(&[zones, ("capacity", "a/1=1")]).unwrap_err().to_string();
+    assert!(error.contains("the segment \"a/2\" is missing"), "{error}");
     for wrong in
         ["", "zone", "zone=", "zone=a,a", "zone=a;zone=b", "/zone=a", "UPPER/zone=a", "zone=a b", "-z=a"]
     {
-        let error = parse(&[("topology", wrong)]).unwrap_err();
+        let error = parse(&[("topology", wrong)]).unwrap_err().to_string();
         assert!(
             error.contains(&format!("{wrong:?}")) && error.contains("topology.example/zone=a,b"),
             "{error}"
@@ -54,7 +54,10 @@ fn topology_segments_and_their_capacity_are_parsed() {
     }
     let many: Vec<_> = (0..65).map(|number| number.to_string()).collect();
     assert!(
-        parse(&[("topology", &format!("z={}", many.join(",")))]).unwrap_err().contains("at most 64 places")
+        parse(&[("topology", &format!("z={}", many.join(",")))])
+            .unwrap_err()
+            .to_string()
+            .contains("at most 64 segments")
     );
 }
 
@@ -75,10 +78,10 @@ fn invalid_settings_are_reported_with_value_and_expectation() {
         ("errors", "create:sad:1", "expected one of invalid-argument,"),
         ("errors", "create:unavailable:0", "expected a number from 1 to 1000000"),
         ("errors", "create:unavailable:1:final:after", "such as create:unavailable:3"),
-        ("errors", "create:unavailable:1:after:final", "no final failure of a call that has had its effect"),
+        ("errors", "create:unavailable:1:after:final", "no final failure of a call that has taken effect"),
         ("errors", "create:unavailable:1,create:unavailable:1", "only once"),
     ] {
-        let error = parse(&[(key, value)]).unwrap_err();
+        let error = parse(&[(key, value)]).unwrap_err().to_string();
         let begin = format!("the setting {key:?} is {value:?}; expected");
         assert!(error.starts_with(&begin) && error.contains(expected), "{error}");
     }

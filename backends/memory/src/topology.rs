@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use cofferdam_guest::{KeyValues, Result, Segments, StorageError, TopologyRequirement};
 use serde::{Deserialize, Serialize};
 
-use crate::values;
+use crate::values::{self, InvalidValue, Parsed};
 
 /// Maximum number of segments. Each has a row in the usage entry.
 const MAX_SEGMENTS: usize = 64;
 const TOPOLOGY_FORMAT: &str =
-    "expected a label's key with values such as topology.example/zone=a,b, several of them parted by `;`";
+    "expected a label's key with values such as topology.example/zone=a,b, separated by `;`";
 
 /// A topology segment in which volumes can be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,8 +60,8 @@ impl RequestedTopology {
 
 impl Topology {
     /// Parses the setting: `key=value,value;key=value`.
-    pub(crate) fn parse(text: &str) -> std::result::Result<Self, String> {
-        let invalid = || TOPOLOGY_FORMAT.to_owned();
+    pub(crate) fn parse(text: &str) -> Parsed<Self> {
+        let invalid = || InvalidValue(TOPOLOGY_FORMAT.to_owned());
         let mut keys: Vec<String> = Vec::new();
         let mut segments = vec![TopologySegment { label: String::new(), entries: BTreeMap::new() }];
         for part in text.split(';') {
@@ -80,7 +80,7 @@ impl Topology {
             }
             keys.push(key.to_owned());
             if segments.len().saturating_mul(values.len()) > MAX_SEGMENTS {
-                return Err(format!("expected at most {MAX_SEGMENTS} places"));
+                return Err(InvalidValue(format!("expected at most {MAX_SEGMENTS} segments")));
             }
             segments = segments
                 .iter()
@@ -115,9 +115,9 @@ impl Topology {
 
     /// Parses one segment of a request.
     fn parse_segments(&self, segments: &KeyValues) -> Result<BTreeMap<String, String>> {
-        let map = values::parse_pairs("the segments of a place", segments)?;
+        let map = values::parse_pairs("the topology segments", segments)?;
         if map.is_empty() {
-            return Err(StorageError::invalid_argument("a place has no segment; expected at least one"));
+            return Err(StorageError::invalid_argument("a topology has no segment; expected at least one"));
         }
         match map.keys().find(|key| !self.keys.contains(key)) {
             Some(key) => Err(StorageError::invalid_argument(format!(

@@ -1,8 +1,21 @@
 //! Limits and parsing of plain values: texts, lists, numbers, pairs.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cofferdam_guest::{KeyValues, Result, StorageError};
+
+/// An invalid value. The text says what was expected in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidValue(pub(crate) String);
+
+impl fmt::Display for InvalidValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A parsed value.
+pub(crate) type Parsed<T> = std::result::Result<T, InvalidValue>;
 
 /// CSI's limit for names, ids and other strings, in bytes.
 pub(crate) const MAX_NAME: usize = 128;
@@ -60,9 +73,8 @@ pub(crate) fn split_list(text: &str) -> Vec<&str> {
 pub(crate) fn parse_number<N: std::str::FromStr + PartialOrd + std::fmt::Display>(
     text: &str,
     allowed: std::ops::RangeInclusive<N>,
-) -> std::result::Result<N, String> {
-    text.parse()
-        .ok()
-        .filter(|number| allowed.contains(number))
-        .ok_or_else(|| format!("expected a number from {} to {}", allowed.start(), allowed.end()))
+) -> Parsed<N> {
+    text.parse().ok().filter(|number| allowed.contains(number)).ok_or_else(|| {
+        InvalidValue(format!("expected a number from {} to {}", allowed.start(), allowed.end()))
+    })
 }

@@ -1,6 +1,6 @@
 //! Create, delete and validate.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cofferdam_guest::{
     CreateRequest, Result, StorageError, ValidateRequest, Validation, Volume,
@@ -143,30 +143,49 @@ fn choose_segment<'a>(
     for segment in segments {
         match check_capacity(settings, usage, segment, size) {
             Ok(()) => return Ok(segment),
-            Err(reason) => reasons.push(reason),
+            Err(exceeded) => reasons.push(exceeded.to_string()),
         }
     }
     if reasons.is_empty() {
-        return Err(StorageError::resource_exhausted("none of the driver's places is among those asked for"));
+        return Err(StorageError::resource_exhausted(
+            "no topology segment of the driver is in the request's topology",
+        ));
     }
     Err(StorageError::resource_exhausted(format!("{size} bytes do not fit: {}", reasons.join("; "))))
 }
 
-/// Checks that the additional bytes fit into a segment. The error names the used bytes.
+/// A limit that leaves too little space.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CapacityExceeded {
+    /// Label of the segment that the limit applies to; `None` for the whole storage.
+    segment: Option<String>,
+    used: u64,
+    limit: u64,
+}
+
+impl fmt::Display for CapacityExceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(segment) = &self.segment {
+            write!(f, "{segment}: ")?;
+        }
+        write!(f, "{} of {} bytes are in use", self.used, self.limit)
+    }
+}
+
+/// Checks that the additional bytes fit into a segment.
 pub(crate) fn check_capacity(
     settings: &MemorySettings,
     usage: &StorageUsage,
     segment: Option<&TopologySegment>,
     additional: u64,
-) -> std::result::Result<(), String> {
-    let segment_prefix = || segment.map_or_else(String::new, |segment| format!("{}: ", segment.label));
-    let check_limit = |used: u64, limit: u64, prefix: String| match used.checked_add(additional) {
-        Some(sum) if sum <= limit => Ok(()),
-        _ => Err(format!("{prefix}{used} of {limit} bytes are in use")),
+) -> std::result::Result<(), CapacityExceeded> {
+    let check_limit = |used: u64, limit: u64, segment: Option<&TopologySegment>| {
+        let exceeded = || CapacityExceeded { segment: segment.map(|s| s.label.clone()), used, limit };
+        used.checked_add(additional).filter(|sum| *sum <= limit).map(drop).ok_or_else(exceeded)
     };
     let used = if settings.is_total_capacity() { usage.bytes } else { usage.used_bytes(segment) };
-    check_limit(used, settings.capacity_limit(segment), segment_prefix())?;
-    check_limit(usage.bytes, MAX_TOTAL, String::new())
+    check_limit(used, settings.capacity_limit(segment), segment)?;
+    check_limit(usage.bytes, MAX_TOTAL, None)
 }
 
 /// Checks that an existing volume matches a new request with the same name.
@@ -192,7 +211,7 @@ fn check_same_arguments(
         })
     } else if !topology.is_satisfied_by(found.segment.as_ref()) {
         Some(format!(
-            "its place in {:?}",
+            "its topology segment in {:?}",
             found.segment.as_ref().map_or("", |segment| segment.label.as_str())
         ))
     } else {

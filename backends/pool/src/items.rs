@@ -113,8 +113,8 @@ impl OwnerRecord {
     }
 }
 
-/// A listed record, or the reason why it cannot be read.
-pub(crate) type ListedRecord = std::result::Result<StoredRecord, String>;
+/// A listed record, or the error of reading it.
+pub(crate) type ListedRecord = std::result::Result<StoredRecord, StorageError>;
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     ) -> Result<Option<ListedRecord>> {
         match self.read_record(record_kind, handle) {
             Ok(found) => Ok(found.map(|found| Ok(found.value))),
-            Err(error) if error.kind == ErrorKind::Internal => Ok(Some(Err(error.message))),
+            Err(error) if error.kind == ErrorKind::Internal => Ok(Some(Err(error))),
             Err(error) => Err(error),
         }
     }
@@ -195,7 +195,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         match self.read_record(record_kind, handle)? {
             Some(found) if found.value.phase == RecordPhase::Ready => Ok(found),
             Some(found) if found.value.phase == RecordPhase::Creating => Err(StorageError::in_progress(
-                format!("the {} {handle:?} is still being made", record_kind.as_str()),
+                format!("the {} {handle:?} is still being created", record_kind.as_str()),
             )),
             Some(_) | None => {
                 Err(StorageError::not_found(format!("there is no {} {handle:?}", record_kind.as_str())))
@@ -224,7 +224,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     ) -> Result<StoredRecord> {
         if let Some(item) = self.find_unknown_item(record_kind, handle)? {
             return Err(StorageError::failed_precondition(format!(
-                "the pool has an item {item:?} that this driver's state does not know: restore the state, or remove the item"
+                "the pool has an item {item:?} without a record in the driver's state: restore the state, or \
+                 remove the item"
             )));
         }
         let version = self.write_record(record_kind, handle, &record, None)?;
@@ -404,13 +405,16 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     pub(crate) fn condition(&self, record: &StoredRecord) -> (bool, String) {
         let gone = || (true, "its item is missing from the pool".to_owned());
         let unknown = |error: PoolError| {
-            (true, format!("its item cannot be looked at: {}", StorageError::from(error).message))
+            (true, format!("its item cannot be read: {}", StorageError::from(error).message))
         };
         match record.phase {
             RecordPhase::Creating => {
-                return (true, "half made: the same creation goes on, or a deletion undoes it".to_owned());
+                return (
+                    true,
+                    "incomplete: the same creation continues, or a deletion removes it".to_owned(),
+                );
             }
-            RecordPhase::Deleting => return (true, "half removed: the same deletion goes on".to_owned()),
+            RecordPhase::Deleting => return (true, "being deleted: the same deletion continues".to_owned()),
             RecordPhase::Ready => {}
         }
         match (self.scan_for(&record.item), record.kind) {
@@ -425,7 +429,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
                     (true, format!("its image has {has} bytes; expected {}", record.size))
                 }
                 Ok(_) => (false, "its item is in the pool".to_owned()),
-                Err(PoolError::Busy(_)) => (false, "an earlier call still works on its item".to_owned()),
+                Err(PoolError::Busy(_)) => (false, "an earlier call is still using its item".to_owned()),
                 Err(PoolError::Missing(_)) => gone(),
                 Err(error) => unknown(error),
             },
@@ -475,7 +479,8 @@ fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
     let requested = record.source.as_ref().map(|source| source.consistency);
     if let (PoolError::Unsupported(reason), Some(Consistency::Crash)) = (&error, requested) {
         return StorageError::failed_precondition(format!(
-            "{reason}; a class with the parameter {CONSISTENCY:?} set to \"none\" takes a copy that is right only while nothing writes"
+            "{reason}; with the parameter {CONSISTENCY:?} set to \"none\", a class accepts copies that are \
+             consistent only if nothing writes meanwhile"
         ));
     }
     error.into()

@@ -64,8 +64,8 @@ impl Backend for PoolBackend {
     }
 
     fn probe() -> Result<Readiness> {
-        if let Err(message) = PoolSettings::parse(&cofferdam_guest::settings::all()) {
-            return Ok(Readiness::NotReady(message));
+        if let Err(error) = PoolSettings::parse(&cofferdam_guest::settings::all()) {
+            return Ok(Readiness::NotReady(error.to_string()));
         }
         match pool::Pool::usage(&pool::HostPool) {
             Ok(_) => Ok(Readiness::Ready),
@@ -140,7 +140,15 @@ impl Capacity for PoolBackend {
     }
 }
 
-cofferdam_guest::export!(PoolBackend: cloning, restoring, snapshots, expansion, listing, inspection, capacity);
+cofferdam_guest::export!(
+    PoolBackend: cloning,
+    restoring,
+    snapshots,
+    expansion,
+    listing,
+    inspection,
+    capacity
+);
 
 #[cfg(test)]
 mod tests;

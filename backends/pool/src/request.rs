@@ -1,9 +1,9 @@
 //! Validation of requests: pure functions.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cofferdam_guest::{
-    AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
+    AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, VolumeCapability,
     pool::CopyMode, sizes::Sizes, to_map,
 };
 use serde::{Deserialize, Serialize};
@@ -100,7 +100,8 @@ pub(crate) fn parse_request(request: &CreateRequest) -> Result<ParsedRequest> {
     reject_mutable_parameters(&request.mutable_parameters)?;
     let parameters = to_map(request.parameters.clone());
     let capabilities = canonical_capabilities(&request.capabilities)?;
-    check_single_node(&request.capabilities).map_err(StorageError::invalid_argument)?;
+    check_single_node(&request.capabilities)
+        .map_err(|error| StorageError::invalid_argument(error.to_string()))?;
     let kinds = allowed_kinds(&request.capabilities, &parameters)?;
     let consistency = parse_consistency(&parameters)?;
     Ok(ParsedRequest { arguments: VolumeArguments { parameters, capabilities }, consistency, kinds })
@@ -196,10 +197,20 @@ pub(crate) fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Resul
     Ok(lines)
 }
 
+/// An access mode for several nodes, which node-local storage does not support.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MultiNodeMode(AccessMode);
+
+impl fmt::Display for MultiNodeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "access mode {}: this storage is in one node only", self.0.as_str())
+    }
+}
+
 /// Rejects capabilities that node-local storage does not support.
-pub(crate) fn check_single_node(capabilities: &[VolumeCapability]) -> std::result::Result<(), String> {
+pub(crate) fn check_single_node(capabilities: &[VolumeCapability]) -> std::result::Result<(), MultiNodeMode> {
     match capabilities.iter().map(|capability| capability.mode).find(|mode| mode.is_multi_node()) {
-        Some(mode) => Err(format!("access mode {}: this storage is in one node only", mode.as_str())),
+        Some(mode) => Err(MultiNodeMode(mode)),
         None => Ok(()),
     }
 }

@@ -149,7 +149,7 @@ fn incomplete_volumes_are_listed_with_their_owner() {
             assert_eq!(
                 &volumes::get(&fake.storage(), &settings(), &status.volume.handle).unwrap(),
                 status,
-                "alone as among others"
+                "get returns what list returns"
             );
             (&*status.volume.handle, condition.abnormal, what)
         })
@@ -157,8 +157,8 @@ fn incomplete_volumes_are_listed_with_their_owner() {
     assert_eq!(
         shown,
         [
-            ("vol-gone", true, "half removed"),
-            ("vol-half", true, "half made"),
+            ("vol-gone", true, "being deleted"),
+            ("vol-half", true, "incomplete"),
             ("vol-ok", false, "its item is in the pool")
         ]
     );
@@ -189,10 +189,10 @@ fn an_unreadable_record_does_not_hide_other_volumes() {
     assert_eq!(list().iter().map(|(abnormal, _)| *abnormal).collect::<Vec<_>>(), [false, true, false]);
     assert!(message(1).contains("is not readable"), "{}", message(1));
     fake.busy.set(true);
-    assert_eq!(list()[0], (false, "an earlier call still works on its item".to_owned()));
+    assert_eq!(list()[0], (false, "an earlier call is still using its item".to_owned()));
     fake.busy.set(false);
     fake.fail_measure.set(true);
-    assert_eq!(list()[0], (true, "its item cannot be looked at: the pool failed: a bad sector".to_owned()));
+    assert_eq!(list()[0], (true, "its item cannot be read: the pool failed: a bad sector".to_owned()));
     assert_eq!(snapshots::list(&fake.storage(), None, None, None).unwrap().snapshots.len(), 1);
 }
 

@@ -1,6 +1,6 @@
 //! Settings of the operator.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cofferdam_guest::{Result, StorageError};
 
@@ -18,17 +18,43 @@ pub(crate) struct PoolSettings {
     pub(crate) node: String,
 }
 
+/// A setting of the operator that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SettingsError {
+    /// The driver has no such setting.
+    Unknown {
+        /// The setting.
+        key: String,
+    },
+    /// The node's name is missing.
+    NoNode,
+}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { key } => {
+                write!(f, "unknown setting {key:?}; known are {DRIVER_NAME:?} and {NODE:?}")
+            }
+            Self::NoNode => {
+                write!(f, "the setting {NODE:?} is missing; expected the name of the node that has the pool")
+            }
+        }
+    }
+}
+
 impl PoolSettings {
-    /// Parses the settings. The error names the key, its value and the expected values.
-    pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, String> {
+    /// Parses the settings.
+    ///
+    /// # Errors
+    /// [`SettingsError`] with the wrong or missing setting.
+    pub(crate) fn parse(settings: &BTreeMap<String, String>) -> std::result::Result<Self, SettingsError> {
         if let Some(key) = settings.keys().find(|key| ![DRIVER_NAME, NODE].contains(&key.as_str())) {
-            return Err(format!("unknown setting {key:?}; known are {DRIVER_NAME:?} and {NODE:?}"));
+            return Err(SettingsError::Unknown { key: key.clone() });
         }
         match settings.get(NODE).filter(|node| !node.is_empty()) {
             Some(node) => Ok(Self { node: node.clone() }),
-            None => Err(format!(
-                "the setting {NODE:?} is missing; expected the name of the node that holds the pool"
-            )),
+            None => Err(SettingsError::NoNode),
         }
     }
 }
@@ -55,9 +81,10 @@ mod tests {
             Ok("n1".to_owned())
         );
         for pairs in [&[][..], &[("node", "")]] {
-            assert!(parse(pairs).unwrap_err().starts_with("the setting \"node\" is missing"));
+            let error = parse(pairs).unwrap_err().to_string();
+            assert!(error.starts_with("the setting \"node\" is missing"), "{error}");
         }
-        let error = parse(&[("node", "n1"), ("path", "/x")]).unwrap_err();
+        let error = parse(&[("node", "n1"), ("path", "/x")]).unwrap_err().to_string();
         assert_eq!(error, r#"unknown setting "path"; known are "driver-name" and "node""#);
     }
 }

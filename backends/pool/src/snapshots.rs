@@ -9,7 +9,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    items::{CopySource, NodeStorage, OwnerRecord, RecordKind, RecordPhase, StoredRecord},
+    items::{CopySource, ListedRecord, NodeStorage, OwnerRecord, RecordKind, RecordPhase, StoredRecord},
     request::{self, Consistency, VolumeArguments},
 };
 
@@ -104,14 +104,14 @@ pub(crate) fn list<S: Store, P: Pool>(
         source.is_none_or(|source| record.source.as_ref().is_some_and(|of| of.handle == source))
     };
     let (records, next) = storage.list(RecordKind::Snapshot, after, limit, of_source)?;
-    let shown = |(handle, listed)| match listed {
+    let shown = |(handle, listed): (String, ListedRecord)| match listed {
         Ok(record) => Some(snapshot(handle, record)),
         // The source is unknown without the record, and a snapshot has no condition that could report it.
-        Err(reason) => {
+        Err(error) => {
             log::write(
                 Level::Warn,
-                "a snapshot is left out of a listing",
-                &[("handle", &handle), ("why", &reason)],
+                "a snapshot is omitted from a listing",
+                &[("handle", &handle), ("error", &error.message)],
             );
             None
         }

@@ -417,7 +417,8 @@ fn a_crashed_delete_is_completed_and_the_name_can_be_reused() {
         assert_eq!(fake.record_names(), ["snap-s"], "{when}");
     });
     crash_at_every_call(prepare, delete, |fake, when| {
-        let removing = matches!(fake.storage().read_record(RecordKind::Volume, "vol-v"), Ok(Some(found)) if found.value.phase == RecordPhase::Deleting);
+        let record = fake.storage().read_record(RecordKind::Volume, "vol-v").ok().flatten();
+        let removing = record.is_some_and(|found| found.value.phase == RecordPhase::Deleting);
         create_volume(fake, &request("v", 8_192, block()), None).unwrap();
         if removing {
             assert_eq!(fake.content_of("vol-v").as_deref(), Some(""), "{when}: a new volume is empty");
@@ -492,24 +493,27 @@ fn invalid_requests_are_rejected() {
     };
     let of = |handle: &'static str| Some((RecordKind::Volume, handle));
     use ErrorKind as E;
+    let exactly = |bytes| CapacityRange { required_bytes: Some(bytes), limit_bytes: Some(bytes) };
+    let unaligned = CreateRequest { capacity: exactly(5_000), ..request("x", 1, block()) };
+    let block_directory = CreateRequest { capabilities: vec![block()], ..with(&[("kind", "directory")]) };
     #[rustfmt::skip] // one row a case
     let table = [
-        (request("v", 9_000, filesystem()),                                       None,             E::AlreadyExists),
-        (request("v", 8_192, block()),                                         None,             E::AlreadyExists),
-        (base.clone(),                                                         of("vol-i"),      E::AlreadyExists),
-        (with(&[("kind", "tape")]),                                            None,             E::InvalidArgument),
-        (with(&[("size", "1")]),                                               None,             E::InvalidArgument),
-        (CreateRequest { capabilities: vec![block()], ..with(&[("kind", "directory")]) }, None,  E::InvalidArgument),
-        (CreateRequest { capabilities: vec![many], ..with(&[]) },              None,             E::InvalidArgument),
-        (CreateRequest { capabilities: Vec::new(), ..with(&[]) },              None,             E::InvalidArgument),
-        (CreateRequest { topology: Some(elsewhere), ..with(&[]) },             None,             E::ResourceExhausted),
-        (request("", 1, filesystem()),                                            None,             E::InvalidArgument),
-        (request("x", 0, filesystem()),                                           None,             E::OutOfRange),
-        (request("x", (1 << 50) + 1, filesystem()),                               None,             E::OutOfRange),
-        (CreateRequest { capacity: CapacityRange { required_bytes: Some(5_000), limit_bytes: Some(5_000) }, ..request("x", 1, block()) }, None, E::OutOfRange),
-        (request("x", 8_192, filesystem()),                                       of("vol-none"),   E::NotFound),
-        (request("x", 8_192, block()),                                         of("vol-v"),      E::InvalidArgument),
-        (request("x", 4_096, block()),                                         of("vol-i"),      E::OutOfRange),
+        (request("v", 9_000, filesystem()), None, E::AlreadyExists),
+        (request("v", 8_192, block()), None, E::AlreadyExists),
+        (base.clone(), of("vol-i"), E::AlreadyExists),
+        (with(&[("kind", "tape")]), None, E::InvalidArgument),
+        (with(&[("size", "1")]), None, E::InvalidArgument),
+        (block_directory, None, E::InvalidArgument),
+        (CreateRequest { capabilities: vec![many], ..with(&[]) }, None, E::InvalidArgument),
+        (CreateRequest { capabilities: Vec::new(), ..with(&[]) }, None, E::InvalidArgument),
+        (CreateRequest { topology: Some(elsewhere), ..with(&[]) }, None, E::ResourceExhausted),
+        (request("", 1, filesystem()), None, E::InvalidArgument),
+        (request("x", 0, filesystem()), None, E::OutOfRange),
+        (request("x", (1 << 50) + 1, filesystem()), None, E::OutOfRange),
+        (unaligned, None, E::OutOfRange),
+        (request("x", 8_192, filesystem()), of("vol-none"), E::NotFound),
+        (request("x", 8_192, block()), of("vol-v"), E::InvalidArgument),
+        (request("x", 4_096, block()), of("vol-i"), E::OutOfRange),
     ];
     for (request, source, expected) in table {
         let error = create_volume(&fake, &request, source).unwrap_err();

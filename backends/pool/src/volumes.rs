@@ -103,7 +103,7 @@ pub(crate) fn validate<S: Store, P: Pool>(
         return Ok(Validation::Refused(mismatch));
     }
     if let Err(refused) = request::check_single_node(&request.capabilities) {
-        return Ok(Validation::Refused(refused));
+        return Ok(Validation::Refused(refused.to_string()));
     }
     match capabilities.iter().find(|capability| !record.arguments.capabilities.contains(capability)) {
         Some(capability) => Ok(Validation::Refused(format!(
@@ -211,7 +211,7 @@ fn status<S: Store, P: Pool>(
 ) -> VolumeStatus {
     let record = match listed {
         Ok(record) => record,
-        Err(message) => {
+        Err(error) => {
             return VolumeStatus {
                 volume: Volume {
                     capacity_bytes: None,
@@ -220,7 +220,7 @@ fn status<S: Store, P: Pool>(
                 },
                 owner: None,
                 published_nodes: Vec::new(),
-                condition: Some(Condition { abnormal: true, message }),
+                condition: Some(Condition { abnormal: true, message: error.message }),
                 changed_at_ms: None,
             };
         }

@@ -149,7 +149,10 @@ impl Array {
         if (request.method, path.as_slice()) == ("POST", &["login"]) {
             return self.log_in(request.credentials, now_ms);
         }
-        let has_session = matches!(request.credentials, ArrayCredentials::Bearer(token) if self.sessions.contains_key(token));
+        let has_session = match request.credentials {
+            ArrayCredentials::Bearer(token) => self.sessions.contains_key(token),
+            ArrayCredentials::None | ArrayCredentials::Basic(..) => false,
+        };
         if !has_session {
             return ArrayResponse::error(401, "no session has this token");
         }
@@ -157,7 +160,10 @@ impl Array {
     }
 
     fn log_in(&mut self, credentials: ArrayCredentials<'_>, now_ms: u64) -> ArrayResponse {
-        let is_authenticated = matches!(credentials, ArrayCredentials::Basic(user, password) if user == self.user && password == self.password);
+        let is_authenticated = match credentials {
+            ArrayCredentials::Basic(user, password) => user == self.user && password == self.password,
+            ArrayCredentials::None | ArrayCredentials::Bearer(_) => false,
+        };
         let full = self.sessions.len() >= self.session_limit;
         if !is_authenticated || full {
             self.counters.refused_logins = self.counters.refused_logins.saturating_add(1);

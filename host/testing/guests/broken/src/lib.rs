@@ -2,7 +2,7 @@
 //!
 //! | setting | meaning |
 //! |---|---|
-//! | `broken-rule` | the id of a case of the conformance suite: the rule to break, with as few side effects as possible |
+//! | `broken-rule` | the id of the conformance case whose rule it breaks, with few side effects |
 //! | `features` | features of its description, separated by blanks (default: all) |
 //! | `topology` | `key=value`: topology segment of all volumes (default: none) |
 //! | `volumes-per-node` | maximum volumes per node (default: no limit) |
@@ -29,7 +29,16 @@ use cofferdam_guest::{
 pub(crate) struct BrokenDriver;
 
 cofferdam_guest::export!(
-    BrokenDriver: cloning, restoring, publishing, expansion, modification, snapshots, group_snapshots, listing, inspection, capacity
+    BrokenDriver: cloning,
+    restoring,
+    publishing,
+    expansion,
+    modification,
+    snapshots,
+    group_snapshots,
+    listing,
+    inspection,
+    capacity
 );
 
 const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion \
