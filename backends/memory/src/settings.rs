@@ -152,7 +152,7 @@ pub(crate) enum SettingsError {
         key: String,
         /// Its value.
         value: String,
-        /// What was expected.
+        /// The reason, with the expected value.
         reason: InvalidValue,
     },
 }

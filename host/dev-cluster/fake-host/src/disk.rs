@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// Content of a disk or an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeDisk {
-    /// What a probe finds.
+    /// The content that a probe reports.
     pub content: DeviceContent,
     /// Size of the filesystem in bytes.
     pub filesystem_size: u64,

@@ -66,7 +66,7 @@ pub(crate) enum OperatorStorage {
     /// mapped it to the node.
     #[default]
     ThisMachine,
-    /// What was added to the fake host.
+    /// The storage that was added to the fake host.
     Added,
 }
 
