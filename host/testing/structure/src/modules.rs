@@ -40,8 +40,8 @@ pub fn references(src: &Path) -> Result<References, StructureError> {
     Ok(all)
 }
 
-/// Groups of modules that refer to each other, directly or through others of the group: the strongly connected
-/// components with more than one module.
+/// Groups of modules that refer to each other, directly or through others of the group: the strongly
+/// connected components with more than one module.
 pub fn cycles(references: &References) -> Vec<Vec<ModulePath>> {
     let mut graph = DiGraphMap::<&ModulePath, ()>::new();
     for (module, targets) in references {
