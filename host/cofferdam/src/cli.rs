@@ -216,9 +216,9 @@ pub(crate) struct ReportFlags {
 /// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OutputFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs
+    /// JSON, for programs
     Json,
 }

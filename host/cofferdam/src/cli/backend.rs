@@ -35,20 +35,20 @@ pub(crate) struct NewFlags {
 /// Output format of `backend call`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CallFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs
+    /// JSON, for programs
     Json,
 }
 
 /// Output format of `backend inspect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InspectFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs
+    /// JSON, for programs
     Json,
     /// Manifest for the role node, as JSON
     Manifest,
@@ -57,12 +57,12 @@ pub(crate) enum InspectFormat {
 /// Output format of `backend test`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReportFormat {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs
+    /// JSON, for programs
     Json,
-    /// For CI systems
+    /// JUnit XML, for CI systems
     Junit,
 }
 

@@ -173,18 +173,22 @@ fn rule(rule: &PolicyRule) -> Value {
 mod tests {
     use super::*;
 
-    fn rendered(role: &[&str], namespace: &str) -> Result<String, String> {
+    fn rendered(role: &[&str], namespace: &str) -> Result<String, CommandError> {
         rendered_for(role, DriverPlacementArg::Central, namespace)
     }
 
-    fn rendered_for(role: &[&str], drivers: DriverPlacementArg, namespace: &str) -> Result<String, String> {
+    fn rendered_for(
+        role: &[&str],
+        drivers: DriverPlacementArg,
+        namespace: &str,
+    ) -> Result<String, CommandError> {
         let command = RenderCommand::Rbac {
             role: role.iter().map(|role| (*role).to_owned()).collect(),
             drivers,
             namespace: namespace.to_owned(),
             service_account: "cofferdam".to_owned(),
         };
-        render(&command).map_err(|failure| failure.to_string())
+        render(&command)
     }
 
     #[test]
@@ -274,25 +278,33 @@ mod tests {
                 namespace: "storage".to_owned(),
                 service_account: account.to_owned(),
             };
-            render(&command).map_err(|failure| failure.to_string())
+            render(&command)
         };
         assert!(render("csi.array.example").unwrap().contains("name: csi.array.example"));
         assert!(render(&"a".repeat(253)).is_ok());
         for wrong in [&"a".repeat(254), "", ".", "a..b", "a.", "-a.b", "a.b-", "A", "a_b"] {
-            assert!(render(wrong).unwrap_err().starts_with("--service-account: "), "{wrong}");
+            assert!(render(wrong).unwrap_err().to_string().starts_with("--service-account: "), "{wrong}");
         }
         for namespace in ["a.b", &"a".repeat(64)] {
-            assert!(rendered(&[], namespace).unwrap_err().starts_with("--namespace: "), "{namespace}");
+            assert!(
+                rendered(&[], namespace).unwrap_err().to_string().starts_with("--namespace: "),
+                "{namespace}"
+            );
         }
     }
 
     #[test]
     fn unknown_roles_and_invalid_namespaces_are_rejected() {
         assert_eq!(
-            rendered(&["resiser"], "storage").unwrap_err(),
+            rendered(&["resiser"], "storage").unwrap_err().to_string(),
             "--role: unknown role \"resiser\": expected one of provisioner, attacher, resizer, \
              pv-controller, protection, attach-detach, node, registrar, liveness, csi-server"
         );
-        assert!(rendered(&[], "Storage").unwrap_err().starts_with("--namespace: \"Storage\"; expected"));
+        assert!(
+            rendered(&[], "Storage")
+                .unwrap_err()
+                .to_string()
+                .starts_with("--namespace: \"Storage\"; expected")
+        );
     }
 }

@@ -110,6 +110,7 @@ const NODE: SettingGroup =
     SettingGroup { scope: FlagScope::Cluster, heading: Some("Node roles"), roles: "node" };
 const NODE_SIDECARS: SettingGroup = SettingGroup { scope: FlagScope::Cluster, ..SIDECARS };
 const REGISTRAR: SettingGroup = SettingGroup { roles: "registrar", ..NODE_SIDECARS };
+const PROBES: SettingGroup = SettingGroup { roles: "registrar, liveness", ..NODE_SIDECARS };
 const LIVENESS: SettingGroup = SettingGroup { roles: "liveness", ..NODE_SIDECARS };
 const NODE_DEPLOYMENT: SettingGroup = SettingGroup { roles: "provisioner", ..NODE_SIDECARS };
 const NODE_POLICY: SettingGroup = SettingGroup { scope: FlagScope::File, heading: None, roles: "node" };
@@ -282,9 +283,11 @@ settings! {
         /// Plugin registration directory of kubelet
         plugin_registration_path: PathBuf = Text("DIRECTORY"), Value("/registration");
     }
-    LIVENESS => {
+    PROBES => {
         /// Timeout of a Probe call to the driver
         probe_timeout: GoDuration = Text("DURATION"), Value("3s");
+    }
+    LIVENESS => {
         /// Port of /healthz without --http-endpoint
         health_port: Option<u16> = Number("PORT"), Computed("9808");
     }

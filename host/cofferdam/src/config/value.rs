@@ -256,7 +256,7 @@ impl<'de> Deserialize<'de> for CompilationCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     Text,
     /// One JSON object per line.
     Json,

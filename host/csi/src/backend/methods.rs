@@ -136,7 +136,8 @@ impl CsiBackend {
             && !self.identity.plugin_capabilities.contains(&PluginCapability::AccessibilityConstraints)
         {
             return Err(invalid(
-                "a topology is asked for; expected none for a driver without VOLUME_ACCESSIBILITY_CONSTRAINTS",
+                "a topology is asked for; expected none for a driver without \
+                 VOLUME_ACCESSIBILITY_CONSTRAINTS",
             ));
         }
         if !request.mutable_parameters.is_empty()

@@ -12,15 +12,15 @@ struct TestCommand {
     arguments: ArgumentFlags,
 }
 
-fn parse(flags: &[&str]) -> Result<Arguments, String> {
-    let line = TestCommand::try_parse_from([&["line"], flags].concat()).map_err(|error| error.to_string())?;
+fn parse(flags: &[&str]) -> Result<Arguments, clap::Error> {
+    let line = TestCommand::try_parse_from([&["line"], flags].concat())?;
     Ok(Arguments::new("volumes.create".to_owned(), line.arguments))
 }
 
-fn parse_create_request(flags: &[&str]) -> Result<CreateVolume, String> {
+fn parse_create_request(flags: &[&str]) -> Result<CreateVolume, Box<dyn std::error::Error>> {
     let mut arguments = parse(&[&["--volume-name", "a", "--size", "1Gi"], flags].concat())?;
-    let creation = arguments.create_request().map_err(|error| error.to_string())?;
-    arguments.reject_unused().map_err(|error| error.to_string())?;
+    let creation = arguments.create_request()?;
+    arguments.reject_unused()?;
     Ok(creation)
 }
 
@@ -43,7 +43,7 @@ fn an_owner_flag_needs_cluster_claim_and_volume() {
         ("cluster=c,cluster=d,claim=u,volume=v", "cluster=… was set twice"),
         ("clusters=c,claim=u,volume=v", "expected cluster, claim, volume or reclaim-policy"),
     ] {
-        let error = parse_create_request(&["--owner", text]).unwrap_err();
+        let error = parse_create_request(&["--owner", text]).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     assert!(parse_create_request(&[]).unwrap().owner.is_none());
@@ -93,7 +93,7 @@ fn repeated_capability_flags_are_parsed() {
         (&["--capability", "single-node-writer,block", "--block"], "cannot be used with"),
         (&["--mount-group", "7", "--block"], "cannot be used with"),
     ] {
-        let error = parse_create_request(flags).unwrap_err();
+        let error = parse_create_request(flags).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 }
