@@ -53,7 +53,8 @@ fn object(patch: Value) -> Result<Value, Status> {
     match go_type(&patch) {
         None => Ok(if patch.is_null() { Value::Object(serde_json::Map::new()) } else { patch }),
         Some(found) => Err(Status::bad_request(format!(
-            "error decoding patch: json: cannot unmarshal {found} into Go value of type map[string]interface {{}}"
+            "error decoding patch: json: cannot unmarshal {found} into Go value of type \
+             map[string]interface {{}}"
         ))),
     }
 }

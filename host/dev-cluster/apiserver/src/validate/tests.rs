@@ -158,8 +158,8 @@ fn validation_errors_match_kubernetes() {
         (
             CsiDriver,
             json!({"spec": {"serviceAccountTokenInSecrets": false}}),
-            "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is set but no \
-             tokenRequests are specified",
+            "spec.serviceAccountTokenInSecrets: Invalid value: false: serviceAccountTokenInSecrets is \
+             set but no tokenRequests are specified",
         ),
         (StorageClass, json!({"reclaimPolicy": "Recycle"}), "reclaimPolicy: Unsupported value: \"Recycle\""),
         (VolumeAttributesClass, json!({"parameters": null}), "parameters: Required value"),
