@@ -7,8 +7,9 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 /// The waiters that a release wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,14 +75,15 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         Self { policy, state: Mutex::new(State { locks: HashMap::new(), reserved: HashMap::new() }) }
     }
 
-    /// Acquires the lock if it is free or reserved for `owner`. The guard calls `wake` for each owner to wake.
+    /// Acquires the lock if it is free or reserved for `owner`. The guard calls `wake` for each owner to
+    /// wake.
     pub(crate) fn try_acquire<'a>(
         &'a self,
         volume: &V,
         owner: &O,
         wake: impl Fn(O) + Send + Sync + 'a,
     ) -> Option<LockGuard<'a, V, O>> {
-        self.state().try_acquire(volume, owner).then(|| self.guard(volume, wake))
+        self.state.lock().try_acquire(volume, owner).then(|| self.guard(volume, wake))
     }
 
     /// As [`try_acquire`](Self::try_acquire), but registers `owner` as a waiter if it does not get the lock.
@@ -91,7 +93,7 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         owner: &O,
         wake: impl Fn(O) + Send + Sync + 'a,
     ) -> Option<LockGuard<'a, V, O>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.try_acquire(volume, owner) {
             return Some(self.guard(volume, wake));
         }
@@ -101,17 +103,17 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
 
     /// Registers a waiter. Returns false if the lock is free: the caller can then acquire it.
     pub(crate) fn add_waiter(&self, volume: &V, owner: &O) -> bool {
-        self.state().add_waiter(volume, owner)
+        self.state.lock().add_waiter(volume, owner)
     }
 
     /// Returns true if the lock is acquired by, or reserved for, another owner.
     pub(crate) fn is_locked_by_other(&self, volume: &V, owner: &O) -> bool {
-        self.state().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
+        self.state.lock().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
     }
 
     /// Gives up a reservation that its owner no longer needs. Returns the next owner, which must be woken.
     pub(crate) fn release_reservation(&self, owner: &O) -> Option<O> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let volume = state.reserved.remove(owner)?;
         state.reserve_next(&volume)
     }
@@ -122,15 +124,11 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
 
     /// Releases a lock. Returns the owners to wake.
     fn release(&self, volume: &V) -> VecDeque<O> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match self.policy {
             WakePolicy::All => state.locks.remove(volume).map(|lock| lock.waiters.order).unwrap_or_default(),
             WakePolicy::Next => state.reserve_next(volume).into_iter().collect(),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<V, O>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,8 +192,8 @@ mod tests {
     fn waiters_get_the_volume_lock_in_order_and_none_is_lost() {
         let locks = VolumeLocks::new(WakePolicy::Next);
         let woken = Mutex::new(Vec::new());
-        let wake = |name: VolumeAttachmentName| woken.lock().unwrap().push(name);
-        let take_woken = || std::mem::take(&mut *woken.lock().unwrap());
+        let wake = |name: VolumeAttachmentName| woken.lock().push(name);
+        let take_woken = || std::mem::take(&mut *woken.lock());
         let key = (DriverName::from("d"), VolumeHandle::from("h"));
         let other = (DriverName::from("e"), VolumeHandle::from("h"));
         let [a, b, c] = ["a", "b", "c"].map(VolumeAttachmentName::from);
@@ -227,7 +225,7 @@ mod tests {
         let running = queue.run(1, stop.clone(), move |key| {
             let log: Arc<Mutex<Vec<ClaimKey>>> = Arc::clone(&log);
             async move {
-                log.lock().unwrap().push(key);
+                log.lock().push(key);
                 Action::Done
             }
         });
@@ -236,7 +234,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
             stop.cancel();
         });
-        enqueued.lock().unwrap().clone()
+        enqueued.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]
@@ -267,15 +265,15 @@ mod tests {
     fn the_other_operation_is_enqueued_when_the_call_ends() {
         let locks = VolumeLocks::new(WakePolicy::All);
         let woken = Mutex::new(Vec::new());
-        let wake = |operation: &'static str| woken.lock().unwrap().push(operation);
+        let wake = |operation: &'static str| woken.lock().push(operation);
         let (a, b) = (ClaimKey::new("n", "a"), ClaimKey::new("n", "b"));
         let expansion = locks.acquire_or_wait(&a, &"expansion", wake).unwrap();
         assert!(locks.acquire_or_wait(&a, &"modification", wake).is_none());
         drop(locks.acquire_or_wait(&b, &"modification", wake).unwrap());
-        assert_eq!(*woken.lock().unwrap(), [""; 0]);
+        assert_eq!(*woken.lock(), [""; 0]);
         drop(expansion);
-        assert_eq!(*woken.lock().unwrap(), ["modification"]);
+        assert_eq!(*woken.lock(), ["modification"]);
         drop(locks.acquire_or_wait(&a, &"modification", wake).unwrap());
-        assert_eq!(*woken.lock().unwrap(), ["modification"], "no waiter is left");
+        assert_eq!(*woken.lock(), ["modification"], "no waiter is left");
     }
 }

@@ -7,7 +7,7 @@ mod nodes;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    ApiError, Lookup, Precondition,
+    ApiError, Cache, Lookup, Precondition, Writer,
     metrics::Metrics,
     queue::{Action, ExponentialBackoff, Queue},
 };
@@ -25,14 +25,16 @@ use super::{
         self, AttachDetachStep, AttachedVolume, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
         ReconcileInput,
     },
+    settings::AttachDetachSettings,
     state::{AttachState, Key},
     throttle::NodeStatusThrottle,
 };
 use crate::{
-    attach_detach::ROLE,
-    context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
-    event_spec::EventSpec,
+    controller::Controller,
+    events::{EventRecorder, EventSpec},
     live_reads::SingleFlightReads,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
+    step_recorder::{StepRecorder, StepRecorders},
 };
 
 /// `source.component` of this controller's events.
@@ -47,46 +49,58 @@ const WORKERS: usize = 64;
 /// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
 
+/// Dependencies of the attach-detach controller.
+pub(crate) struct AttachDetachContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) settings: AttachDetachSettings,
+    /// Longest delay of the back-off (`--retry-interval-max`).
+    pub(super) retry_interval_max: Duration,
+    pub(super) metrics: AttachDetachMetrics,
+    pub(super) queue_metrics: Metrics,
+}
+
 /// The attach-detach controller.
 pub(crate) struct AttachDetach {
-    context: Arc<ControllerContext>,
+    context: AttachDetachContext,
     volumes: Queue<Key>,
     nodes: Queue<NodeName>,
     state: AttachState,
     throttle: NodeStatusThrottle,
     /// Live reads of Nodes: volumes that are detached from one Node share a read.
     node_reads: SingleFlightReads,
-    metrics: AttachDetachMetrics,
     backoff: ExponentialBackoff,
 }
 
-impl AttachDetach {
-    pub(super) fn new(
-        context: Arc<ControllerContext>,
-        queue_metrics: &Metrics,
-        metrics: AttachDetachMetrics,
-    ) -> Arc<Self> {
-        metrics.set_cache(&context.cache);
-        let backoff = BACKOFF.capped_at(context.settings.retry_interval_max);
+impl Controller for AttachDetach {
+    type Context = AttachDetachContext;
+
+    fn new(context: AttachDetachContext) -> Arc<Self> {
+        context.metrics.set_cache(&context.cache);
+        let backoff = BACKOFF.capped_at(context.retry_interval_max);
         Arc::new(Self {
-            volumes: Queue::new("attachdetach_volumes", backoff, queue_metrics),
-            nodes: Queue::new("attachdetach_nodes", backoff, queue_metrics),
+            volumes: Queue::new("attachdetach_volumes", backoff, &context.queue_metrics),
+            nodes: Queue::new("attachdetach_nodes", backoff, &context.queue_metrics),
             state: AttachState::default(),
             throttle: NodeStatusThrottle::default(),
             node_reads: SingleFlightReads::default(),
-            metrics,
             backoff,
             context,
         })
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let (volumes, nodes) = (Arc::clone(self), Arc::clone(self));
+    fn subscribe(self: &Arc<Self>) {
+        self.subscribe_to_cache();
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let (volumes, nodes) = (Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
             self.volumes.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&volumes);
-                async move { controller.work(&key).await }
+                async move { controller.reconcile(&key).await }
             }),
             self.nodes.run(NODE_WORKERS, stop, move |name| {
                 let controller = Arc::clone(&nodes);
@@ -94,7 +108,9 @@ impl AttachDetach {
             }),
         );
     }
+}
 
+impl AttachDetach {
     fn sources(&self) -> InputSources<'_> {
         InputSources {
             cache: &self.context.cache,
@@ -103,7 +119,9 @@ impl AttachDetach {
         }
     }
 
-    async fn work(&self, key: &Key) -> Action {
+    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until there is none, or until a
+    /// step has to wait.
+    async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);
         }
@@ -267,8 +285,8 @@ impl AttachDetach {
         let attachment = cache.attachments.get(name).into_object();
         let volume = attachment.and_then(|attachment| cache.volumes.get(attachment.volume()?).into_object());
         match volume {
-            Some(volume) => StepRecorder::of_volume(&self.context, ROLE, &volume),
-            None => StepRecorder::of_role(&self.context, ROLE),
+            Some(volume) => self.context.recorders.of_volume(&volume),
+            None => self.context.recorders.of_role(),
         }
     }
 
@@ -285,7 +303,7 @@ impl AttachDetach {
             Lookup::Undecodable(_) | Lookup::Missing => return Err(Action::Requeue),
         };
         if let Some(force) = force {
-            self.metrics.inc_forced_detaches(force);
+            self.context.metrics.inc_forced_detaches(force);
             tracing::warn!(%name, %node, reason = force.as_str(), "force-detaching a volume");
         }
         self.state.request_detach(name, &driver);
@@ -328,7 +346,7 @@ impl AttachDetach {
                 "source": {"persistentVolumeName": volume.name},
             },
         });
-        let recorder = StepRecorder::of_volume(&self.context, ROLE, volume);
+        let recorder = self.context.recorders.of_volume(volume);
         let write = self.context.writer.create::<VolumeAttachment>(None, &body);
         let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
@@ -357,7 +375,7 @@ impl AttachDetach {
         error: &ApiError,
         reconcile_state: &mut ReconcileState,
     ) -> Result<(), Action> {
-        let action = self.context.action_for_write_error::<VolumeAttachment>(name, error).await;
+        let action = action_for_write_error::<VolumeAttachment>(&self.context.writer, name, error).await;
         if let ApiError::Refused { .. } = error {
             reconcile_state.refused_nodes.insert(node.clone());
             return Ok(());
@@ -373,7 +391,7 @@ impl AttachDetach {
             .filter(|attached_volume| attached_volume.purpose.is_for_pod() && attached_volume.attached)
         {
             let Some(took) = self.state.finish_attach(&attached_volume.name) else { continue };
-            self.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
+            self.context.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
             let desired_attachments = input
                 .desired
                 .iter()
@@ -381,7 +399,7 @@ impl AttachDetach {
             for (desired_attachment, pod) in desired_attachments.flat_map(|desired_attachment| {
                 desired_attachment.pods.iter().map(move |pod| (desired_attachment, pod))
             }) {
-                self.context.emit_event(
+                self.context.events.emit(
                     &**pod,
                     COMPONENT,
                     rules::attach_succeeded_event(&desired_attachment.volume),
@@ -396,7 +414,7 @@ impl AttachDetach {
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
         let new = self.state.filter_new_failures(key, &of);
         for ((pod, event), _) in failures.iter().zip(new).filter(|(_, new)| *new) {
-            self.context.emit_event(&**pod, COMPONENT, event.clone());
+            self.context.events.emit(&**pod, COMPONENT, event.clone());
         }
     }
 

@@ -1,13 +1,10 @@
 //! Limits the rate of `volumesAttached` updates of each node. On an idle cluster there is no delay. If
 //! updates are slow because of load, one update reports all volumes that were attached meanwhile.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::NodeName;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Delay as a multiple of the duration of the last update.
@@ -22,7 +19,7 @@ pub(super) struct NodeStatusThrottle(Mutex<HashMap<NodeName, Instant>>);
 impl NodeStatusThrottle {
     /// Returns the delay until the next update of a node.
     pub(super) fn remaining(&self, node: &NodeName) -> Option<Duration> {
-        let mut next_updates = self.lock();
+        let mut next_updates = self.0.lock();
         let left = next_updates.get(node)?.saturating_duration_since(Instant::now());
         if left.is_zero() {
             next_updates.remove(node);
@@ -34,16 +31,12 @@ impl NodeStatusThrottle {
     /// Records the duration of an update, successful or not.
     pub(super) fn record_write(&self, node: &NodeName, took: Duration) {
         let delay = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
-        self.lock().insert(node.clone(), Instant::now() + delay);
+        self.0.lock().insert(node.clone(), Instant::now() + delay);
     }
 
     /// Removes a deleted node.
     pub(super) fn remove(&self, node: &NodeName) {
-        self.lock().remove(node);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(node);
     }
 }
 
@@ -66,7 +59,7 @@ mod tests {
         assert_eq!(throttle.remaining(&node), Some(Duration::from_millis(15)));
         tokio::time::advance(Duration::from_millis(15)).await;
         assert_eq!(throttle.remaining(&node), None);
-        assert!(throttle.lock().is_empty());
+        assert!(throttle.0.lock().is_empty());
         throttle.record_write(&node, MAX_DELAY);
         throttle.remove(&node);
         assert_eq!(throttle.remaining(&node), None);

@@ -4,14 +4,15 @@ mod handlers;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use cofferdam_backend::Call;
+use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
-    ApiError, Lookup,
+    ApiError, Cache, Clock, Lookup, Writer,
     metrics::Metrics,
+    observer::StepResult,
     queue::{Action, Queue},
     secrets,
     writer::PatchTarget,
@@ -23,6 +24,7 @@ use cofferdam_domain::{
         connection_info::into_publish_context,
     },
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,28 +32,43 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::AttacherMetrics,
     rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
+    settings::AttacherSettings,
     status,
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
-    attacher::ROLE,
-    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
-    observer::StepResult,
+    controller::Controller,
+    drivers::Backends,
+    reconcile::{MAX_EFFECTS, action_for_write_error, run_periodically},
+    settings::CallSettings,
+    step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
 /// A driver's volume.
 type VolumeKey = (DriverName, VolumeHandle);
 
+/// Dependencies of the attacher.
+pub(crate) struct AttacherContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) recorders: StepRecorders,
+    pub(super) clock: Clock,
+    pub(super) drivers: Backends,
+    pub(super) settings: AttacherSettings,
+    pub(super) calls: CallSettings,
+    pub(super) metrics: AttacherMetrics,
+    pub(super) queue_metrics: Metrics,
+}
+
 /// The attacher.
 pub(crate) struct Attacher {
-    pub(super) context: Arc<ControllerContext>,
+    pub(super) context: AttacherContext,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
     volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
     /// Attachments whose status differs from the driver's ListVolumes.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
-    metrics: AttacherMetrics,
 }
 
 /// The result of a reconcile of an attachment.
@@ -104,14 +121,12 @@ struct AttacherState<'a> {
     lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
 }
 
-impl Attacher {
-    pub(super) fn new(
-        context: Arc<ControllerContext>,
-        queue_metrics: &Metrics,
-        metrics: AttacherMetrics,
-    ) -> Arc<Self> {
-        let backoff = context.settings.backoff();
-        metrics.set_drivers(context.drivers.keys());
+impl Controller for Attacher {
+    type Context = AttacherContext;
+
+    fn new(context: AttacherContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
+        context.metrics.set_drivers(context.drivers.keys());
         Arc::new(Self {
             queues: context
                 .drivers
@@ -121,32 +136,34 @@ impl Attacher {
             volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
             volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
-            metrics,
             context,
         })
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let workers = self.context.settings.attacher_worker_threads;
+    fn subscribe(self: &Arc<Self>) {
+        self.subscribe_to_cache();
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let workers = self.context.settings.worker_threads;
         let attachments = self.queues.iter().flat_map(|(driver, queues)| {
             QueueKind::ALL.map(|kind| {
-                let (controller, driver) = (Arc::clone(self), driver.clone());
+                let (controller, driver) = (Arc::clone(&self), driver.clone());
                 queues.queue(kind).run(workers, stop.clone(), move |name| {
                     let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move { controller.reconcile_attachment(&driver, kind, &name).await }
                 })
             })
         });
-        let volumes = Arc::clone(self);
+        let volumes = Arc::clone(&self);
         let volumes = self.volumes.run(workers, stop.clone(), move |name| {
             let controller = Arc::clone(&volumes);
             async move { controller.reconcile_volume(&name).await }
         });
         let listing_drivers =
-            self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(driver));
+            self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(&***driver));
         let checks =
-            listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, driver, stop.clone()));
+            listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, &**driver, stop.clone()));
         tokio::join!(
             futures::future::join_all(attachments),
             volumes,
@@ -154,7 +171,9 @@ impl Attacher {
             self.resync(stop.clone()),
         );
     }
+}
 
+impl Attacher {
     /// Enqueues every attachment once per resync period (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
@@ -176,24 +195,20 @@ impl Attacher {
     fn enqueue(&self, attachment: &VolumeAttachment) {
         if let Some(queues) = self.queues.get(&attachment.attacher) {
             let kind = QueueKind::for_attachment(attachment);
-            self.metrics.add_pending(&attachment.attacher, kind, &attachment.name);
+            self.context.metrics.add_pending(&attachment.attacher, kind, &attachment.name);
             queues.queue(kind).add(attachment.name.clone());
         }
     }
 
     /// Makes the next reconcile call the driver regardless of the status.
     pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
-        self.lock_force_sync().insert(attachment.name.clone());
+        self.force_sync.lock().insert(attachment.name.clone());
         self.enqueue(attachment);
     }
 
     /// Lets reconciles trust the status again.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
-        self.lock_force_sync().remove(name);
-    }
-
-    fn lock_force_sync(&self) -> MutexGuard<'_, HashSet<VolumeAttachmentName>> {
-        self.force_sync.lock().unwrap_or_else(PoisonError::into_inner)
+        self.force_sync.lock().remove(name);
     }
 
     /// Enqueues the attachment that gets the lock next, and skips deleted ones.
@@ -211,6 +226,7 @@ impl Attacher {
         }
     }
 
+    /// Reconciles one VolumeAttachment in the queue of its operation.
     async fn reconcile_attachment(
         &self,
         driver: &DriverName,
@@ -219,7 +235,7 @@ impl Attacher {
     ) -> Action {
         let _reservation = ReservationGuard { attacher: self, name };
         let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
-        match self.work(driver, backend, kind, name).await {
+        match self.perform_effects(driver, &**backend, kind, name).await {
             ReconcileResult::Done => {
                 // It may be pending in the other queue.
                 let is_same_queue =
@@ -232,7 +248,7 @@ impl Attacher {
                     .into_object()
                     .is_none_or(|attachment| is_same_queue(&attachment))
                 {
-                    self.metrics.remove_pending(driver, name);
+                    self.context.metrics.remove_pending(driver, name);
                 }
                 Action::Done
             }
@@ -242,10 +258,12 @@ impl Attacher {
         }
     }
 
-    async fn work(
+    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none or one has to
+    /// wait.
+    async fn perform_effects(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         kind: QueueKind,
         key: &VolumeAttachmentName,
     ) -> ReconcileResult {
@@ -272,13 +290,13 @@ impl Attacher {
 
     fn verdict(
         &self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         state: &AttacherState<'_>,
     ) -> AttachmentVerdict {
-        let description = driver.backend.description();
+        let description = driver.description();
         let abilities = PublishAbilities {
-            publishes: driver.backend.abilities().contains(&Ability::Publishing),
+            publishes: driver.abilities().contains(&Ability::Publishing),
             read_only: description.has_feature(Feature::PublishReadonly),
             single_node_multi_writer: description.has_feature(Feature::SingleNodeMultiWriter),
         };
@@ -286,7 +304,7 @@ impl Attacher {
             cache: &self.context.cache,
             abilities,
             default_fs_type: self.context.settings.default_fs_type.as_deref(),
-            force_sync: self.lock_force_sync().contains(&attachment.name),
+            force_sync: self.force_sync.lock().contains(&attachment.name),
             unpublished_from: &state.unpublished_from,
         };
         rules::decide_attachment(input, attachment)
@@ -295,7 +313,7 @@ impl Attacher {
     /// Performs one effect.
     async fn perform<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         verdict: AttachmentVerdict,
         state: &mut AttacherState<'a>,
@@ -313,7 +331,7 @@ impl Attacher {
                 {
                     Ok(_) => Ok(()),
                     Err(error) => Err(ReconcileResult::Requeue(
-                        self.context.action_for_write_error::<Volume>(&volume.name, &error).await,
+                        action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
                     )),
                 };
             }
@@ -376,7 +394,8 @@ impl Attacher {
             | ApiError::AlreadyExists(_)
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => ReconcileResult::Requeue(
-                self.context.action_for_write_error::<VolumeAttachment>(&attachment.name, error).await,
+                action_for_write_error::<VolumeAttachment>(&self.context.writer, &attachment.name, error)
+                    .await,
             ),
         }
     }
@@ -398,7 +417,7 @@ impl Attacher {
 
     async fn publish<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         request: PublishVolume,
         state: &mut AttacherState<'a>,
@@ -408,7 +427,7 @@ impl Attacher {
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
-        let response = driver.backend.publish_volume(call, request).await;
+        let response = driver.publish_volume(call, request).await;
         let connection_info = match response {
             Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
@@ -429,7 +448,7 @@ impl Attacher {
 
     async fn unpublish<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         unpublish: Unpublish,
         state: &mut AttacherState<'a>,
@@ -439,7 +458,7 @@ impl Attacher {
         self.acquire_lock(attachment, &handle, state)?;
         let call = self.call(state);
         let started = Instant::now();
-        match driver.backend.unpublish_volume(call, handle, Some(node.clone())).await {
+        match driver.unpublish_volume(call, handle, Some(node.clone())).await {
             Ok(()) => {
                 let text = format!("{} unpublishes the volume from {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
@@ -457,7 +476,7 @@ impl Attacher {
     }
 
     fn call(&self, state: &AttacherState<'_>) -> Call {
-        Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
+        Call { deadline: self.context.calls.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
     /// Reads the Secret of the volume, once per reconcile. A detach continues without a deleted Secret:
@@ -502,7 +521,7 @@ impl Attacher {
         let recorder = self.recorder(attachment);
         recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
-        let patch = status::error_patch(deleting, self.context.now(), &message, code);
+        let patch = status::error_patch(deleting, (self.context.clock)(), &message, code);
         // The current attachment: this reconcile may have written it.
         let current = self.context.cache.attachments.get(key).into_object();
         // The same error is written once: its time is that of the first failure.
@@ -518,7 +537,7 @@ impl Attacher {
             );
             if let Err(error) = write.await {
                 // The attachment is retried even if the status could not be written.
-                self.context.action_for_write_error::<VolumeAttachment>(key, &error).await;
+                action_for_write_error::<VolumeAttachment>(&self.context.writer, key, &error).await;
             }
         }
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
@@ -530,13 +549,13 @@ impl Attacher {
             return Action::Backoff;
         };
         let failures = queues.queue(QueueKind::for_attachment(attachment)).failures(&attachment.name);
-        self.context.settings.retry_after_hint(retry_after, failures)
+        self.context.calls.retry_after_hint(retry_after, failures)
     }
 
     fn recorder(&self, attachment: &VolumeAttachment) -> StepRecorder {
         let name = attachment.volume();
         let volume = name.and_then(|name| self.context.cache.volumes.get(name).into_object());
-        StepRecorder::of_attachment(&self.context, ROLE, name, volume.as_deref())
+        self.context.recorders.of_attachment(name, volume.as_deref())
     }
 
     /// Removes the attacher's finalizer from a PersistentVolume.
@@ -550,11 +569,11 @@ impl Attacher {
             return Action::Done;
         };
         let finalizer = names::attacher_finalizer(&csi.driver);
-        let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
+        let recorder = self.context.recorders.of_volume(&volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
         match recorder.record_effect("removes the finalizer of the PersistentVolume", write).await {
             Ok(_) => Action::Done,
-            Err(error) => self.context.action_for_write_error::<Volume>(name, &error).await,
+            Err(error) => action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{Intent, queue::Action};
+use cofferdam_cluster::{Intent, observer::StepResult, queue::Action};
 use cofferdam_domain::storage::{CreatedVolume, StorageError};
 use tokio::time::Instant;
 
@@ -11,12 +11,7 @@ use super::{
     reconcile::Provisioner,
     rules::{self, CreateVerdict},
 };
-use crate::{
-    context::{ManagedDriver, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
-    provisioner::ROLE,
-};
+use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 /// A claim whose driver call takes longer gets the event `Provisioning`.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
@@ -25,7 +20,7 @@ impl Provisioner {
     /// Records the request in the driver's journal. Returns an action if that failed.
     pub(super) async fn record(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let recorder = self.context.recorders.of_claim(&intent.claim);
         let started = Instant::now();
         let uid = intent.claim_uid.clone();
         match driver.journal.record(intent).await {
@@ -46,7 +41,7 @@ impl Provisioner {
 
     /// Sends the recorded request to the driver, and continues with its result.
     pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let recorder = self.context.recorders.of_claim(&intent.claim);
         let uid = &intent.claim_uid;
         let started = Instant::now();
         let response = self.call_create(driver, intent, &recorder).await;
@@ -63,22 +58,22 @@ impl Provisioner {
             }
             CreateVerdict::Failed { message, permanent } => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 driver.journal.remove(uid);
                 if permanent {
-                    let duration = self.context.settings.retry_interval_max;
+                    let duration = self.context.calls.retry_interval_max;
                     self.infeasible.insert(uid, &intent.class.uid, duration);
                 }
                 self.requeue_after(self.fail(uid, message, permanent), uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 driver.journal.remove(uid);
                 self.reschedule(uid, &node, message).await
             }
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 self.requeue_after(self.fail(uid, message, false), uid, retry_after)
             }
         }
@@ -90,7 +85,7 @@ impl Provisioner {
         intent: &Intent,
         recorder: &StepRecorder,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         let mut response = driver.backend.create_volume(call, intent.request.clone());
         let response = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut response).await {
@@ -101,7 +96,7 @@ impl Provisioner {
                     let text =
                         format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
                     let event = EventSpec::normal("Provisioning", text);
-                    self.context.emit_event(&*claim, &driver.component, event);
+                    self.context.events.emit(&*claim, &driver.component, event);
                 }
                 response.await
             }
@@ -122,7 +117,7 @@ impl Provisioner {
     ) -> Action {
         match (action, retry_after) {
             (Action::Backoff, Some(retry_after)) => {
-                self.context.settings.retry_after_hint(retry_after, self.claims.failures(uid))
+                self.context.calls.retry_after_hint(retry_after, self.claims.failures(uid))
             }
             (action, _) => action,
         }

@@ -2,22 +2,23 @@
 //! Released. One effect at a time.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{ApiError, Lookup, Precondition, deletion_freeze, queue::Action};
+use cofferdam_cluster::{
+    ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
+};
 use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names, storage::Ability};
 use tokio::time::Instant;
 
 use super::{
     parameters,
-    placement::LocalNode,
     reconcile::Provisioner,
     rules::{self, ReclaimVerdict},
 };
 use crate::{
-    context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
+    node_local::LocalNode,
     protection::{self, rules::FinalizerVerdict},
-    provisioner::ROLE,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
+    step_recorder::StepRecorder,
 };
 
 impl Provisioner {
@@ -26,12 +27,12 @@ impl Provisioner {
         let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
+            let recorder = self.context.recorders.of_volume(&volume);
             let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, &self.context.cache);
             let local_node = self.context.local_node.as_ref().is_some_and(has_volume);
             let is_managed_driver = |driver: &DriverName| {
                 self.context.drivers.contains_key(driver)
-                    && (local_node || !self.context.is_node_local(driver))
+                    && (local_node || self.context.local_node_of(driver).is_none())
             };
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
@@ -54,7 +55,7 @@ impl Provisioner {
                     let mut finalizers = vec![(at, finalizer)];
                     // One write removes the finalizer of the protection controller too, if it runs in this
                     // process.
-                    if protection::is_enabled(&self.context.settings)
+                    if self.context.runs_protection
                         && let FinalizerVerdict::Remove(at) = protection::rules::decide_volume(&volume, false)
                     {
                         finalizers.push((at, names::PV_PROTECTION));
@@ -84,7 +85,7 @@ impl Provisioner {
                 ReclaimVerdict::DeletionFrozen => return self.report_deletion_frozen(&volume, &recorder),
             };
             if let Err(error) = result {
-                return self.context.action_for_write_error::<Volume>(name, &error).await;
+                return action_for_write_error::<Volume>(&self.context.writer, name, &error).await;
             }
         }
         Action::Requeue
@@ -119,15 +120,14 @@ impl Provisioner {
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Action::Done) };
         if let Some(text) = self.required_secret_message(volume) {
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
             );
-            return Some(Action::BackoffFor(self.context.settings.retry_interval_max));
+            return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
-        let local_node =
-            self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(&csi.driver));
+        let local_node = self.context.local_node_of(&csi.driver);
         let segments =
             local_node.and_then(|local_node| local_node.segments(&csi.driver, &self.context.cache).ok());
         let may_share_storage =
@@ -140,20 +140,21 @@ impl Provisioner {
                 "PersistentVolume {other} refers to the same volume {}: it is not deleted",
                 csi.handle
             );
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
             );
-            return Some(Action::BackoffFor(self.context.settings.retry_interval_max));
+            return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
-        let publishes = driver.backend.abilities().contains(&Ability::Publishing);
+        // Node-local volumes are not attached, and their VolumeAttachments not watched.
+        let publishes = local_node.is_none() && driver.backend.abilities().contains(&Ability::Publishing);
         let attached = self.context.cache.attachments_of_volume(&volume.name);
         if let Some(attachment) = attached.first().filter(|_| publishes) {
             let text =
                 format!("persistentvolume {} is still attached to node {}", volume.name, attachment.node);
             recorder.record(StepResult::Waiting, text.clone(), None);
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
@@ -168,7 +169,9 @@ impl Provisioner {
             // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
             Ok(false) => return Some(Action::Backoff),
             Err(error) => {
-                return Some(self.context.action_for_write_error::<Volume>(&volume.name, &error).await);
+                return Some(
+                    action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
+                );
             }
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
@@ -176,12 +179,12 @@ impl Provisioner {
         }
 
         // 3. Call the driver.
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {
             Ok(()) => {
-                self.metrics.record_deletion(&class, started.elapsed());
+                self.context.metrics.record_deletion(&class, started.elapsed());
                 recorder.record(
                     StepResult::Applied,
                     format!("{} deletes the volume", csi.driver),
@@ -190,11 +193,11 @@ impl Provisioner {
                 None
             }
             Err(error) => {
-                self.metrics.record_deletion_failure(&class);
+                self.context.metrics.record_deletion_failure(&class);
                 let text = format!("{} cannot delete the volume: {error}", csi.driver);
                 recorder.record(StepResult::Failed, text, Some(started.elapsed()));
                 let event = EventSpec::warning("VolumeFailedDelete", error.to_string());
-                self.context.emit_event(volume, &driver.component, event);
+                self.context.events.emit(volume, &driver.component, event);
                 Some(Action::Backoff)
             }
         }
@@ -213,7 +216,7 @@ impl Provisioner {
         }
         let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
-        self.context.check_live().await?;
+        self.context.restore_check.check_live().await?;
         // A claim of this uid that is bound to another volume was provisioned twice; this volume is unused.
         Ok(claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
@@ -225,7 +228,7 @@ impl Provisioner {
         let text = format!(
             "The cluster was restored from a backup: the volume is not deleted until ConfigMap {}/{} is \
              deleted",
-            self.context.settings.namespace,
+            self.context.namespace,
             deletion_freeze::RESTORE_MARKER_NAME
         );
         recorder.record(StepResult::Waiting, text.clone(), None);
@@ -233,7 +236,7 @@ impl Provisioner {
         let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
-        self.context.emit_event(volume, &component, event);
+        self.context.events.emit(volume, &component, event);
         Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
     }
 }

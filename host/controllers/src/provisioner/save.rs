@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{ApiError, Intent, queue::Action};
+use cofferdam_cluster::{ApiError, Intent, observer::StepResult, queue::Action};
 use cofferdam_domain::{Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
@@ -12,11 +12,7 @@ use super::{
     rules,
     undo::recorded_volume_message,
 };
-use crate::{
-    context::{ManagedDriver, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
-};
+use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 impl Provisioner {
     /// Creates the PersistentVolume, then removes the journal entry. `started`: the start of the driver call.
@@ -50,7 +46,7 @@ impl Provisioner {
             // 3. Remove the journal entry.
             Ok(_) => {
                 driver.journal.remove(&intent.claim_uid);
-                self.metrics.record_provision(&intent.class.name, started.elapsed());
+                self.context.metrics.record_provision(&intent.class.name, started.elapsed());
                 self.emit_provisioning_succeeded(driver, intent);
                 Action::Done
             }
@@ -68,7 +64,7 @@ impl Provisioner {
         if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
             let text = format!("Successfully provisioned volume {}", intent.request.name);
             let event = EventSpec::normal("ProvisioningSucceeded", text);
-            self.context.emit_event(&*claim, &driver.component, event);
+            self.context.events.emit(&*claim, &driver.component, event);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Modifies volumes as [`modification`] decides, one effect at a time.
 
-use cofferdam_cluster::{Lookup, queue::Action, writer::PatchTarget as Endpoint};
+use cofferdam_backend::Backend;
+use cofferdam_cluster::{Lookup, observer::StepResult, queue::Action, writer::PatchTarget as Endpoint};
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, ModifyState, Uid, Volume, names,
     storage::{Parameters, StorageError},
@@ -17,9 +18,8 @@ use super::{
     state::time_left,
 };
 use crate::{
-    context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, ManagedDriver},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS},
 };
 
 const VOLUME_MODIFY_FAILED: &str = "VolumeModifyFailed";
@@ -29,7 +29,7 @@ impl Resizer {
     pub(super) async fn reconcile_modification(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         key: &ClaimKey,
     ) -> Action {
         let mut completed: Option<(Uid, Box<str>)> = None;
@@ -99,7 +99,7 @@ impl Resizer {
         claim: &Claim,
         verdict: ModificationVerdict,
     ) -> Result<(), Action> {
-        let now = self.context.now();
+        let now = (self.context.clock)();
         let claim_name = &claim.key.name;
         let (text, patch, event) = match verdict {
             ModificationVerdict::UpdateVolumeClass(volume, target) => {
@@ -157,7 +157,7 @@ impl Resizer {
     async fn call_modify(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         claim: &Claim,
         modify: ModifyCall,
     ) -> Result<(), Action> {
@@ -172,7 +172,7 @@ impl Resizer {
         }
         self.state.update_modification(&claim.meta.uid, |state| state.is_last_call_final = false);
         let started = Instant::now();
-        match driver.backend.modify_volume(call, handle, parameters).await {
+        match driver.modify_volume(call, handle, parameters).await {
             Ok(()) => {
                 let text = format!("{name} modifies the volume to class {target}");
                 self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));
@@ -195,7 +195,7 @@ impl Resizer {
         }
         let failure = modification::classify_failure(&error);
         let infeasible = failure == ResizeFailure::Infeasible;
-        let delay = self.context.settings.retry_interval_max;
+        let delay = self.context.calls.retry_interval_max;
         self.state.update_modification(&claim.meta.uid, |modification_state| {
             modification_state.is_last_call_final = failure != ResizeFailure::InDoubt;
             modification_state.infeasible = infeasible.then(|| (target.into(), Instant::now() + delay));
@@ -207,7 +207,7 @@ impl Resizer {
             let status = current.progress().modification.as_ref();
             status.filter(|status| &*status.target_class == target)?;
             let failed = (target, state, failure == ResizeFailure::InDoubt);
-            object::modification_failed_patch(current, self.context.now(), error_text, failed)
+            object::modification_failed_patch(current, (self.context.clock)(), error_text, failed)
         })
         .await;
         if infeasible {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{EventType, Kind as _};
+use cofferdam_cluster::{EventType, Kind as _, observer::StepResult};
 use cofferdam_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
 use cofferdam_domain::{
     AccessMode, Claim, Quantity,
@@ -19,10 +19,7 @@ use super::{
     node_calls,
     state::{COMPONENT, Kubelet, MountedVolume, VolumeToMount},
 };
-use crate::{
-    client::{PatchType, pod_reference},
-    observer::ClusterStepResult,
-};
+use crate::client::{PatchType, pod_reference};
 
 /// Field of a claim's status with the state of an expansion.
 const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";
@@ -115,7 +112,7 @@ impl Kubelet {
                 self.client.record_timed_step(
                     COMPONENT,
                     name,
-                    ClusterStepResult::Applied,
+                    StepResult::Applied,
                     text,
                     Some(started.elapsed()),
                 );

@@ -3,20 +3,22 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use cofferdam_backend::Backend;
+use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Role,
-    Settings, protection, provisioner, pv_controller,
-    rbac::{self, DriverPlacement, NodeTopologySource},
-    resizer,
+    CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
+    ProvisionerSettings, Role, Settings, protection, provisioner, pv_controller,
+    rbac::{DriverPlacement, NodeTopologySource},
+    resizer, table,
 };
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -107,7 +109,7 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(rbac::rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(table::rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
@@ -314,7 +316,7 @@ impl Simulation {
     /// The metrics of the process that was started last, in the Prometheus text format.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
-        let registry = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.metrics.lock();
         // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
         text
@@ -380,10 +382,19 @@ impl Simulation {
         let start = self.start_count.fetch_add(1, Ordering::Relaxed);
         let defaults = Settings::default();
         let settings = Settings {
-            retry_interval_max: self.fixture.max_retry_interval().unwrap_or(defaults.retry_interval_max),
+            calls: CallSettings {
+                retry_interval_max: self
+                    .fixture
+                    .max_retry_interval()
+                    .unwrap_or(defaults.calls.retry_interval_max),
+                ..defaults.calls
+            },
             roles: spec.roles.clone(),
             identity: format!("process-{start}"),
-            orphan_scan_interval: self.scans_for_orphans.then_some(ORPHAN_SCAN_INTERVAL),
+            provisioner: ProvisionerSettings {
+                orphan_scan_interval: self.scans_for_orphans.then_some(ORPHAN_SCAN_INTERVAL),
+                ..defaults.provisioner
+            },
             node: spec.node.map(|node| NodeDeployment {
                 every_driver: spec.drivers == DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
                 ..self.fixture.with_short_delays(NodeDeployment::new(node.into()))
@@ -397,7 +408,7 @@ impl Simulation {
         let mut registry = Registry::default();
         let process = ControllerManager::new(settings, parts, &mut registry).map(Arc::new);
         self.fixture.add_process(&effects, process.as_ref().ok(), spec.node);
-        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
+        *self.metrics.lock() = registry;
         let fixture = Arc::clone(&self.fixture);
         let task = tokio::spawn(async move {
             let run = async |process: Arc<ControllerManager>| {
