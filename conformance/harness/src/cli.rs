@@ -97,8 +97,10 @@ fn run_command(cli: &Cli) -> Result<ExitCode> {
     if selected.is_empty() {
         selected.extend(suites::SUITES);
     }
-    let base = std::env::temp_dir().join("cofferdam-conformance").join(process::id().to_string());
+    let runs = std::env::temp_dir().join("cofferdam-conformance");
+    let base = runs.join(process::id().to_string());
     launcher::check_requirements(&base)?;
+    let _lock = launcher::lock(&runs)?;
     runtime()?.block_on(run_suites(&selected, &base, cli.results.as_deref()))
 }
 

@@ -27,7 +27,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Unlimited client rates.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// All controllers of kube-controller-manager except those that Cofferdam's roles replace.
-pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,-persistentvolume-attach-detach-controller,\
+pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,\
+     -persistentvolume-attach-detach-controller,\
      -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
 
 /// The controllers of kube-controller-manager that bind claims and protect claims and volumes.

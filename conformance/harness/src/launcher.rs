@@ -1,13 +1,13 @@
 //! Starts a suite in namespaces of its own, stops it, and checks that it left nothing behind.
 
 use std::{
-    fs,
+    fs::{self, File, TryLockError},
     path::Path,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, BufReader},
     process::Command,
@@ -52,6 +52,27 @@ pub fn check_requirements(directory: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Locks a directory of runs until the returned file is closed, also by the death of the harness. Two
+/// harnesses at the same time would disturb each other: pods of both have the same addresses, and the suite
+/// `cleanup` removes the loop devices and cgroups of other runs.
+///
+/// # Errors
+/// If another harness has locked it.
+pub fn lock(directory: &Path) -> Result<File> {
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    let path = directory.join("lock");
+    let file = File::options().create(true).append(true).open(&path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("another harness runs: it has locked {}", path.display())
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
 }
 
 /// Runs one suite in namespaces of its own, for at most `limit`. `lane` is the number of the lane that runs
@@ -124,4 +145,19 @@ async fn print_prefixed(suite: String, stream: impl AsyncRead + Unpin) {
 
 fn suite_outcome(status: ExitStatus) -> SuiteOutcome {
     if status.success() { SuiteOutcome::Passed } else { SuiteOutcome::Failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_harness_is_rejected_until_the_first_one_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = lock(directory.path()).unwrap();
+        let error = format!("{:#}", lock(directory.path()).unwrap_err());
+        assert!(error.starts_with("another harness runs: "), "{error}");
+        drop(first);
+        lock(directory.path()).unwrap();
+    }
 }

@@ -24,8 +24,8 @@ pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() 
     .with_context(|| format!("{what}: expected within {limit:?}"))
 }
 
-/// Repeats `attempt` while it returns `Continue`, with a delay of at least `interval`. The attempt's number is
-/// passed to it, from 0.
+/// Repeats `attempt` while it returns `Continue`, with a delay of at least `interval`. The attempt's number
+/// is passed to it, from 0.
 ///
 /// # Errors
 /// The error of `Break`, or the last one of `Continue` when `limit` is over. An attempt that hangs is

@@ -202,7 +202,7 @@ fn memory_section(memory: &ResidentMemory) -> String {
     format!(
         "\n### All roles when idle\n\n{TARGET_TABLE_HEADER}{}\nWith {objects} each of volumes, claims, \
          VolumeAttachments and pods, {nodes} nodes and {drivers} drivers on \
-         sockets. The {} upstream processes take {:.0} MB for the same: {each}.\n",
+         sockets.\nThe {} upstream processes take {:.0} MB for the same: {each}.\n",
         target_rows(&[target]),
         1 + 3 * drivers,
         megabytes(theirs.values().sum()),

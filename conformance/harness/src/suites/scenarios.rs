@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cofferdam_cluster::connect;
 use cofferdam_controllers::Role;
 use cofferdam_sim::{
-    ApiTransport as Reached, EnvironmentKind, FinalState, Scenario, Simulation, TestCluster, TestUser,
-    scenarios, skipped_count,
+    ApiTransport as Reached, EnvironmentKind, Scenario, Simulation, TestCluster, TestUser, scenarios,
+    skipped_count,
     test_cluster::{BoxError, Clock, ClusterFuture, client_transport},
 };
 use futures::future::try_join_all;
@@ -179,20 +179,8 @@ async fn run_scenario(
         Simulation::on_cluster(Arc::clone(cluster) as Arc<dyn TestCluster>, &Role::ALL, creates, deletes)
             .map_err(|error| anyhow!(error))?;
     let simulation = scenario.configure(simulation);
-    let (mut outcome, effects) = simulation.run(&scenario.actions, crash_after).await;
-    ignore_delayed_provisioning(scenario, &mut outcome);
-    Ok((scenario.differences(&outcome, crash_after.is_some()), effects.len()))
-}
-
-/// Removes the event `ExternalProvisioning` where the scenario does not expect it. The pv-controller emits it
-/// after a second if the provisioner runs in another process, as that of a node does; on a busy machine
-/// provisioning may take longer.
-fn ignore_delayed_provisioning(scenario: &Scenario, outcome: &mut FinalState) {
-    if !scenario.storage_nodes.is_empty() {
-        outcome.events.retain(|event| {
-            !event.ends_with(" Normal ExternalProvisioning") || scenario.events.contains(&event.as_str())
-        });
-    }
+    let (outcome, effects) = simulation.run(&scenario.actions, crash_after).await;
+    Ok((scenario.real_time_differences(outcome, crash_after.is_some()), effects.len()))
 }
 
 /// Deletes the objects of the previous scenario.

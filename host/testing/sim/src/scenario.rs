@@ -44,6 +44,9 @@ pub struct Scenario {
     pub array_owners: &'static [&'static str],
     /// Expected [`FinalState::events`], if no process crashed.
     pub events: &'static [&'static str],
+    /// Events that may occur besides the expected ones in real time, because a controller emits them after a
+    /// delay.
+    pub delayed_events: &'static [&'static str],
     /// Expected [`FinalState::calls`], if no process crashed.
     pub calls: &'static [&'static str],
     /// Expected [`FinalState::violations`], which no controller can prevent.
@@ -66,6 +69,15 @@ impl Scenario {
             .with_topology(self.topology)
             .with_node_local_driver(self.storage_nodes)
             .with_api_faults(self.api_faults.clone())
+    }
+
+    /// [`differences`](Self::differences) in real time: [`delayed_events`](Self::delayed_events) may occur.
+    pub fn real_time_differences(&self, mut final_state: FinalState, crashed: bool) -> Vec<String> {
+        final_state.events.retain(|event| {
+            let event = event.as_str();
+            self.events.contains(&event) || !self.delayed_events.contains(&event)
+        });
+        self.differences(&final_state, crashed)
     }
 
     /// Differences from the expected final state. After a crash, calls may be repeated and events lost.

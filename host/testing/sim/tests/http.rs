@@ -19,7 +19,7 @@ const CONCURRENCY: usize = 48;
 
 async fn run_scenario(scenario: Scenario) -> Vec<String> {
     let outcome = final_state(&scenario).await;
-    scenario.differences(&outcome, false)
+    scenario.real_time_differences(outcome, false)
 }
 
 async fn final_state(scenario: &Scenario) -> FinalState {

@@ -78,6 +78,10 @@ const RETRY_ORDER: &[(EnvironmentKind, &str)] =
 const EVENT_TIMING: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time ExternalProvisioning may or may not be emitted on the claim");
 
+/// pv-controller emits ExternalProvisioning if the process of the node has not provisioned the claim after a
+/// second, which happens on a busy machine.
+const DELAYED_EVENTS: &[&str] = &["a Normal ExternalProvisioning"];
+
 const BOUND_ON_N1: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];
 const BOUND_ON_N2: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n2"];
 const FAILED: &str = "a Warning ProvisioningFailed";
@@ -96,7 +100,8 @@ const SUCCEEDED_AFTER_RESELECTION: &[&str] =
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
     let topology = TopologyBehavior { keys: &[NODE_TOPOLOGY_KEY], ..TopologyBehavior::default() };
-    let unprovisioned = || Scenario { topology, storage_nodes: NODES, ..Scenario::default() };
+    let unprovisioned =
+        || Scenario { topology, storage_nodes: NODES, delayed_events: DELAYED_EVENTS, ..Scenario::default() };
     let on_n1 = || Scenario {
         claims: &["a Bound of-a"],
         volumes: BOUND_ON_N1,
