@@ -1,8 +1,8 @@
 //! Compiles the components.
 
-use cofferdam_guest_builder::{GuestPackage, build};
+use cofferdam_guest_builder::{BuildError, GuestPackage, build};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), BuildError> {
     build(&[
         GuestPackage {
             package: "cofferdam-backend-memory",

@@ -12,6 +12,8 @@ pub mod checks;
 pub mod in_flight;
 mod metrics;
 mod redactor;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod violation;
 
 pub use backend::{Backend, BackendFuture, Call, unimplemented};

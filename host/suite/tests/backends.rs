@@ -102,7 +102,8 @@ async fn memory_driver_passes_with_topology_and_known_nodes() {
 /// Errors with an unknown outcome break no rule.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_driver_passes_when_calls_end_with_unknown_outcome() {
-    let errors = "create:unavailable:2,create:deadline-exceeded:2:after,delete:aborted:2:in-progress,publish:unavailable:1:after";
+    let errors = "create:unavailable:2,create:deadline-exceeded:2:after,\
+                  delete:aborted:2:in-progress,publish:unavailable:1:after";
     let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, options_with_settings([("errors", errors)])).await.unwrap();
     // The driver counts its failures in its state.

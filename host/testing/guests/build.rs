@@ -1,8 +1,8 @@
 //! Compiles the guests.
 
-use cofferdam_guest_builder::{GuestPackage, build};
+use cofferdam_guest_builder::{BuildError, GuestPackage, build};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), BuildError> {
     build(&[
         GuestPackage {
             package: "cofferdam-guest-hostile",

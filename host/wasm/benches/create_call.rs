@@ -107,7 +107,10 @@ async fn grpc_channel(socket: std::path::PathBuf) -> Result<Channel, BenchError>
     tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
     let connect = move |_: Uri| {
         let socket = socket.clone();
-        async move { Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(UnixStream::connect(socket).await?)) }
+        async move {
+            let stream = UnixStream::connect(socket).await?;
+            Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
+        }
     };
     Ok(Endpoint::from_static("http://driver").connect_with_connector(tower::service_fn(connect)).await?)
 }

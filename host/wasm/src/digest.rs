@@ -18,16 +18,21 @@ impl Digest {
     }
 }
 
+/// A text that is not a digest.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("found {found:?}, expected 64 hexadecimal digits, as `sha256sum` prints them of the component")]
+pub struct ParseDigestError {
+    /// The text.
+    found: String,
+}
+
 /// 64 hexadecimal digits, as `sha256sum` prints them, with or without `sha256:` before them.
 impl FromStr for Digest {
-    type Err = String;
+    type Err = ParseDigestError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        parse_hex(text.strip_prefix("sha256:").unwrap_or(text)).map(Self).ok_or_else(|| {
-            format!(
-                "found {text:?}, expected 64 hexadecimal digits, as `sha256sum` prints them of the component"
-            )
-        })
+    fn from_str(text: &str) -> Result<Self, ParseDigestError> {
+        let digest = parse_hex(text.strip_prefix("sha256:").unwrap_or(text)).map(Self);
+        digest.ok_or_else(|| ParseDigestError { found: text.to_owned() })
     }
 }
 
@@ -82,7 +87,7 @@ mod tests {
         for text in
             ["", "ab", &"g".repeat(64), &"a".repeat(63), &"a".repeat(66), &"ab:".repeat(32), &"ä".repeat(32)]
         {
-            let error = text.parse::<Digest>().unwrap_err();
+            let error = text.parse::<Digest>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("found {text:?}, expected 64")), "{error}");
         }
     }

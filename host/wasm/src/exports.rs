@@ -199,7 +199,9 @@ functions! {
     get_snapshot(handle: String) -> wit::Snapshot
         = snapshots.call_get(&handle);
     /// `snapshots.list`
-    list_snapshots(source: Option<String>, after: Option<String>, limit: Option<u32>) -> snapshots::SnapshotPage
+    list_snapshots(
+        source: Option<String>, after: Option<String>, limit: Option<u32>
+    ) -> snapshots::SnapshotPage
         = snapshots.call_list(source.as_ref(), after.as_deref(), limit);
     /// `group-snapshots.create`
     create_group(request: group_snapshots::GroupRequest) -> group_snapshots::GroupSnapshot

@@ -181,7 +181,8 @@ fn is_inert(name: InterfaceName<'_>) -> bool {
 fn import_advice(path: &str) -> String {
     let hint = match path.split_once('/').map_or(path, |(package, _)| package) {
         "wasi:http" => {
-            "use the contract's `http` import; JavaScript: build with `disableFeatures: ['http', 'fetch-event']`"
+            "use the contract's `http` import; \
+             JavaScript: build with `disableFeatures: ['http', 'fetch-event']`"
         }
         "wasi:sockets" => {
             "use the contract's `http` import; Python: build with `componentize-py componentize --stub-wasi`"
@@ -205,14 +206,15 @@ mod tests {
         imports: &[&str],
         exports: &[&str],
         granted: &[Grant],
-    ) -> Result<ComponentInterfaces, String> {
+    ) -> Result<ComponentInterfaces, LoadError> {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let manifest = ComponentInterfaces::from_names("x.wasm", owned(imports), owned(exports));
-        manifest
-            .and_then(|manifest| {
-                manifest.check_grants("x.wasm", &granted.iter().copied().collect()).map(|()| manifest)
-            })
-            .map_err(|error| error.to_string())
+        let interfaces = ComponentInterfaces::from_names("x.wasm", owned(imports), owned(exports))?;
+        interfaces.check_grants("x.wasm", &granted.iter().copied().collect())?;
+        Ok(interfaces)
+    }
+
+    fn load_error(imports: &[&str], exports: &[&str]) -> String {
+        load_result(imports, exports, &[]).unwrap_err().to_string()
     }
 
     #[test]
@@ -245,7 +247,7 @@ mod tests {
                 "imports `cofferdam:storage/log@0.1.0`, which is not granted to it",
             ),
         ] {
-            let error = load_result(&[import], &[IDENTITY, VOLUMES], &[]).unwrap_err();
+            let error = load_error(&[import], &[IDENTITY, VOLUMES]);
             assert!(
                 error.starts_with("x.wasm: ") && error.contains(expected) && !error.contains('\n'),
                 "{error}"
@@ -258,8 +260,7 @@ mod tests {
         let exports =
             [IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.1.2", "cofferdam:storage/new-thing@0.1.9"];
         assert_eq!(load_result(&[], &exports, &[]).unwrap().abilities, [Ability::Snapshots].into());
-        let error =
-            load_result(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"], &[]).unwrap_err();
+        let error = load_error(&[], &[IDENTITY, VOLUMES, "cofferdam:storage/snapshots@0.2.0"]);
         assert!(error.contains("speaks `cofferdam:storage/snapshots@0.2.0`"), "{error}");
     }
 
@@ -277,9 +278,9 @@ mod tests {
 
     #[test]
     fn missing_mandatory_export_is_named_in_the_error() {
-        let error = load_result(&[], &[IDENTITY], &[]).unwrap_err();
+        let error = load_error(&[], &[IDENTITY]);
         assert_eq!(error, format!("x.wasm: does not export `{VOLUMES}`, which every backend must"));
-        let error = load_result(&[], &["cofferdam:storage/identity@0.2.0", VOLUMES], &[]).unwrap_err();
+        let error = load_error(&[], &["cofferdam:storage/identity@0.2.0", VOLUMES]);
         assert!(error.contains("speaks `cofferdam:storage/identity@0.2.0`"), "{error}");
     }
 }

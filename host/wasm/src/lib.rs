@@ -5,6 +5,10 @@
 //! resulting [`WasmBackend`] runs every call in a fresh instance under the limits of [`Limits`]. If a guest
 //! misbehaves (trap, loop, exhausted memory, invalid response), the result is a
 //! [`StorageError`](cofferdam_domain::storage::StorageError) of that one call.
+//!
+//! Each layer uses the ones before it only: bindings and data types (`contract`, `limits`, `failure`, …),
+//! `capabilities` (one module for each import), `instance`, `exports` and `call` (one call of a component),
+//! `engine` (threads, linker, compiled components), and `backend` with `loader`, which assembles backends.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -39,7 +43,7 @@ pub use capabilities::{
     state::StateConfig,
 };
 pub use contract::Grant;
-pub use digest::Digest;
+pub use digest::{Digest, ParseDigestError};
 pub use engine::{CompiledCache, Engine, EngineOptions};
 pub use error::LoadError;
 pub use inspect::ComponentInterfaces;

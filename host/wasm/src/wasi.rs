@@ -23,8 +23,8 @@ impl HasData for WasiIo {
     type Data<'a> = &'a mut ResourceTable;
 }
 
-/// Links the interfaces of `INERT_IMPORTS`, one by one: an interface that a new version of the library adds is
-/// not offered by accident.
+/// Links the interfaces of `INERT_IMPORTS`, one by one: an interface that a new version of the library adds
+/// is not offered by accident.
 pub(crate) fn link<T: WasiView + 'static>(l: &mut Linker<T>) -> wasmtime::Result<()> {
     io::error::add_to_linker::<T, WasiIo>(l, |host| host.ctx().table)?;
     io::poll::add_to_linker::<T, WasiIo>(l, |host| host.ctx().table)?;

@@ -106,19 +106,24 @@ async fn well_behaved_guest_works() {
 async fn invalid_pointers_and_lengths_trap() {
     let handle = CREATE_RESULT + 8;
     let context = CREATE_RESULT + 32;
+    let text = |bytes: &[u8]| {
+        let length = u32::try_from(bytes.len()).unwrap();
+        words_segment(handle, &[FREE_MEMORY, length]) + &wat::bytes_segment(FREE_MEMORY, bytes)
+    };
+    let unaligned = "list pointer is not aligned";
     #[rustfmt::skip] // one row a lie
     let lies: [(&str, String, &str); 11] = [
-        ("a text beyond the memory",             words_segment(handle, &[65_530, 100]),          "pointer"),
-        ("a text that begins beyond it",         words_segment(handle, &[0x7fff_ffff, 1]),       "pointer"),
-        ("a text that ends where it wraps",      words_segment(handle, &[0xffff_fff0, 0x20]),    "pointer"),
-        ("a text of 4 GiB",                      words_segment(handle, &[0, u32::MAX]),          "pointer"),
-        ("a text in UTF-16's lone halves",       words_segment(handle, &[FREE_MEMORY, 3]) + &wat::bytes_segment(FREE_MEMORY, b"\xed\xa0\x80"), "utf-8"),
-        ("a text that is no UTF-8",              words_segment(handle, &[FREE_MEMORY, 2]) + &wat::bytes_segment(FREE_MEMORY, b"\xff\xfe"), "utf-8"),
-        ("a list beyond the memory",             words_segment(context, &[65_520, 1_000]),       "list"),
-        ("a list of 4 Gi entries",               words_segment(context, &[0, u32::MAX]),         "list"),
-        ("a list that is not aligned",           words_segment(context, &[FREE_MEMORY + 1, 1]),         "list pointer is not aligned"),
-        ("an option that is neither",            words_segment(CREATE_RESULT + 16, &[2]),               "discriminant"),
-        ("a result that is neither",             words_segment(CREATE_RESULT, &[7]),                    "discriminant"),
+        ("a text beyond the memory",        words_segment(handle, &[65_530, 100]),          "pointer"),
+        ("a text that begins beyond it",    words_segment(handle, &[0x7fff_ffff, 1]),       "pointer"),
+        ("a text that ends where it wraps", words_segment(handle, &[0xffff_fff0, 0x20]),    "pointer"),
+        ("a text of 4 GiB",                 words_segment(handle, &[0, u32::MAX]),          "pointer"),
+        ("a text in UTF-16's lone halves",  text(b"\xed\xa0\x80"),                          "utf-8"),
+        ("a text that is no UTF-8",         text(b"\xff\xfe"),                              "utf-8"),
+        ("a list beyond the memory",        words_segment(context, &[65_520, 1_000]),       "list"),
+        ("a list of 4 Gi entries",          words_segment(context, &[0, u32::MAX]),         "list"),
+        ("a list that is not aligned",      words_segment(context, &[FREE_MEMORY + 1, 1]),  unaligned),
+        ("an option that is neither",       words_segment(CREATE_RESULT + 16, &[2]),        "discriminant"),
+        ("a result that is neither",        words_segment(CREATE_RESULT, &[7]),             "discriminant"),
     ];
     for (lie, data, expected) in lies {
         println!("{lie}");
@@ -289,7 +294,8 @@ async fn memory_limit_holds_for_every_kind_of_growth() {
     let several = with_core("(memory 600) (memory 600)");
     assert_load_rejected(&several, limits(), memory).await;
     let in_start = with_core(
-        "(func $s (if (i32.eq (memory.grow (i32.const 60000)) (i32.const -1)) (then (unreachable)))) (start $s)",
+        "(func $s (if (i32.eq (memory.grow (i32.const 60000)) (i32.const -1)) (then (unreachable))))
+         (start $s)",
     );
     assert_load_rejected(&in_start, limits(), memory).await;
     let grown = "(if (i32.eq (memory.grow (i32.const 1023)) (i32.const -1)) (then (unreachable)))";
@@ -302,7 +308,11 @@ async fn memory_limit_holds_for_every_kind_of_growth() {
         memory,
     )
     .await;
-    let many_small = "(loop $l (if (i32.eq (memory.grow (i32.const 1)) (i32.const -1)) (then (unreachable))) (br $l)) (unreachable)";
+    let many_small = "
+        (loop $l
+          (if (i32.eq (memory.grow (i32.const 1)) (i32.const -1)) (then (unreachable)))
+          (br $l))
+        (unreachable)";
     assert_create_fails(&with_create(many_small), limits(), memory).await;
     // A guest that handles the rejection continues.
     let modest = with_create(&format!("(drop (memory.grow (i32.const 60000))) (i32.const {CREATE_RESULT})"));
@@ -313,7 +323,9 @@ async fn memory_limit_holds_for_every_kind_of_growth() {
 async fn tables_instances_and_memories_are_bounded() {
     let elements = "wanted more than 20000 elements of a table (limit `table-elements`)";
     assert_load_rejected(&with_core("(table 20001 funcref)"), limits(), elements).await;
-    let grow = "(if (i32.eq (table.grow $t (ref.null func) (i32.const 1000000)) (i32.const -1)) (then (unreachable))) (unreachable)";
+    let grow = "
+        (if (i32.eq (table.grow $t (ref.null func) (i32.const 1000000)) (i32.const -1)) (then (unreachable)))
+        (unreachable)";
     assert_create_fails(
         &WatGuest { core_items: "(table $t 1 funcref)".to_owned(), ..with_create(grow) },
         limits(),
@@ -350,11 +362,15 @@ async fn exponentially_nested_components_are_rejected() {
     for level in 1..=20 {
         let below = level - 1;
         text += &format!(
-            "(component $c{level} (alias outer 1 $c{below} (component $b)) (instance (instantiate $b)) (instance (instantiate $b)))"
+            "(component $c{level}
+               (alias outer 1 $c{below} (component $b))
+               (instance (instantiate $b))
+               (instance (instantiate $b)))"
         );
     }
     let bomb = WatGuest { imports: text + "(instance (instantiate $c20))", ..WatGuest::default() };
-    let found = "no call of it can be served: The component transitively contains 1048578 core module instances, which exceeds the configured maximum of 1024";
+    let found = "no call of it can be served: The component transitively contains 1048578 core module \
+                 instances, which exceeds the configured maximum of 1024";
     assert_load_rejected(&bomb, limits(), found).await;
     let deep = WatGuest { imports: "(component ".repeat(80) + &")".repeat(80), ..WatGuest::default() };
     let engine = engine();
@@ -383,7 +399,8 @@ async fn optional_exports_with_a_wrong_type_are_rejected() {
     for (exports, expected) in [
         (r#"(instance $o) (export "cofferdam:storage/snapshots@0.1.0" (instance $o))"#, "snapshots"),
         (
-            r#"(instance $o (export "get" (func $delete))) (export "cofferdam:storage/inspection@0.1.0" (instance $o))"#,
+            r#"(instance $o (export "get" (func $delete)))
+               (export "cofferdam:storage/inspection@0.1.0" (instance $o))"#,
             "inspection",
         ),
         (r#"(export "cofferdam:storage/listing@0.1.0" (func $probe))"#, "listing"),
@@ -394,7 +411,8 @@ async fn optional_exports_with_a_wrong_type_are_rejected() {
         assert!(error.contains(expected), "{error}");
     }
     let extra = r#"(instance $o (export "init" (func $probe))) (export "init" (instance $o))
-        (export "vendor:own/thing@3.0.0" (instance $o)) (export "cofferdam:storage/later@0.1.7" (instance $o))"#;
+        (export "vendor:own/thing@3.0.0" (instance $o))
+        (export "cofferdam:storage/later@0.1.7" (instance $o))"#;
     assert_works(
         &load_guest(&engine(), &WatGuest { exports: extra.to_owned(), ..WatGuest::default() }, limits())
             .await
@@ -426,7 +444,8 @@ async fn imports_with_a_wrong_type_are_rejected_by_name() {
         ("pool", "scan"),
     ] {
         let imports = format!(
-            r#"(import "cofferdam:storage/{interface}@0.1.0" (instance (export "{function}" (func (param "x" f64) (result char)))))"#
+            r#"(import "cofferdam:storage/{interface}@0.1.0"
+                 (instance (export "{function}" (func (param "x" f64) (result char)))))"#
         );
         let guest = WatGuest { imports, ..WatGuest::default() };
         let expected = format!(
@@ -434,7 +453,8 @@ async fn imports_with_a_wrong_type_are_rejected_by_name() {
         );
         assert_load_rejected(&guest, limits(), &expected).await;
     }
-    let missing = r#"(import "cofferdam:storage/settings@0.1.0" (instance (export "set" (func (param "key" string)))))"#;
+    let missing = r#"
+        (import "cofferdam:storage/settings@0.1.0" (instance (export "set" (func (param "key" string)))))"#;
     assert_load_rejected(
         &WatGuest { imports: missing.to_owned(), ..WatGuest::default() },
         limits(),
@@ -557,11 +577,17 @@ fn with_secrets(create: &str) -> WatGuest {
   (import "cofferdam:storage/reveal@0.1.0" (instance $reveal
     (alias outer 1 $secret (type $s')) (export "secret" (type $s (eq $s')))
     (export "reveal" (func (param "secret" (borrow $s)) (result string)))))
-  (core func $get (canon lower (func $secrets "get") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
-  (core func $reveal (canon lower (func $reveal "reveal") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+  (core func $get (canon lower (func $secrets "get")
+    (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+  (core func $reveal (canon lower (func $reveal "reveal")
+    (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
   (core func $drop (canon resource.drop $secret))"#
             .to_owned(),
-        instantiation_args: r#"(with "host" (instance (export "get" (func $get)) (export "reveal" (func $reveal)) (export "drop" (func $drop))))"#
+        instantiation_args: r#"
+    (with "host" (instance
+      (export "get" (func $get))
+      (export "reveal" (func $reveal))
+      (export "drop" (func $drop))))"#
             .to_owned(),
         core_imports: r#"
     (import "host" "get" (func $get (param i32 i32 i32)))
@@ -609,7 +635,8 @@ async fn forged_and_dropped_handles_trap() {
 #[tokio::test]
 async fn revealed_secret_is_rejected_as_a_volume_handle() {
     let create = format!(
-        "(call $get (i32.const {FREE_MEMORY}) (i32.const 8) (i32.const 4200)) (call $reveal (i32.load (i32.const 4204)) (i32.const {}))
+        "(call $get (i32.const {FREE_MEMORY}) (i32.const 8) (i32.const 4200))
+         (call $reveal (i32.load (i32.const 4204)) (i32.const {}))
          (i32.const {CREATE_RESULT})",
         CREATE_RESULT + 8
     );
@@ -645,11 +672,15 @@ async fn random_bytes_over_the_limit_trap() {
     let guest = WatGuest {
         imports: r#"(import "cofferdam:storage/ambient@0.1.0" (instance $ambient
               (export "random-bytes" (func (param "length" u32) (result (list u8))))))
-  (core func $random (canon lower (func $ambient "random-bytes") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))"#
+  (core func $random (canon lower (func $ambient "random-bytes")
+    (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))"#
             .to_owned(),
         instantiation_args: r#"(with "host" (instance (export "random" (func $random))))"#.to_owned(),
         core_imports: r#"(import "host" "random" (func $random (param i32 i32)))"#.to_owned(),
-        create: format!("(call $random (i32.const -1) (i32.const {FREE_MEMORY})) (i32.const {CREATE_RESULT})"),
+        create: format!(
+            "(call $random (i32.const -1) (i32.const {FREE_MEMORY}))
+             (i32.const {CREATE_RESULT})"
+        ),
         ..WatGuest::default()
     };
     assert_create_fails(
@@ -662,22 +693,25 @@ async fn random_bytes_over_the_limit_trap() {
 
 #[tokio::test]
 async fn invalid_log_arguments_trap() {
-    let guest = |call: &str| {
-        WatGuest {
+    let guest = |call: &str| WatGuest {
         imports: r#"(import "cofferdam:storage/log@0.1.0" (instance $log
     (type $l' (enum "trace" "debug" "info" "warn" "error")) (export "level" (type $l (eq $l')))
-    (export "write" (func (param "level" $l) (param "message" string) (param "fields" (list (tuple string string)))))))
-  (core func $write (canon lower (func $log "write") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))"#
+    (export "write" (func
+      (param "level" $l) (param "message" string) (param "fields" (list (tuple string string)))))))
+  (core func $write (canon lower (func $log "write")
+    (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))"#
             .to_owned(),
         instantiation_args: r#"(with "host" (instance (export "write" (func $write))))"#.to_owned(),
         core_imports: r#"(import "host" "write" (func $write (param i32 i32 i32 i32 i32)))"#.to_owned(),
         create: format!("{call} (i32.const {CREATE_RESULT})"),
         ..WatGuest::default()
-    }
     };
     let write = |level: i32, text: i32, length: i32, fields: i32, count: i32| {
         format!(
-            "(call $write (i32.const {level}) (i32.const {text}) (i32.const {length}) (i32.const {fields}) (i32.const {count}))"
+            "(call $write
+               (i32.const {level})
+               (i32.const {text}) (i32.const {length})
+               (i32.const {fields}) (i32.const {count}))"
         )
     };
     for (line, expected) in [
@@ -709,7 +743,11 @@ async fn sleeping_guest_is_stopped_at_the_deadline() {
   (core func $subscribe (canon lower (func $clock "subscribe-duration")))
   (core func $block (canon lower (func $poll "[method]pollable.block")))"#
             .to_owned(),
-        instantiation_args: r#"(with "host" (instance (export "subscribe" (func $subscribe)) (export "block" (func $block))))"#.to_owned(),
+        instantiation_args: r#"
+    (with "host" (instance
+      (export "subscribe" (func $subscribe))
+      (export "block" (func $block))))"#
+            .to_owned(),
         core_imports: r#"(import "host" "subscribe" (func $subscribe (param i64) (result i32)))
     (import "host" "block" (func $block (param i32)))"#
             .to_owned(),

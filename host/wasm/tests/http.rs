@@ -34,7 +34,10 @@ async fn requests_to_a_configured_origin_succeed() {
         "the fragment stays here"
     );
     let post = json!({
-        "method": "POST", "url": server.http("/echo"), "body": "hello", "headers": [["X-Two", "a"], ["x-two", "b"]]
+        "method": "POST",
+        "url": server.http("/echo"),
+        "body": "hello",
+        "headers": [["X-Two", "a"], ["x-two", "b"]],
     });
     assert_eq!(send(&backend, post).await, "200 POST /echo 5");
     let headers = server.headers();
@@ -491,7 +494,8 @@ async fn caller_secrets_override_configured_secrets() {
     };
     let source = ComponentSource::Bytes { name: "net.wasm".to_owned(), bytes: cofferdam_test_guests::NET };
     let backend = engine().load(source, config).await.unwrap();
-    let script = json!([{ "fail-with-body": authorized_get(server.http("/authorization"), json!({ "bearer": "token" })) }]);
+    let request = authorized_get(server.http("/authorization"), json!({ "bearer": "token" }));
+    let script = json!([{ "fail-with-body": request }]);
     let error = run_script(&backend, "a", call(), script.clone()).await.unwrap_err();
     assert_eq!(server.headers().get("authorization").unwrap(), "Bearer of the operator");
     assert_eq!(error.message, "Bearer [secret]");

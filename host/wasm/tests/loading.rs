@@ -78,7 +78,8 @@ async fn import_without_a_grant_is_rejected_by_name() {
         load_error(cofferdam_carried::MEMORY, BackendConfig { grants, ..BackendConfig::default() }).await;
     assert_eq!(
         error.to_string(),
-        "x.wasm: imports `cofferdam:storage/state@0.1.0`, which is not granted to it; add `state` to its grants, or by --grant where the command has it"
+        "x.wasm: imports `cofferdam:storage/state@0.1.0`, which is not granted to it; \
+         add `state` to its grants, or by --grant where the command has it"
     );
 }
 

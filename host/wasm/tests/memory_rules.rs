@@ -435,7 +435,8 @@ async fn capacity_is_reported_in_total_and_per_segment() {
 
 #[tokio::test]
 async fn configured_errors_and_latency_are_injected() {
-    let errors = "create:unavailable:2, delete:deadline-exceeded:1:after, expand:aborted:1, create-snapshot:data-loss:always";
+    let errors = "create:unavailable:2, delete:deadline-exceeded:1:after, expand:aborted:1, \
+                  create-snapshot:data-loss:always";
     let backend = load_memory_backend(&engine(), &[("errors", errors), ("latency-ms", "1,create=2")]).await;
     for _ in 0..2 {
         let error = create(&backend, "v", GIB).await.unwrap_err();

@@ -169,7 +169,8 @@ async fn pool_must_be_configured_and_has_one_owner() {
     let error = load_pool_tricks(BackendConfig::default()).await.unwrap_err().to_string();
     assert_eq!(
         error,
-        "tricks: imports `cofferdam:storage/pool@0.1.0`, which is not granted to it; name its directory in a section [backend.NAME.pool], or by --pool where the command has it"
+        "tricks: imports `cofferdam:storage/pool@0.1.0`, which is not granted to it; \
+         name its directory in a section [backend.NAME.pool], or by --pool where the command has it"
     );
     let disk = PoolFixture::new();
     let first = load_pool_tricks(disk.config(None)).await.unwrap();

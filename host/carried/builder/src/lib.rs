@@ -10,10 +10,10 @@
 
 use std::{
     env,
-    error::Error,
     ffi::OsString,
+    fmt, io,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 const TARGET: &str = "wasm32-wasip2";
@@ -30,11 +30,62 @@ pub struct GuestPackage {
     pub path_variable: &'static str,
 }
 
+/// A guest that cannot be built.
+#[derive(thiserror::Error)]
+pub enum BuildError {
+    /// Cargo did not set a variable: the caller is not a build script.
+    #[error("cargo has not set {0}; expected to run in a build script")]
+    Variable(&'static str),
+    /// The directory of the calling crate cannot be found.
+    #[error("the directory {} of the crate: {source}", .directory.display())]
+    CrateDirectory {
+        /// The directory, as cargo named it.
+        directory: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// No ancestor of the calling crate is a workspace.
+    #[error("no Cargo.lock in {} or above", .0.display())]
+    NoWorkspace(PathBuf),
+    /// `OUT_DIR` is outside of a target directory.
+    #[error("OUT_DIR is {}; expected four folders above it", .0.display())]
+    OutDir(PathBuf),
+    /// The compiler cannot build components, and rustup did not change that.
+    #[error("the compiler lacks the target {TARGET}: run `rustup target add {TARGET}`")]
+    MissingTarget,
+    /// The inner cargo cannot be started.
+    #[error("cargo cannot be started for {package}: {source}")]
+    Start {
+        /// The guest.
+        package: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The inner cargo failed. Its output is above this error.
+    #[error("{package} does not build for {TARGET}: {status}")]
+    Compile {
+        /// The guest.
+        package: &'static str,
+        /// The exit status of cargo.
+        status: ExitStatus,
+    },
+    /// The inner cargo succeeded and left no component.
+    #[error("cargo has not written {}", .0.display())]
+    NoComponent(PathBuf),
+}
+
+/// The message: a build script that returns an error prints its `Debug` form.
+impl fmt::Debug for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Builds the guests and passes the path of each component to the crate whose build script calls this.
 ///
 /// # Errors
 /// The workspace is not found, the target cannot be installed, or a guest does not build.
-pub fn build(guests: &[GuestPackage]) -> Result<(), Box<dyn Error>> {
+pub fn build(guests: &[GuestPackage]) -> Result<(), BuildError> {
     let root = workspace()?;
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock"] {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());
@@ -50,29 +101,30 @@ pub fn build(guests: &[GuestPackage]) -> Result<(), Box<dyn Error>> {
 }
 
 /// The closest ancestor of the calling crate's directory with a `Cargo.lock`.
-fn workspace() -> Result<PathBuf, Box<dyn Error>> {
-    let manifest = PathBuf::from(variable("CARGO_MANIFEST_DIR")?).canonicalize()?;
-    let root = manifest.ancestors().find(|directory| directory.join("Cargo.lock").is_file());
-    Ok(root.ok_or_else(|| format!("no Cargo.lock in {} or above", manifest.display()))?.to_owned())
+fn workspace() -> Result<PathBuf, BuildError> {
+    let directory = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let directory = match directory.canonicalize() {
+        Ok(directory) => directory,
+        Err(source) => return Err(BuildError::CrateDirectory { directory, source }),
+    };
+    let root = directory.ancestors().find(|ancestor| ancestor.join("Cargo.lock").is_file());
+    root.map(Path::to_owned).ok_or(BuildError::NoWorkspace(directory))
 }
 
-fn variable(name: &str) -> Result<OsString, Box<dyn Error>> {
-    Ok(env::var_os(name).ok_or_else(|| format!("cargo has not set {name}"))?)
+fn variable(name: &'static str) -> Result<OsString, BuildError> {
+    env::var_os(name).ok_or(BuildError::Variable(name))
 }
 
 /// A directory beside the host's profiles: `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
-fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
+fn target_directory() -> Result<PathBuf, BuildError> {
     let out = PathBuf::from(variable("OUT_DIR")?);
-    let target = out
-        .ancestors()
-        .nth(4)
-        .ok_or_else(|| format!("OUT_DIR is {out:?}; expected four folders above it"))?;
-    Ok(target.join("guests"))
+    let guests = out.ancestors().nth(4).map(|target| target.join("guests"));
+    guests.ok_or(BuildError::OutDir(out))
 }
 
 /// Adds the target to the toolchain if rustup reports that it is missing. Without rustup the compiler reports
 /// a missing target.
-fn install_target(root: &Path) -> Result<(), Box<dyn Error>> {
+fn install_target(root: &Path) -> Result<(), BuildError> {
     let rustup = |arguments: &[&str]| {
         Command::new("rustup").args(arguments).current_dir(root).stderr(Stdio::inherit()).output().ok()
     };
@@ -82,11 +134,11 @@ fn install_target(root: &Path) -> Result<(), Box<dyn Error>> {
     }
     match rustup(&["target", "add", TARGET]) {
         Some(added) if added.status.success() => Ok(()),
-        _ => Err(format!("the compiler lacks the target {TARGET}: run `rustup target add {TARGET}`").into()),
+        _ => Err(BuildError::MissingTarget),
     }
 }
 
-fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathBuf, Box<dyn Error>> {
+fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathBuf, BuildError> {
     let mut cargo = Command::new(variable("CARGO")?);
     cargo
         .args(["build", "--locked", "--package", guest.package, "--target", TARGET, "--profile", PROFILE])
@@ -98,14 +150,15 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
             cargo.env_remove(name);
         }
     }
-    let status = cargo.status()?;
+    let package = guest.package;
+    let status = cargo.status().map_err(|source| BuildError::Start { package, source })?;
     if !status.success() {
-        return Err(format!("{} does not build for {TARGET}: {status}", guest.package).into());
+        return Err(BuildError::Compile { package, status });
     }
     let file = format!("{}.wasm", guest.package.replace('-', "_"));
     let component = target.join(TARGET).join(PROFILE).join(file);
     if !component.is_file() {
-        return Err(format!("cargo has not written {}", component.display()).into());
+        return Err(BuildError::NoComponent(component));
     }
     Ok(component)
 }

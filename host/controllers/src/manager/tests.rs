@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_apiserver::{ApiServer, Options};
-use cofferdam_backend::{BackendFuture, Call};
+use cofferdam_backend::testing::ScriptedBackend;
 use cofferdam_cluster::{
     Change,
     api::ApiResource,
@@ -9,11 +9,8 @@ use cofferdam_cluster::{
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
-    Claim, ClaimKey, Pod, VolumeHandle, names,
-    storage::{
-        Ability, CreateVolume, CreatedVolume, Description, Feature, Placement, Readiness, ValidateVolume,
-        Validation,
-    },
+    Claim, ClaimKey, Pod, names,
+    storage::{Ability, Description, Feature, Placement},
 };
 use http::{Request, StatusCode};
 use kube::client::Body;
@@ -35,43 +32,6 @@ use crate::{
 
 const NAMESPACE: &str = "storage";
 
-/// A driver with description and abilities. Its calls never return.
-struct DescribedDriver {
-    description: Description,
-    abilities: BTreeSet<Ability>,
-    has_topology: bool,
-}
-
-impl Backend for DescribedDriver {
-    fn description(&self) -> &Description {
-        &self.description
-    }
-
-    fn abilities(&self) -> &BTreeSet<Ability> {
-        &self.abilities
-    }
-
-    fn has_topology(&self) -> bool {
-        self.has_topology
-    }
-
-    fn probe(&self, _: Call) -> BackendFuture<'_, Readiness> {
-        Box::pin(futures::future::pending())
-    }
-
-    fn create_volume(&self, _: Call, _: CreateVolume) -> BackendFuture<'_, CreatedVolume> {
-        Box::pin(futures::future::pending())
-    }
-
-    fn delete_volume(&self, _: Call, _: VolumeHandle) -> BackendFuture<'_, ()> {
-        Box::pin(futures::future::pending())
-    }
-
-    fn validate_volume(&self, _: Call, _: ValidateVolume) -> BackendFuture<'_, Validation> {
-        Box::pin(futures::future::pending())
-    }
-}
-
 /// Drivers of a placement: with and without topology, with every combination of the abilities and features
 /// that watches depend on.
 fn drivers(placement: DriverPlacement) -> Vec<Arc<dyn Backend>> {
@@ -87,21 +47,16 @@ fn drivers(placement: DriverPlacement) -> Vec<Arc<dyn Backend>> {
             let has = |bit: u8| bits & (1 << bit) != 0;
             let abilities = [Ability::Publishing, Ability::Modification, Ability::Expansion];
             let enabled = abilities.into_iter().zip(0..).filter(|(_, bit)| has(*bit));
-            drivers.push(Arc::new(DescribedDriver {
-                description: Description {
-                    name: "driver.example.com".into(),
-                    version: String::new(),
-                    topology_keys: topology_keys.iter().map(|key| (*key).to_owned()).collect(),
-                    placement: Placement::default(),
-                    volumes_per_node: None,
-                    features: has(3)
-                        .then(|| Feature::OnlineExpansion.as_str().to_owned())
-                        .into_iter()
-                        .collect(),
-                },
-                abilities: enabled.map(|(ability, _)| ability).collect(),
-                has_topology: *has_topology,
-            }));
+            let description = Description {
+                name: "driver.example.com".into(),
+                version: String::new(),
+                topology_keys: topology_keys.iter().map(|key| (*key).to_owned()).collect(),
+                placement: Placement::default(),
+                volumes_per_node: None,
+                features: has(3).then(|| Feature::OnlineExpansion.as_str().to_owned()).into_iter().collect(),
+            };
+            let abilities = enabled.map(|(ability, _)| ability).collect();
+            drivers.push(ScriptedBackend::unresponsive(description, abilities, *has_topology));
         }
     }
     drivers

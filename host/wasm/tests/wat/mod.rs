@@ -128,7 +128,8 @@ impl WatGuest {
   (core module $libc
     {memory}
     (global $heap (mut i32) (i32.const 16384))
-    (func (export "realloc") (param $old i32) (param $size i32) (param $align i32) (param $new i32) (result i32)
+    (func (export "realloc")
+      (param $old i32) (param $size i32) (param $align i32) (param $new i32) (result i32)
       (local $p i32)
       {realloc}))
   (core instance $libc (instantiate $libc))
@@ -147,18 +148,26 @@ impl WatGuest {
   (core instance $i (instantiate $m (with "libc" (instance $libc)) {with}))
 {TYPES}
   (func $describe (result (result $description (error $storage-error)))
-    (canon lift (core func $i "describe") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+    (canon lift (core func $i "describe")
+      (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
   (func $probe (result (result $readiness (error $storage-error)))
-    (canon lift (core func $i "probe") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+    (canon lift (core func $i "probe")
+      (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
   (func $create (param "request" $create-request) (result (result $volume (error $storage-error)))
-    (canon lift (core func $i "create") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))
+    (canon lift (core func $i "create")
+      (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))
       (post-return (core func $i "post-create"))))
   (func $delete (param "handle" string) (result (result (error $storage-error)))
-    (canon lift (core func $i "delete") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+    (canon lift (core func $i "delete")
+      (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
   (func $validate (param "request" $validate-request) (result (result $validation (error $storage-error)))
-    (canon lift (core func $i "validate") (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
+    (canon lift (core func $i "validate")
+      (memory (core memory $libc "memory")) (realloc (core func $libc "realloc"))))
   (instance $identity (export "describe" (func $describe)) (export "probe" (func $probe)))
-  (instance $volumes (export "create" (func $create)) (export "delete" (func $delete)) (export "validate" (func $validate)))
+  (instance $volumes
+    (export "create" (func $create))
+    (export "delete" (func $delete))
+    (export "validate" (func $validate)))
   (export "{package}/identity@{version}" (instance $identity))
   (export "{package}/volumes@{version}" (instance $volumes))
   {exports})
@@ -170,25 +179,35 @@ impl WatGuest {
 /// The contract's types. They are exported because a function's types must have names; exports that are not
 /// the contract's are tolerated.
 const TYPES: &str = r#"
-  (type $kind' (enum "invalid-argument" "not-found" "already-exists" "permission-denied" "unauthenticated"
-    "resource-exhausted" "failed-precondition" "aborted" "out-of-range" "unimplemented" "internal" "unavailable"
-    "deadline-exceeded" "cancelled" "data-loss" "unknown"))
+  (type $kind' (enum
+    "invalid-argument" "not-found" "already-exists" "permission-denied" "unauthenticated"
+    "resource-exhausted" "failed-precondition" "aborted" "out-of-range" "unimplemented" "internal"
+    "unavailable" "deadline-exceeded" "cancelled" "data-loss" "unknown"))
   (export $kind "error-kind" (type $kind'))
   (type $finality' (enum "final" "in-progress" "unknown"))
   (export $finality "finality" (type $finality'))
-  (type $storage-error' (record (field "kind" $kind) (field "message" string) (field "retry-after-ms" (option u64))
+  (type $storage-error' (record
+    (field "kind" $kind)
+    (field "message" string)
+    (field "retry-after-ms" (option u64))
     (field "finality" $finality)))
   (export $storage-error "storage-error" (type $storage-error'))
   (type $placement' (enum "central" "node"))
   (export $placement "placement" (type $placement'))
-  (type $description' (record (field "name" string) (field "version" string) (field "topology-keys" (list string))
-    (field "placement" $placement) (field "volumes-per-node" (option u32)) (field "features" (list string))))
+  (type $description' (record
+    (field "name" string)
+    (field "version" string)
+    (field "topology-keys" (list string))
+    (field "placement" $placement)
+    (field "volumes-per-node" (option u32))
+    (field "features" (list string))))
   (export $description "description" (type $description'))
   (type $readiness' (variant (case "ready") (case "not-ready" string)))
   (export $readiness "readiness" (type $readiness'))
   (type $range' (record (field "required-bytes" (option u64)) (field "limit-bytes" (option u64))))
   (export $range "capacity-range" (type $range'))
-  (type $mode' (enum "single-node-writer" "single-node-reader-only" "multi-node-reader-only" "multi-node-single-writer"
+  (type $mode' (enum
+    "single-node-writer" "single-node-reader-only" "multi-node-reader-only" "multi-node-single-writer"
     "multi-node-multi-writer" "single-node-single-writer" "single-node-multi-writer"))
   (export $mode "access-mode" (type $mode'))
   (type $filesystem' (record (field "fs-type" (option string)) (field "mount-flags" (list string))
@@ -206,18 +225,32 @@ const TYPES: &str = r#"
   (type $owner' (record (field "cluster-id" string) (field "claim-uid" string) (field "pv-name" string)
     (field "reclaim-policy" $policy)))
   (export $owner "owner" (type $owner'))
-  (type $connection-info' (record (field "kind" string) (field "version" u32) (field "fields" (list (tuple string string)))))
+  (type $connection-info' (record
+    (field "kind" string)
+    (field "version" u32)
+    (field "fields" (list (tuple string string)))))
   (export $connection-info "connection-info" (type $connection-info'))
-  (type $create-request' (record (field "name" string) (field "capacity" $range) (field "capabilities" (list $capability))
-    (field "parameters" (list (tuple string string))) (field "mutable-parameters" (list (tuple string string)))
-    (field "topology" (option $topology)) (field "owner" (option $owner))))
+  (type $create-request' (record
+    (field "name" string)
+    (field "capacity" $range)
+    (field "capabilities" (list $capability))
+    (field "parameters" (list (tuple string string)))
+    (field "mutable-parameters" (list (tuple string string)))
+    (field "topology" (option $topology))
+    (field "owner" (option $owner))))
   (export $create-request "create-request" (type $create-request'))
-  (type $volume' (record (field "handle" string) (field "capacity-bytes" (option u64))
-    (field "context" (list (tuple string string))) (field "topology" (list (list (tuple string string))))
+  (type $volume' (record
+    (field "handle" string)
+    (field "capacity-bytes" (option u64))
+    (field "context" (list (tuple string string)))
+    (field "topology" (list (list (tuple string string))))
     (field "connection-info" (option $connection-info))))
   (export $volume "volume" (type $volume'))
-  (type $validate-request' (record (field "handle" string) (field "context" (list (tuple string string)))
-    (field "capabilities" (list $capability)) (field "parameters" (list (tuple string string)))
+  (type $validate-request' (record
+    (field "handle" string)
+    (field "context" (list (tuple string string)))
+    (field "capabilities" (list $capability))
+    (field "parameters" (list (tuple string string)))
     (field "mutable-parameters" (list (tuple string string)))))
   (export $validate-request "validate-request" (type $validate-request'))
   (type $validation' (variant (case "confirmed") (case "refused" string)))

@@ -64,7 +64,7 @@ pub(super) struct ExistingEntry {
     pub(super) cost: usize,
 }
 
-/// Checks the precondition of a change. Returns the store's size after the change; `bytes` is its size before.
+/// Checks the precondition of a change. Returns the store's size after it; `bytes` is the size before.
 pub(super) fn size_after_change(
     bytes: usize,
     change: &Change,

@@ -1,7 +1,6 @@
 //! The services over a backend that does what ids and names tell it to.
 #![expect(clippy::wildcard_enum_match_arm, reason = "of protobuf's kinds and gRPC's codes, few occur here")]
 
-mod fake;
 mod mutations;
 mod socket;
 mod validation;

@@ -1,14 +1,12 @@
 //! Mutates every field of every request: the code is one that CSI allows, the message is not empty, nothing
 //! panics and no secret leaks.
 
+use cofferdam_backend::testing::ScriptedBackend;
 use prost::Message as _;
 use protox::prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessage as _, Value};
 use tonic::{Code, Status};
 
-use super::{
-    fake::ScriptedBackend,
-    validation::{ValidationFixture, descriptor_pool, valid_requests},
-};
+use super::validation::{ValidationFixture, descriptor_pool, valid_requests};
 
 /// String values.
 fn string_values() -> Vec<String> {
@@ -157,5 +155,5 @@ async fn random_bytes_yield_valid_csi_codes() {
         let result = fixture.send(method, &bytes).await;
         check_status(&format!("seed {seed}: {method} {bytes:?}"), result, &[Code::Internal]);
     }
-    assert!(!fixture.backend.requests.lock().unwrap().is_empty());
+    assert!(!fixture.backend.requests().is_empty());
 }

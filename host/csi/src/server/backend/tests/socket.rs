@@ -2,7 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use cofferdam_backend::{Backend as _, BackendMetrics, Call};
+use cofferdam_backend::{
+    Backend as _, BackendMetrics, Call,
+    testing::{ScriptedBackend, directory_connection},
+};
 use cofferdam_domain::{
     names,
     storage::{
@@ -14,7 +17,6 @@ use cofferdam_domain::{
 use tokio::{task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::fake::{ScriptedBackend, directory_connection};
 use crate::{
     ConnectionMetrics, CsiBackend, CsiConfig,
     grpc::GrpcConnection,
@@ -58,7 +60,7 @@ impl SocketFixture {
 
     /// Waits until the backend has received a request.
     async fn wait_for_request(&self) {
-        wait_for_condition(|| !self.backend.requests.lock().unwrap().is_empty()).await;
+        wait_for_condition(|| !self.backend.requests().is_empty()).await;
     }
 }
 

@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
+use cofferdam_backend::testing::ScriptedBackend;
 use cofferdam_domain::storage::{Ability, Feature};
 use prost::Message;
 use protox::prost_reflect::{DescriptorPool, DynamicMessage, MapKey, ReflectMessage as _, Value};
 use tonic::{Code, Status, body::Body};
 
-use super::fake::ScriptedBackend;
 use crate::{
     server::{BackendServer, ServerMetrics, dispatch::Dispatcher},
     v1::{

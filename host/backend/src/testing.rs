@@ -1,12 +1,12 @@
-//! A backend without storage. A keyword in an id or a name selects the result of a call.
+//! A fake [`Backend`] for tests: fixed responses, chosen by keywords in the requests.
+#![expect(clippy::panic, reason = "a backend that panics is one of the scripted responses")]
 
 use std::{
     collections::BTreeSet,
     fmt::Debug,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use cofferdam_backend::{Backend, BackendFuture, Call};
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{
@@ -17,15 +17,30 @@ use cofferdam_domain::{
     },
 };
 
-pub(super) struct ScriptedBackend {
+use crate::{Backend, BackendFuture, Call};
+
+/// A driver without storage. It accepts every request, whatever its abilities are. A keyword in a request's
+/// name, handle or node selects the result:
+///
+/// | keyword | result |
+/// |---|---|
+/// | `missing` | `NotFound`, final |
+/// | `open` | `Internal`, outcome unknown |
+/// | `panic` | a panic |
+/// | `hang` | none |
+/// | none of them | success, with fixed fields |
+#[derive(Debug)]
+pub struct ScriptedBackend {
     description: Description,
     abilities: BTreeSet<Ability>,
-    /// The received requests, formatted with `Debug`.
-    pub(super) requests: Mutex<Vec<String>>,
+    has_topology: bool,
+    is_unresponsive: bool,
+    requests: Mutex<Vec<String>>,
 }
 
 impl ScriptedBackend {
-    pub(super) fn new(abilities: &[Ability], features: &[Feature], topology: bool) -> Arc<Self> {
+    /// A driver with these abilities and features. With `topology` it has the topology key `zone`.
+    pub fn new(abilities: &[Ability], features: &[Feature], topology: bool) -> Arc<Self> {
         let description = Description {
             name: "fake.example".into(),
             version: "1".to_owned(),
@@ -34,17 +49,36 @@ impl ScriptedBackend {
             volumes_per_node: None,
             features: features.iter().map(ToString::to_string).collect(),
         };
-        let abilities = abilities.iter().copied().collect();
-        Arc::new(Self { description, abilities, requests: Mutex::default() })
+        Arc::new(Self::with_description(description, abilities.iter().copied().collect(), topology))
     }
 
-    /// A backend with all abilities and features.
-    pub(super) fn complete() -> Arc<Self> {
+    /// A driver with all abilities and features.
+    pub fn complete() -> Arc<Self> {
         Self::new(&Ability::ALL, &Feature::ALL, true)
     }
 
-    pub(super) fn last_request(&self) -> String {
-        self.requests.lock().unwrap().last().cloned().unwrap_or_default()
+    /// A driver whose calls never return.
+    pub fn unresponsive(
+        description: Description,
+        abilities: BTreeSet<Ability>,
+        has_topology: bool,
+    ) -> Arc<Self> {
+        let backend = Self::with_description(description, abilities, has_topology);
+        Arc::new(Self { is_unresponsive: true, ..backend })
+    }
+
+    fn with_description(description: Description, abilities: BTreeSet<Ability>, has_topology: bool) -> Self {
+        Self { description, abilities, has_topology, is_unresponsive: false, requests: Mutex::default() }
+    }
+
+    /// The received requests, formatted with `Debug`.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The last received request; empty without one.
+    pub fn last_request(&self) -> String {
+        self.requests().pop().unwrap_or_default()
     }
 
     /// Responds according to the keyword in `id`.
@@ -54,7 +88,7 @@ impl ScriptedBackend {
         request: &impl Debug,
         response: T,
     ) -> BackendFuture<'_, T> {
-        self.requests.lock().unwrap().push(format!("{request:?}"));
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{request:?}"));
         Box::pin(async move {
             assert!(!id.chars().any(|c| c == '\0'), "invalid ids do not reach a backend");
             match () {
@@ -65,7 +99,7 @@ impl ScriptedBackend {
                     Err(StorageError::unknown_outcome(ErrorKind::Internal, "it trapped"))
                 }
                 () if id.contains("panic") => panic!("on purpose"),
-                () if id.contains("hang") => std::future::pending().await,
+                () if id.contains("hang") || self.is_unresponsive => std::future::pending().await,
                 () => Ok(response),
             }
         })
@@ -76,7 +110,8 @@ fn id_text(id: &impl ToString) -> String {
     id.to_string()
 }
 
-pub(super) fn directory_connection() -> ConnectionInfo {
+/// The connection info of every published volume.
+pub fn directory_connection() -> ConnectionInfo {
     let fields = [("path".to_owned(), "a".to_owned())].into();
     ConnectionInfo { kind: "directory".to_owned(), version: 1, fields }
 }
@@ -129,6 +164,10 @@ impl Backend for ScriptedBackend {
 
     fn abilities(&self) -> &BTreeSet<Ability> {
         &self.abilities
+    }
+
+    fn has_topology(&self) -> bool {
+        self.has_topology
     }
 
     fn probe(&self, call: Call) -> BackendFuture<'_, Readiness> {
