@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cofferdam_cluster::observer::StepResult;
 use cofferdam_csi::v1::{
     NodeGetCapabilitiesRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, VolumeCapability,
     node_service_capability::{Type, rpc},

@@ -1,5 +1,6 @@
 //! Unmounting: NodeUnpublishVolume for each pod, and NodeUnstageVolume once no pod uses the volume.
 
+use cofferdam_cluster::observer::StepResult;
 use cofferdam_csi::v1::{NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest};
 use cofferdam_domain::Uid;
 use tokio::time::Instant;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 use cofferdam_structure::{crates, modules, repository};
 
 /// Maximum number of module cycles in the whole workspace. It may only fall; the aim is 3.
-const MAX_CYCLES: usize = 2;
+const MAX_CYCLES: usize = 1;
 
 #[test]
 fn few_crates_have_module_cycles() {
