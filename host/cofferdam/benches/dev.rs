@@ -18,9 +18,9 @@ use std::{
 
 /// Number of starts with a warm cache.
 const STARTS: usize = 5;
-/// Limit of the start time with a warm cache.
+/// Target of the start time with a warm cache, printed beside the measurement.
 const START_TARGET_MS: u128 = 300;
-/// Limit of the memory of an idle process.
+/// Target of the memory of an idle process, printed beside the measurement.
 const RESIDENT_TARGET_KIB: u64 = 40 * 1024;
 /// Time until the allocator and the caches are idle.
 const SETTLE_TIME: Duration = Duration::from_secs(2);

@@ -101,7 +101,7 @@ impl ClientEnvironment {
 /// Connects to the configured cluster.
 ///
 /// # Errors
-/// [`ClientError`], one line with the file or variable.
+/// [`ClientError`]; its message is one line and contains no secret.
 pub(crate) async fn connect(
     configuration: &Configuration,
     environment: &ClientEnvironment,
@@ -132,7 +132,7 @@ pub(crate) async fn connect(
     build_connection(client, origin, namespace)
 }
 
-/// Reads one file.
+/// Reads one kubeconfig file.
 fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, ClientError> {
     let unreadable = |error: KubeconfigError| ClientError::Kubeconfig {
         path: path.to_owned(),
@@ -219,7 +219,7 @@ fn redacted_message(error: &KubeconfigError) -> String {
     one_line(error)
 }
 
-/// Position of a parser's error.
+/// Line and column of a parser's error, as a prefix of a message; empty if unknown.
 fn parse_location(error: &serde_saphyr::Error) -> String {
     error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
 }
@@ -241,7 +241,7 @@ fn credential_error_message(error: &kube::Error) -> String {
     one_line(error)
 }
 
-/// Connects with the text of a kubeconfig.
+/// Connects with the text of a kubeconfig; messages call it `origin`.
 ///
 /// # Errors
 /// [`ClientError`]

@@ -35,7 +35,7 @@ async fn the_client_does_not_retry_and_uses_the_contexts_namespace() {
     assert!(error.starts_with("kubeconfig test cannot be used: ") && error.contains("other"), "{error}");
 }
 
-/// A secret.
+/// A secret in the kubeconfigs, which no error may quote.
 const TOKEN: &str = "s3cr3t-t0k3n";
 
 fn write_kubeconfig(directory: &tempfile::TempDir, text: &str) -> PathBuf {

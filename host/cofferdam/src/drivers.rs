@@ -84,10 +84,11 @@ impl DriverLoader {
         })
     }
 
-    /// Loads all drivers of the configuration sequentially, which reports errors in the order of the names.
+    /// Loads the drivers of the configuration one after the other, so that an error is that of the first
+    /// name.
     ///
     /// # Errors
-    /// [`CommandError::Backend`] or [`CommandError::Csi`], with the driver's name and its file or socket.
+    /// [`CommandError::Backend`], [`CommandError::Csi`] or [`CommandError::Secret`], with the section's name.
     pub(crate) async fn load_all(
         &self,
         configuration: &Configuration,

@@ -28,7 +28,8 @@ pub(crate) enum CommandError {
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
     Backend { name: String, source: Box<LoadError> },
-    /// The same for the one component on the command line of `backend inspect`, `call` or `test`.
+    /// As `Backend`, for the component on the command line of `backend inspect`, `call` or `test`; the exit
+    /// code is 2.
     #[error("backend {name}: {source}")]
     Component { name: String, source: Box<LoadError> },
     #[error("backend {name}: {source}")]

@@ -41,7 +41,7 @@ static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemall
 /// Threads of the runtime. The roles mostly wait for the API and for drivers, which have threads of their
 /// own.
 const WORKER_THREADS: usize = 2;
-/// Exit code of a process that SIGINT ended, as in a shell.
+/// Exit code after a second signal: that of a process which SIGINT ended, as in a shell.
 const EXIT_CODE_SIGINT: u8 = 130;
 
 fn main() -> ExitCode {
@@ -78,7 +78,7 @@ fn run_command(
     }
 }
 
-/// Runs a command and prints its text. The exit code reports a negative result.
+/// Runs a command and prints its text. A command that returns `false` ends with exit code 1.
 fn run_and_print(
     command: impl Future<Output = Result<(String, bool), CommandError>>,
 ) -> Result<ProcessOutcome, CommandError> {

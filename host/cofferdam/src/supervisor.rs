@@ -36,7 +36,8 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Reports readiness. Sockets count as ready: they were bound before the roles started.
+    /// Readiness of the controllers. Without controllers the process is always ready: its sockets are bound
+    /// before it starts.
     fn readiness(&self) -> watch::Receiver<bool> {
         match &self.controllers {
             Some(process) => process.ready(),

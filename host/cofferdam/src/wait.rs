@@ -78,7 +78,8 @@ where
     }
 }
 
-/// Lists, then watches; returns `None` if the watch ends before the condition is met.
+/// Lists, then watches; returns `None` if the watch ends before the condition is met. The inner option is
+/// `None` if the object does not exist.
 async fn list_and_watch<K>(
     api: &Api<K>,
     field: &str,

@@ -90,8 +90,7 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
         true => Vec::new(),
         false => table::rules(&roles.cluster, drivers),
     };
-    // The role `node` reads the Node's labels once if topology keys of the manifest are labels, for any
-    // placement of the driver.
+    // The role `node` reads its Node once if topology keys of the driver's manifest are labels of the Node.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);
     if labels && roles.node.contains(&NodeRole::Node) {
         let nodes = |rule: &&mut PolicyRule| (rule.group, rule.resource) == ("", "nodes");

@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-/// A duration above zero in the syntax of Go's `time.ParseDuration`: `10s`, `1m30s`, `500ms`, `1.5h`.
+/// A duration in the syntax of Go's `time.ParseDuration`: `10s`, `1m30s`, `500ms`, `1.5h`. Parsed durations
+/// are above zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GoDuration(Duration);
 
@@ -11,7 +12,7 @@ pub(crate) struct GoDuration(Duration);
 #[error("{0:?} is not a duration: expected one above zero such as 500ms, 10s or 1m30s")]
 pub(crate) struct InvalidDuration(String);
 
-/// Units and their nanoseconds. A unit precedes those that are its prefix.
+/// Units and their nanoseconds.
 const UNITS: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -23,7 +24,8 @@ const UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Digits after the decimal point that are parsed: more than a nanosecond of an hour needs.
+/// Digits after the decimal point that are parsed, more than a nanosecond of an hour needs; further ones are
+/// ignored.
 const FRACTION_DIGITS: usize = 15;
 
 impl GoDuration {

@@ -45,7 +45,7 @@ const MIN_RESYNC_PERIOD: Duration = Duration::from_secs(1);
 const NODE_NAME_PLACEHOLDER: &str = "$(node-name)";
 /// Environment variable of the log filter, as in other Rust programs.
 const RUST_LOG: &str = "RUST_LOG";
-/// Name of the driver of `csi-address`.
+/// Name of the section that `csi-address` adds.
 const CSI_ADDRESS_BACKEND: &str = "csi";
 
 /// A configuration with the origins of its values.
@@ -63,7 +63,7 @@ struct Provenance {
 }
 
 impl ResolvedConfig {
-    /// Resolves the settings of `run` and `config`.
+    /// Resolves the settings of `run`, `config`, `status` and `orphans`.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -80,9 +80,9 @@ impl ResolvedConfig {
         }
     }
 
-    /// Resolves the settings of `dev`. Its defaults are all roles that reconcile a cluster, the memory
-    /// driver, no topology for claims without a selected node, and the log level warn, because the timeline
-    /// prints the steps.
+    /// Resolves the settings of `dev` and of `backend`. Their defaults are all roles that reconcile a
+    /// cluster, the memory driver, no topology for claims without a selected node, and the log level warn,
+    /// because the timeline prints the steps.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -150,7 +150,8 @@ impl ResolvedConfig {
         Ok(resolved)
     }
 
-    /// Replaces the placeholder in drivers' settings by `node-name`: a DaemonSet has one file for all nodes.
+    /// Replaces settings of drivers that are exactly the placeholder by `node-name`: a DaemonSet has one file
+    /// for all nodes.
     fn expand_node_name(&mut self) -> Result<(), ConfigError> {
         let is_placeholder = |setting: &SettingValue| setting.0 == NODE_NAME_PLACEHOLDER;
         let sections = self.configuration.backend.iter();
@@ -198,7 +199,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// Checks the sockets of the role `csi-server`.
+    /// Rejects the role `csi-server` without a socket, and with two drivers on one socket.
     fn check_csi_sockets(&self) -> Result<(), ConfigError> {
         let Configuration { role, backend, .. } = &self.configuration;
         if !role.servers.contains(&ServerRole::CsiServer) {
@@ -221,7 +222,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// Checks combinations of values.
+    /// Checks ranges of values, and combinations of them.
     fn check_combinations(&self) -> Result<(), ConfigError> {
         let Configuration { retry_interval_start, retry_interval_max, backend, .. } = &self.configuration;
         let Configuration { resync, resync_period, reconcile_sync, .. } = &self.configuration;

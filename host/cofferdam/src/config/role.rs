@@ -110,7 +110,7 @@ impl Roles {
         }
     }
 
-    /// Reports if the process runs drivers: all roles but those of a node call one.
+    /// Reports if the process loads drivers: every role but those of a node does.
     pub(crate) fn has_driver_roles(&self) -> bool {
         !self.cluster.is_empty() || !self.servers.is_empty()
     }
@@ -120,7 +120,7 @@ impl Roles {
         !self.has_driver_roles() && !self.node.is_empty()
     }
 
-    /// The first role, by name, that does not reconcile a cluster.
+    /// The first role that does not reconcile a cluster, if any; node roles come before server roles.
     pub(crate) fn first_role_without_cluster(&self) -> Option<&'static str> {
         let mut names = self.node.iter().map(|role| role.as_str());
         names.next().or_else(|| self.servers.first().map(|role| role.as_str()))

@@ -147,7 +147,8 @@ macro_rules! settings {
     };
 }
 
-// Defaults are those of the Go sidecars, except `timeout`: their 10 s is too short for many arrays.
+// Defaults are those of the Go sidecars, except `timeout` (there 10 s or 15 s, too short for many arrays) and
+// `probe-timeout` (there 1 s).
 settings! {
     ALL => {
         /// Role to run; repeat it for more: provisioner, attacher, resizer, pv-controller, protection,
@@ -315,8 +316,8 @@ impl Setting {
         env_var_name(&self.name)
     }
 
-    /// The flag. Its value stays text: the configuration checks it by the same rule as that of every other
-    /// source.
+    /// The flag; `None` for a setting that is read from the file only. Its value stays text: the
+    /// configuration checks it by the same rule as that of every other source.
     pub(crate) fn flag(&'static self) -> Option<Arg> {
         if self.group.scope == FlagScope::File {
             return None;

@@ -57,9 +57,9 @@ pub(crate) struct KeyLines {
 /// The command whose default values apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defaults {
-    /// `run` and all other commands.
+    /// `run`, `config`, `status` and `orphans`.
     Run,
-    /// `dev`, which runs all roles that reconcile a cluster.
+    /// `dev`, which runs all roles that reconcile a cluster, and `backend`.
     Dev,
 }
 
@@ -204,7 +204,7 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
-/// Default name of a driver: that of its file.
+/// Default name of a driver: that of its file or socket, without the extension.
 pub(crate) fn backend_name(location: &str) -> String {
     let path = location
         .parse::<Address>()

@@ -13,7 +13,8 @@ use cofferdam_domain::{
 use super::error::BackendCommandError;
 use crate::cli::backend::{AccessModeArg, ArgumentFlags};
 
-/// Flags that are not used yet.
+/// The flags of a call. Each method takes the flags of its argument; [`Arguments::reject_unused`] rejects
+/// those that no method took.
 #[derive(Debug)]
 pub(crate) struct Arguments {
     function: String,
@@ -72,13 +73,14 @@ impl Arguments {
         CapacityRange { required: self.remaining.size.take(), limit: self.remaining.size_limit.take() }
     }
 
-    /// The capabilities of `--capability`, or the one of the single flags.
+    /// The capabilities of `--capability`; without that flag, the one of `--access-mode`, `--block` and the
+    /// filesystem flags.
     pub(crate) fn capabilities(&mut self) -> Vec<VolumeCapability> {
         let capabilities = std::mem::take(&mut self.remaining.capabilities);
         if capabilities.is_empty() { vec![self.capability_from_flags()] } else { capabilities }
     }
 
-    /// The only capability.
+    /// The capability, as in [`Self::capabilities`]; more than one is an error.
     pub(crate) fn capability(&mut self) -> Result<VolumeCapability, BackendCommandError> {
         let several_error =
             BackendCommandError::Argument(format!("{} takes one --capability", self.function));
@@ -104,7 +106,7 @@ impl Arguments {
         VolumeCapability { access_mode: mode.into(), access_type: access }
     }
 
-    /// The capabilities; none without any of their flags.
+    /// The capabilities; empty if no flag of a capability is set.
     pub(crate) fn optional_capabilities(&mut self) -> Vec<VolumeCapability> {
         let flags = &self.remaining;
         let is_given = flags.access_mode.is_some()
@@ -116,7 +118,7 @@ impl Arguments {
         if is_given { self.capabilities() } else { Vec::new() }
     }
 
-    /// The only capability, if any of its flags is set.
+    /// The capability, or `None` if no flag of a capability is set; more than one is an error.
     pub(crate) fn optional_capability(&mut self) -> Result<Option<VolumeCapability>, BackendCommandError> {
         let mut capabilities = self.optional_capabilities();
         let capability = capabilities.pop();

@@ -1,4 +1,4 @@
-//! A component with its configuration from the command line and the file.
+//! A component with its configuration from the command line and the configuration file.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,13 +24,13 @@ use crate::{
 pub(crate) struct ConfiguredComponent {
     /// Engine that runs the component.
     pub(crate) engine: Engine,
-    /// Name in messages and in the configuration.
+    /// Name of the section in the configuration, also used in messages.
     pub(crate) name: String,
     /// Location of the component.
     pub(crate) source: ComponentSource,
     /// Settings, grants and limits.
     pub(crate) config: BackendConfig,
-    /// Secrets of its calls.
+    /// Secrets that every call gets.
     pub(crate) secrets: Secrets,
 }
 
@@ -64,7 +64,7 @@ impl ConfiguredComponent {
     }
 }
 
-/// Returns the name of the driver and the configuration with its section, and starts logging.
+/// Returns the name of the component's section and the whole configuration, and starts logging.
 ///
 /// # Errors
 /// [`CommandError`], one line.
@@ -82,13 +82,14 @@ pub(crate) fn load_configuration(
     let values = CliValues::from_file(flags.config.clone())
         .with("backend", [format!("{name}={file}")])
         .with("compilation-cache", flags.compilation_cache.clone());
-    // The file may also have roles and their settings; only the driver's section is used.
+    // The file may also have roles and their settings; only the section of that name is used.
     let resolved = ResolvedConfig::for_dev(&values, environment)?;
     logging::start(&resolved.configuration);
     Ok((name, resolved))
 }
 
-/// Applies the flags over the configuration of the imports.
+/// Applies `--state`, `--pool` and `--origin`. An origin on the command line replaces the configured one and
+/// its settings.
 fn apply_flags(config: &mut BackendConfig, flags: &ComponentFlags) {
     if let Some(file) = &flags.state {
         config.state.file = Some(file.clone());
@@ -119,8 +120,9 @@ fn parse_grants(names: &[String]) -> Result<BTreeSet<Grant>, BackendCommandError
     names.iter().map(grant).collect()
 }
 
-/// Rejects a file without a section for the component, which would be loaded with other settings than
-/// intended. The configuration reports a file that cannot be read.
+/// Rejects a configuration file without a section for the component, which would be loaded with other
+/// settings than intended. A file that cannot be read passes: its error is reported when the configuration is
+/// loaded.
 fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     let Some(values) = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok())
     else {

@@ -17,10 +17,11 @@ use crate::{
     table::TextTable,
 };
 
-/// Timeout for a driver to appear and to become ready.
+/// Timeout for the driver's socket to accept connections, and again for its Probe to report ready.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reports if a file on the command line is a socket: its address has a scheme.
+/// Returns `true` if a file on the command line is the socket of a CSI driver: an address with a scheme,
+/// `unix:`.
 pub(crate) fn is_socket(file: &Path) -> bool {
     file.to_str().is_some_and(Address::has_scheme)
 }

@@ -67,7 +67,7 @@ impl ComponentReport {
         names(self.inspection.interfaces.grants.iter().map(|grant| grant.as_str()))
     }
 
-    /// Grants that the component has only if the configuration names them.
+    /// Requested grants that the component has only if the configuration names them.
     fn grants_by_configuration(&self) -> Vec<String> {
         let by_default = Grant::DEFAULT;
         let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));
@@ -88,7 +88,7 @@ impl ComponentReport {
         names(capabilities.into_iter().map(|capability| capability.as_str()))
     }
 
-    /// Features that this version does not know.
+    /// Features of the description that this version of Cofferdam does not know.
     fn unknown_features(description: &Description) -> Vec<String> {
         let known = |name: &&String| Feature::ALL.iter().any(|feature| feature.as_str() == *name);
         description.features.iter().filter(|name| !known(name)).cloned().collect()

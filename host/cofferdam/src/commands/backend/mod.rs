@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use crate::{cli::backend::BackendCommand, error::CommandError};
 
-/// Runs a command; returns the text to print, and `false` for a negative result.
+/// Runs a command; returns the text to print, and `false` if a driver's call or a case of the suite failed.
 ///
 /// # Errors
 /// [`CommandError`], one line.

@@ -19,7 +19,7 @@ static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../../../Cargo.toml");
 /// Versions of all packages with which the SDK was built and tested.
 const WORKSPACE_LOCK: &str = include_str!("../../../../../Cargo.lock");
-/// Compiler with which it was built and tested.
+/// Compiler with which the SDK was built and tested.
 const RUST_TOOLCHAIN_FILE: &str = include_str!("../../../../../rust-toolchain.toml");
 /// Dependencies of the SDK and the starter.
 const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha2", "wit-bindgen"];
@@ -126,7 +126,8 @@ pub(crate) fn new(flags: &NewFlags) -> Result<String, BackendCommandError> {
     Ok(NEXT_STEPS.replace("{directory}", &directory.display().to_string()).replace("{file}", &file))
 }
 
-/// Rejects names that conflict with a crate of the project, or cannot start the name of a driver.
+/// Rejects names that cannot start a driver's name, that Rust reserves, or that another crate of the project
+/// has.
 fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommandError> {
     let name_error = |reason: String| {
         Err(BackendCommandError::Argument(format!("{name:?} is not the name of a driver: {reason}")))
@@ -143,7 +144,7 @@ fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommand
     if RESERVED_NAMES.contains(&name) {
         return name_error("the name is reserved by Rust; expected another".to_owned());
     }
-    // Rust source has `_` in both names.
+    // Rust writes both names with `_`.
     if packages.iter().any(|package| package.name.replace('_', "-") == name) {
         return name_error("the project uses a crate of that name; expected another".to_owned());
     }

@@ -85,7 +85,7 @@ pub(crate) struct Demo<'a> {
     pub(crate) backend: &'a dyn Backend,
     /// Manifest of the class.
     pub(crate) class: Value,
-    /// The nodes and their number, if pods can mount the driver's volumes.
+    /// The nodes and their number; `None` if no pod can mount the driver's volumes.
     pub(crate) nodes: Option<(&'a NodesView, usize)>,
     /// Set if the driver is on every node.
     pub(crate) on_every_node: bool,
@@ -238,7 +238,8 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Checks that nothing is mounted or attached.
+    /// Waits until nothing is mounted. Fails if a VolumeAttachment, a mount or a directory of a volume is
+    /// left.
     async fn check_cleanup(&self) -> Result<(), DemoError> {
         let Some((view, _)) = self.nodes else { return Ok(()) };
         let attachments: Api<VolumeAttachment> = Api::all(self.client.clone());
@@ -247,7 +248,7 @@ impl Demo<'_> {
             listed.map_err(|source| DemoError::Request { action: "list VolumeAttachments", source })?;
         let names: Vec<String> = listed.iter().map(kube::ResourceExt::name_any).collect();
         ensure("the list of VolumeAttachments", &format_list(&names), "nothing", names.is_empty())?;
-        // A volume that is not attached may be deleted before its last directory is.
+        // Without attachments, the volume may be deleted before a node has removed its last directory.
         let waited = tokio::time::timeout(STEP_TIMEOUT, view.wait_until_unmounted()).await;
         let remaining = view.leftovers();
         ensure("the list of mounts", &format_list(&remaining), "nothing", waited.is_ok())?;
@@ -261,7 +262,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Keys of the driver's state with the volume's handle; `None` for a driver without state.
+    /// Keys of the driver's state that contain the volume's handle; `None` for a driver without state.
     fn state_keys_of_volume(&self, handle: &str) -> Option<Vec<String>> {
         (self.state_keys)().map(|keys| keys.into_iter().filter(|key| key.contains(handle)).collect())
     }

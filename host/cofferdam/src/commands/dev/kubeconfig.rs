@@ -34,7 +34,7 @@ impl From<KubeconfigError> for CommandError {
 #[derive(Debug)]
 pub(crate) struct KubeconfigFile {
     path: PathBuf,
-    /// The directory that was created for it.
+    /// The directory that was created for the file, and is removed with it.
     directory: Option<PathBuf>,
 }
 

@@ -162,7 +162,8 @@ async fn run_session(
     end
 }
 
-/// Waits until the nodes end without a signal; without nodes it never returns.
+/// Waits until the nodes' task ends, which is a failure unless it was stopped; without nodes it never
+/// returns.
 async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     match nodes {
         Some(nodes) => nodes.wait_for_exit().await,
@@ -177,7 +178,7 @@ struct DevSession {
     drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
-    /// The node of node-local drivers.
+    /// The node of node-local drivers; `None` without nodes.
     node_local_node: Option<String>,
 }
 
@@ -235,7 +236,7 @@ impl DevSession {
         }
     }
 
-    /// Stops the nodes, until the timeout or another signal.
+    /// Stops the nodes, and waits for them until `limit` or another signal. Without nodes it does nothing.
     async fn stop_nodes(&mut self, signals: &mut Signals, limit: Duration) {
         if let Some(nodes) = self.nodes.take() {
             nodes.stop(limit, signals.next()).await;
@@ -328,7 +329,8 @@ fn runtime_directory() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// Creates a class for each driver; that of the first driver is the default class.
+/// Creates a class for each driver; that of the first driver is the default class. Returns their names for
+/// output.
 async fn create_classes(
     client: &Client,
     drivers: &[LoadedDriver],
@@ -348,8 +350,8 @@ async fn create_classes(
     Ok(names)
 }
 
-/// Binding mode and topology of a class. Volumes of a node-local driver are provisioned after the scheduler
-/// has selected the node of their pod.
+/// Binding mode and allowed topology of a class. With a simulated node, the class of a node-local driver is
+/// WaitForFirstConsumer and restricted to `node`; every other class is Immediate.
 fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({

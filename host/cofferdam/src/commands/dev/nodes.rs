@@ -133,7 +133,7 @@ impl RunningNodes {
         }))
     }
 
-    /// Waits until the nodes end without a signal, which is an error; [`Self::stop`] logs the reason.
+    /// Waits until the nodes' task ends. Before [`Self::stop`] this is a failure; `stop` logs the reason.
     pub(crate) async fn wait_for_exit(&self) {
         self.exited.cancelled().await;
     }
@@ -188,7 +188,7 @@ impl RunningNodes {
     }
 }
 
-/// Waits for the nodes' task; returns `true` if it ended without a panic.
+/// Waits for the nodes' task; returns `true` if it ended in time and without a panic, even if with an error.
 async fn wait_for_task(
     task: JoinHandle<Result<(), DevError>>,
     timeout: Duration,
@@ -231,7 +231,8 @@ fn mount_policy(configuration: &Configuration) -> NodePolicy {
     }
 }
 
-/// The Node service of a driver, if it has one.
+/// A driver as the nodes serve it: a component with the built-in Node service, a CSI driver with its own.
+/// `None` for a CSI driver whose Node service is missing or does not respond.
 async fn node_driver(
     driver: &LoadedDriver,
     configuration: &Configuration,
@@ -262,8 +263,7 @@ async fn node_driver(
     Ok(Some(NodeDriver { name, plugin: node, on_every_node }))
 }
 
-/// Reports if a driver is on every node. A driver with its own Node service and a node-local driver are on
-/// one.
+/// Reports if a driver is on every node. A CSI driver and a node-local component are on the first node only.
 pub(crate) fn is_on_every_node(driver: &LoadedDriver) -> bool {
     match driver.kind {
         DriverKind::Component(_) => driver.backend().description().placement == Placement::Central,
@@ -297,7 +297,7 @@ fn node_names(count: usize, configuration: &Configuration, drivers: &[LoadedDriv
     std::iter::once(first_node_name(configuration, drivers)).chain(others).take(count).collect()
 }
 
-/// Creates the CSIDriver objects, which a driver's own manifests would have.
+/// Creates the CSIDriver objects; in a real cluster they are among the driver's manifests.
 async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
     let api: Api<CSIDriver> = Api::all(client.clone());
     for driver in drivers {

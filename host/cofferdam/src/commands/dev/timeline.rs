@@ -24,35 +24,36 @@ use tokio::{
 
 use crate::style::{Colour, Style};
 
-/// Lines that wait for the terminal. Lines beyond it are dropped and counted, so that a slow terminal does
-/// not block the roles.
+/// Maximum number of lines that wait for the terminal. Lines beyond it are dropped and counted, so that a
+/// slow terminal does not block the roles.
 const CHANNEL_CAPACITY: usize = 4096;
 /// Delay of a line to sort it by start time: steps are reported when they end. A step that takes longer is
 /// printed at its end.
 const REORDER_DELAY: Duration = Duration::from_millis(20);
 /// Maximum number of delayed lines.
 const MAX_BUFFERED_LINES: usize = 1024;
-/// Objects whose last line is remembered, to print a repeated wait once.
+/// Maximum number of pairs of object and component whose last step is remembered, to print a repeated wait
+/// once. Beyond it all are forgotten.
 const MAX_REMEMBERED_OBJECTS: usize = 1024;
 /// Initial and largest width of the column OBJECT.
 const OBJECT_WIDTH: (usize, usize) = (18, 40);
 const COMPONENT_WIDTH: usize = 13;
 const MESSAGE_WIDTH: usize = 52;
 
-/// A line.
+/// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimelineLine {
     /// End of the step, since the start of dev mode.
     pub(crate) finished_at: Duration,
     /// Claim, volume or pod.
     pub(crate) object: String,
-    /// A role, `demo` or `api`.
+    /// A role, a simulated component such as `scheduler`, `demo`, or `api`.
     pub(crate) component: &'static str,
     /// Kind of the line.
     pub(crate) kind: TimelineLineKind,
     /// Description of the step.
     pub(crate) message: String,
-    /// Duration of the step.
+    /// Duration of the step, if it was measured.
     pub(crate) duration: Option<Duration>,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct Timeline {
     shared: Arc<TimelineState>,
 }
 
-/// Last line of a component about an object.
+/// The last waiting or up-to-date step, by object and component.
 type LastSteps = HashMap<(String, &'static str), (TimelineLineKind, String)>;
 
 struct TimelineState {
@@ -225,7 +226,8 @@ impl TimelineState {
         }
     }
 
-    /// Reports if a role repeats its last result, which happens after unrelated changes of the object.
+    /// Reports if a component repeats its last waiting or up-to-date step, which happens after unrelated
+    /// changes of the object. Remembers the step otherwise.
     fn is_repetition(
         &self,
         object: &str,
@@ -288,7 +290,7 @@ impl<W: Write> TimelineWriter<W> {
         }
     }
 
-    /// Writes the lines of steps that started until then, or all lines.
+    /// Writes the lines that started at or before `until`; without it, all lines.
     fn write_buffered(&mut self, until: Option<Duration>) -> io::Result<()> {
         self.buffered.sort_by_key(TimelineLine::started_at);
         let count = until
@@ -302,7 +304,7 @@ impl<W: Write> TimelineWriter<W> {
 }
 
 impl TimelineLine {
-    /// Start of the step, the sort key.
+    /// The sort key: the start of the step, or its end if it took longer than [`REORDER_DELAY`].
     fn started_at(&self) -> Duration {
         let took = self.duration.filter(|took| *took <= REORDER_DELAY).unwrap_or_default();
         self.finished_at.saturating_sub(took)

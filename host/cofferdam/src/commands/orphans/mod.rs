@@ -35,7 +35,7 @@ use crate::{
 use error::OrphansError;
 use report::{DriverReport, PendingRequest};
 
-/// Runs a command; returns the text to print, and `false` for a negative result.
+/// Runs a command; returns the text to print, and `false` if a deletion was refused.
 ///
 /// # Errors
 /// [`CommandError`], one line.

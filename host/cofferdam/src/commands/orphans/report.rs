@@ -1,4 +1,4 @@
-//! Reports of the processes that own drivers.
+//! Orphan reports, which provisioners write into ConfigMaps, one for each driver.
 
 use cofferdam_cluster::{Kind as _, OrphanReport};
 use cofferdam_controllers::orphans::report::{DELETE, DELETING, DeletionRequest};
@@ -12,7 +12,7 @@ pub(super) struct DriverReport {
     pub(super) driver: String,
 }
 
-/// A deletion that a report asks for.
+/// A deletion request in the ConfigMap of a report.
 pub(super) enum PendingRequest {
     /// The request.
     Known(DeletionRequest),

@@ -50,7 +50,7 @@ impl From<StatusError> for CommandError {
     }
 }
 
-/// Reads the cluster and returns the text to print.
+/// Reads the cluster and returns the text to print, and always `true`.
 ///
 /// # Errors
 /// [`CommandError`], one line.

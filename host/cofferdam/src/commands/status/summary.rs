@@ -45,7 +45,7 @@ pub(super) struct StatusObjects {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ClusterStatus {
-    /// Drivers by name; the last entry has objects without a driver.
+    /// Drivers by name. Claims and volumes without a CSI driver are in a last entry, if there are any.
     pub(super) drivers: Vec<DriverStatus>,
     /// Kinds that could not be listed; their counts are missing.
     pub(super) forbidden: Vec<&'static str>,
@@ -59,7 +59,7 @@ pub(super) struct DriverStatus {
     pub(super) driver: Option<String>,
     /// Set if there is a CSIDriver object.
     pub(super) installed: bool,
-    /// `attachRequired` of the CSIDriver.
+    /// `attachRequired` of the CSIDriver; `true` without a CSIDriver.
     pub(super) attach_required: bool,
     /// Number of nodes on which it is registered.
     pub(super) nodes: usize,
@@ -73,7 +73,8 @@ pub(super) struct DriverStatus {
     pub(super) attachments: BTreeMap<&'static str, usize>,
     /// Waiting operations by kind.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
-    /// Objects whose operation waits too long or cannot succeed; the oldest first.
+    /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user; the
+    /// oldest first.
     pub(super) stuck: Vec<StuckObject>,
     /// The newest errors.
     pub(super) errors: Vec<LastError>,
@@ -207,7 +208,7 @@ impl<'a> StatusBuilder<'a> {
         })
     }
 
-    /// Adds installed drivers, including unused ones.
+    /// Adds every driver that a CSIDriver, a CSINode or an orphan report names, including unused ones.
     fn add_drivers(&mut self) {
         let objects = self.objects;
         for driver in &objects.drivers {
@@ -393,7 +394,7 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &attachment.metadata);
     }
 
-    /// A missing prerequisite of an attachment.
+    /// The missing PersistentVolume, CSINode or driver registration that delays an attachment.
     fn missing_prerequisite(&self, driver: &str, node: &str, volume: Option<&str>) -> Option<String> {
         let can_list = |kind| !self.objects.forbidden.contains(&kind);
         if let Some(volume) = volume.filter(|name| !self.volumes.contains_key(name))
@@ -439,7 +440,7 @@ impl<'a> StatusBuilder<'a> {
                 .or_insert(WaitingSummary { count: 0, oldest_seconds: None });
             waiting.count += 1;
             waiting.oldest_seconds = waiting.oldest_seconds.max(age);
-            // An operation without an age counts as stuck.
+            // An operation without a recorded start counts as stuck.
             if age.is_some_and(|age| age < limit) && !pending.permanent {
                 continue;
             }

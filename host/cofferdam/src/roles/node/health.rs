@@ -65,7 +65,8 @@ impl RunningTelemetry {
     }
 }
 
-/// Address of the telemetry server: the configured one, or the default of the role `liveness`.
+/// Address of the telemetry server: the configured one, or the default of the role `liveness`; `None` without
+/// either.
 pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     let liveness_endpoint = || {
         let port = configuration.health_port.unwrap_or(LIVENESS_PORT);
