@@ -1,4 +1,4 @@
-//! The API server as the simulated components see it: a watch cache per kind, and writes with preconditions.
+//! API client of the simulated components: a watch cache per kind, and patches with preconditions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -111,7 +111,7 @@ impl ClusterClient {
         (cluster_client, event_loop)
     }
 
-    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the watch: dev
+    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the kind's watch: dev
     /// mode's cluster is never restored.
     pub(crate) async fn run_reflectors(&self, stop: &CancellationToken) {
         let first = futures::future::join5(
@@ -164,7 +164,7 @@ impl ClusterClient {
         now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 
-    /// Creates an object.
+    /// Creates an object and stores the response in the cache.
     pub(crate) async fn create<K: WatchedKind>(&self, body: &Value) -> Result<K, ApiError> {
         let text = |pointer| body.pointer(pointer).and_then(Value::as_str);
         let namespace = text("/metadata/namespace");
@@ -199,7 +199,7 @@ impl ClusterClient {
         self.decode_and_store(&response, &target)
     }
 
-    /// Reads an object from the API server and updates the cache.
+    /// Reads an object from the API server and stores it in the cache; None if it does not exist.
     pub(crate) async fn get<K: WatchedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (path, target) = path_and_target::<K>(key);
         match self.writer.api().read(&path, &target).await {
@@ -209,7 +209,7 @@ impl ClusterClient {
         }
     }
 
-    /// Reads a path that is not watched; absent if it does not exist.
+    /// Reads an object as JSON without the cache; None if it does not exist.
     pub(crate) async fn read(&self, path: &str, target: &str) -> Result<Option<Value>, ApiError> {
         let response = match self.writer.api().read(path, target).await {
             Err(ApiError::NotFound(_)) => return Ok(None),
@@ -243,7 +243,7 @@ impl ClusterClient {
             .map(drop)
     }
 
-    /// Deletes a pod without a grace period.
+    /// Deletes the pod with this UID, without a grace period. Succeeds if the pod does not exist.
     pub(crate) async fn delete_pod(&self, key: &PodKey, uid: &Uid) -> Result<(), ApiError> {
         let (path, target) = path_and_target::<FullPod>(key);
         let body = json!({

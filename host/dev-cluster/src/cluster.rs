@@ -1,4 +1,4 @@
-//! The nodes of dev mode: their objects, the Node services of their drivers on real sockets, and their
+//! The nodes of dev mode: their Node objects, the Node services of their drivers on real sockets, and their
 //! kubelets.
 
 use std::{
@@ -34,19 +34,19 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Kubelet's root directory where mounts are recorded; it is not on the disk.
+/// Kubelet's root directory if mounts are recorded; it exists in the fake host only.
 const RECORDED_KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Timeout of calls without a deadline.
+/// Timeout of CSI calls without a gRPC deadline.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Root of ConnectionInfo paths for drivers without one; it does not exist.
+/// Root of the paths in ConnectionInfo if the driver has no root; the directory does not exist.
 const NONEXISTENT_ROOT: &str = "/nonexistent";
 
-/// Kind of mounts.
+/// Mounts on the nodes: recorded in memory, or made by the kernel.
 #[derive(Clone, Debug)]
 pub enum Mounts {
-    /// Mounts are recorded and checked against kubelet's rules.
+    /// Mounts are recorded in memory and checked against kubelet's rules.
     Recorded,
-    /// The kernel mounts, as root, under the operator's policy.
+    /// The kernel mounts volumes, within the operator's policy. This needs CAP_SYS_ADMIN.
     Real(Box<NodePolicy>),
 }
 
@@ -71,7 +71,7 @@ pub enum NodePlugin {
         /// Root of the paths in the driver's ConnectionInfo, if it has any.
         root: Option<PathBuf>,
     },
-    /// The driver itself, on its socket.
+    /// The driver's own Node service, on this socket.
     External(Address),
 }
 
@@ -96,7 +96,7 @@ pub struct DevClusterOptions {
 /// A cluster could not be created or has stopped. The message has one line.
 #[derive(Debug, thiserror::Error)]
 pub enum DevError {
-    /// The API server rejected the Node.
+    /// The Node could not be created.
     #[error("node {node}: {source}")]
     Node {
         /// The node.
@@ -169,10 +169,10 @@ impl NodesView {
 }
 
 impl DevCluster {
-    /// Creates the nodes and their sockets, without starting anything.
+    /// Creates the Node objects and the drivers' sockets, without starting anything.
     ///
     /// # Errors
-    /// [`DevError`]
+    /// If a Node, a directory or a socket cannot be created, or the operator's policy is not valid.
     pub async fn new(options: DevClusterOptions) -> Result<Self, DevError> {
         let DevClusterOptions { client, clock, observer, nodes, directory, drivers, mounts } = options;
         let (cluster_client, events) = ClusterClient::new(client, clock, observer);
@@ -269,7 +269,7 @@ impl DevCluster {
         Ok(())
     }
 
-    /// Adds a server with Cofferdam's Node service on a socket.
+    /// Adds a server with Cofferdam's Node service on a socket. Returns kubelet's root directory for the driver.
     #[expect(clippy::too_many_arguments, reason = "the parts of a Node service, used once")]
     fn serve(
         &mut self,
@@ -419,7 +419,8 @@ fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
     }
 }
 
-/// Adds the driver's root directory to the operator's policy.
+/// Allows directories and images beneath the driver's root, in addition to the operator's policy. Roots that
+/// the policy sets take precedence.
 fn with_root(policy: &NodePolicy, root: Option<&Path>) -> NodePolicy {
     let mut policy = policy.clone();
     if let Some(root) = root {
@@ -467,7 +468,7 @@ fn make_directory(path: &Path) -> Result<(), DevError> {
     Ok(LocalFiles.make_directory(&path.display().to_string())?)
 }
 
-/// Labels of a node. Every topology key of a driver gets a value, as an administrator would set it.
+/// Labels of a node. Each topology label of a driver gets the node's zone, as an administrator would set it.
 fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let zone = format!("zone-{}", number + 1);
     let mut labels: Labels = BTreeMap::from([

@@ -26,15 +26,16 @@ const STEP_COMPONENT: &str = "ephemeral";
 /// Decision about one volume of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum EphemeralClaimDecision {
-    /// Its claim exists.
+    /// The claim exists, and the pod controls it.
     Exists,
-    /// A claim of that name exists and has another owner.
+    /// A claim with the same name exists, and the pod does not control it. The text is the event's message.
     NameConflict(String),
-    /// The claim has to be created.
+    /// The claim does not exist and has to be created with this body.
     Create(Value),
 }
 
-/// Decides about one volume of a pod; absent for volumes that are not generic ephemeral.
+/// Decides about one volume of a pod; None if the volume is not generic ephemeral. `existing` is the claim
+/// with the name that the volume's claim must have.
 pub(crate) fn decide(
     pod: &FullPod,
     volume: &Volume,
@@ -81,7 +82,7 @@ pub(crate) struct EphemeralVolumeController {
 }
 
 impl EphemeralVolumeController {
-    /// Creates the controller and subscribes it to changes.
+    /// Creates the controller and subscribes it to changes of pods and claims.
     pub(crate) fn new(client: Arc<ClusterClient>) -> Arc<Self> {
         let queue = Queue::new("dev_ephemeral", BACKOFF, &client.metrics);
         let controller = Arc::new(Self { client, queue });
@@ -112,7 +113,7 @@ impl EphemeralVolumeController {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// Enqueues the pods that own a deleted claim.
+    /// Enqueues the pods with a generic ephemeral volume that uses this claim, which was deleted.
     fn enqueue_pods_of(&self, claim: &ClaimKey) {
         let is_owner = |pod: &Arc<FullPod>| {
             pod.slim.key.namespace == claim.namespace && pod.slim.ephemeral_claims.contains(&claim.name)

@@ -19,7 +19,7 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// An object in both forms.
+/// An object decoded twice: reduced to the fields that the roles use, and in full.
 #[derive(Clone, Debug)]
 pub struct FullObject<S, F> {
     /// The fields that the roles use.
@@ -28,15 +28,15 @@ pub struct FullObject<S, F> {
     pub full: F,
 }
 
-/// A Pod in both forms.
+/// A Pod: the domain type and the full API type.
 pub type FullPod = FullObject<Pod, core::Pod>;
-/// A Node in both forms.
+/// A Node: the domain type and the full API type.
 pub type FullNode = FullObject<Node, core::Node>;
-/// A PersistentVolume in both forms.
+/// A PersistentVolume: the domain type and the full API type.
 pub type FullVolume = FullObject<Volume, core::PersistentVolume>;
-/// A CSINode in both forms.
+/// A CSINode: the domain type and the full API type.
 pub type FullCsiNode = FullObject<CsiNode, storage::CSINode>;
-/// A CSIDriver in both forms.
+/// A CSIDriver: the domain type and the full API type.
 pub type FullCsiDriver = FullObject<CsiDriver, storage::CSIDriver>;
 
 impl<S, F> Kind for FullObject<S, F>
@@ -69,7 +69,7 @@ where
 }
 
 impl FullPod {
-    /// `spec`; the API server requires it.
+    /// `spec`; empty if it is absent, which the API server prevents.
     pub fn spec(&self) -> &PodSpec {
         static NONE: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.full.spec.as_ref().unwrap_or(&NONE)
@@ -94,7 +94,8 @@ impl FullPod {
         statuses.into_iter().flatten().any(running)
     }
 
-    /// Name of a volume's claim; absent if it has none.
+    /// Name of the claim of a pod's volume; None unless the volume has a `persistentVolumeClaim` or is generic
+    /// ephemeral.
     pub fn claim_name(&self, volume: &core::Volume) -> Option<String> {
         if let Some(source) = &volume.persistent_volume_claim {
             return Some(source.claim_name.clone());
@@ -104,7 +105,7 @@ impl FullPod {
 }
 
 impl FullVolume {
-    /// `spec`; the API server requires it.
+    /// `spec`; empty if it is absent, which the API server prevents.
     pub fn spec(&self) -> &PersistentVolumeSpec {
         static NONE: std::sync::LazyLock<PersistentVolumeSpec> =
             std::sync::LazyLock::new(PersistentVolumeSpec::default);
@@ -113,7 +114,7 @@ impl FullVolume {
 }
 
 impl FullCsiNode {
-    /// Maximum number of volumes of a driver on the node; absent without a limit.
+    /// Maximum number of volumes of a driver on the node; None if the driver is not registered or has no limit.
     pub fn volume_limit(&self, driver: &str) -> Option<usize> {
         let entry = self.full.spec.drivers.iter().find(|entry| entry.name == driver)?;
         let count = entry.allocatable.as_ref()?.count?;
