@@ -172,7 +172,7 @@ pub enum LoadError {
         /// The origin, as the operator wrote it.
         origin: String,
         /// The problem of a setting, or of a file that it names.
-        source: OriginError,
+        source: Box<OriginError>,
     },
     /// The file of the backend's state cannot be used.
     #[error("{name}: the state file {file} {source}")]
@@ -182,7 +182,7 @@ pub enum LoadError {
         /// The file.
         file: String,
         /// The problem and the expected value.
-        source: StateFileError,
+        source: Box<StateFileError>,
     },
     /// The backend imports a pool and has none.
     #[error("{name}: imports a pool, and none is configured; expected a section `pool` with its `directory`")]

@@ -271,7 +271,7 @@ async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<sta
         name: name.to_owned(),
         reason: format!("opening its state failed: {error}"),
     })?;
-    opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source })
+    opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source: Box::new(source) })
 }
 
 async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool>, LoadError> {

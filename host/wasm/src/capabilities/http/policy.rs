@@ -49,7 +49,7 @@ pub enum OriginError {
 pub(crate) struct OriginConfigError {
     /// The origin, as the operator wrote it.
     pub(crate) origin: String,
-    pub(crate) error: OriginError,
+    pub(crate) error: Box<OriginError>,
 }
 
 /// One origin, ready to be used.
@@ -83,7 +83,8 @@ impl OriginPolicy {
     pub(crate) fn new(config: &HttpConfig) -> Result<Self, OriginConfigError> {
         let mut policy = Self::default();
         for config in &config.origins {
-            let invalid = |error| OriginConfigError { origin: printable(&config.origin), error };
+            let invalid =
+                |error| OriginConfigError { origin: printable(&config.origin), error: Box::new(error) };
             let target = OriginTarget::new(config).map_err(invalid)?;
             if policy.targets.insert(target.origin.clone(), Arc::new(target)).is_some() {
                 return Err(invalid(OriginError::Duplicate));
