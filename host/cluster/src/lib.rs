@@ -5,7 +5,7 @@
 //!
 //! | layer | content |
 //! |---|---|
-//! | [`clock`], [`metrics`], [`queue`] | no knowledge of the API |
+//! | [`clock`], [`metrics`], [`observer`], [`queue`] | no knowledge of the API |
 //! | [`api`] | client, paths, [`ApiError`] |
 //! | [`objects`] | kinds, decoding, [`DecodeError`] |
 //! | [`index`] | secondary indexes of the cached kinds |
@@ -25,6 +25,7 @@ pub mod index;
 pub mod journal;
 pub mod metrics;
 pub mod objects;
+pub mod observer;
 pub mod queue;
 pub mod reflector;
 pub mod secrets;

@@ -17,8 +17,9 @@ use std::{
 
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
 use cofferdam_backend::{Backend, BackendFuture, Call};
+use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NoopStepObserver, Role, Settings,
+    ControllerManager, ControllerManagerError, Dependencies, ProvisionerSettings, Role, Settings,
 };
 use cofferdam_domain::{
     ReclaimPolicy, VolumeHandle,
@@ -136,7 +137,10 @@ impl OrphansFixture {
         let settings = Settings {
             roles: Role::ALL.into(),
             namespace: "kube-system".to_owned(),
-            orphan_scan_interval: Some(Duration::from_secs(1)),
+            provisioner: ProvisionerSettings {
+                orphan_scan_interval: Some(Duration::from_secs(1)),
+                ..Default::default()
+            },
             ..Settings::default()
         };
         let parts = Dependencies {

@@ -1,15 +1,16 @@
 //! Messages between the controllers of one process. The manager creates the channels anew in each lifetime of
 //! the cache.
 //!
-//! A message is any type, which its sender declares. It is delivered while it is sent, by a call of each
-//! receiver, so that a receiver's queue has the key before the sender continues.
+//! A message is any type; see [`crate::messages`]. It is delivered while it is sent, by a call of each receiver,
+//! so that a receiver's queue has the key before the sender continues.
 
 use std::{
     any::{Any, TypeId},
     collections::HashMap,
     fmt,
-    sync::{PoisonError, RwLock},
 };
+
+use parking_lot::RwLock;
 
 type Receiver = Box<dyn Fn(&dyn Any) + Send + Sync>;
 
@@ -25,13 +26,12 @@ impl Channels {
                 receiver(message);
             }
         });
-        let mut receivers = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        receivers.entry(TypeId::of::<M>()).or_default().push(receiver);
+        self.0.write().entry(TypeId::of::<M>()).or_default().push(receiver);
     }
 
     /// Delivers a message. Returns false if no controller of this process receives messages of this type.
     pub(crate) fn send<M: Any>(&self, message: &M) -> bool {
-        let receivers = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let receivers = self.0.read();
         let receivers = receivers.get(&TypeId::of::<M>()).map(Vec::as_slice).unwrap_or_default();
         receivers.iter().for_each(|receiver| receiver(message));
         !receivers.is_empty()
@@ -46,7 +46,9 @@ impl fmt::Debug for Channels {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -56,11 +58,11 @@ mod tests {
         assert!(!channels.send(&1_u32), "no receiver");
         for receiver in ["a", "b"] {
             let received = Arc::clone(&received);
-            channels.subscribe(move |number: &u32| received.lock().unwrap().push((receiver, *number)));
+            channels.subscribe(move |number: &u32| received.lock().push((receiver, *number)));
         }
         assert!(channels.send(&7_u32));
-        assert_eq!(*received.lock().unwrap(), [("a", 7), ("b", 7)]);
+        assert_eq!(*received.lock(), [("a", 7), ("b", 7)]);
         assert!(!channels.send(&"another type"));
-        assert_eq!(received.lock().unwrap().len(), 2);
+        assert_eq!(received.lock().len(), 2);
     }
 }

@@ -1,31 +1,46 @@
-//! The declaration of a controller: everything that the manager, RBAC and the command line need to know about
+//! A controller, and its declaration: everything that the manager, RBAC and the command line need to know about
 //! it.
 
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    context::ControllerContext,
-    manager::ControllerManagerError,
+    context::ProcessContext,
+    error::ControllerManagerError,
     rbac::{DriverPlacement, RuleSet},
     role::Role,
     settings::Settings,
     watches::WatchSpec,
 };
 
-/// Validation by a controller; see [`Controller::check`].
+/// Validation by a controller; see [`DeclaredController::check`].
 type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>;
-/// Watches of a controller; see [`Controller::watches`].
+/// Watches of a controller; see [`DeclaredController::watches`].
 type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
 /// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
 /// restore.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
+    /// What the controller uses: ports, drivers, settings, metrics.
+    type Context;
+
+    /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
+    fn new(context: Self::Context) -> Arc<Self>;
+
+    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
+    /// that the first list enqueues every object.
+    fn subscribe(self: &Arc<Self>);
+
+    /// Processes the queues until `stop`. The manager calls it after the required kinds are synced.
+    fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
+}
+
+/// The declaration of a controller.
+pub(crate) trait DeclaredController: Controller {
     /// The role that runs the controller.
     const ROLE: Role;
     /// One line for help texts: the objects that the controller acts on, and the result.
@@ -59,15 +74,8 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// Registers the controller's metrics.
     fn register_metrics(registry: &mut Registry) -> Self::Metrics;
 
-    /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, metrics: Self::Metrics) -> Arc<Self>;
-
-    /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
-    /// that the first list enqueues every object.
-    fn subscribe(self: &Arc<Self>);
-
-    /// Processes the queues until `stop`. The manager calls it after the required kinds are synced.
-    fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
+    /// Takes what the controller uses from the process.
+    fn context(process: &ProcessContext, metrics: Self::Metrics) -> Self::Context;
 }
 
 /// A controller as a row of [`CONTROLLERS`](crate::table::CONTROLLERS).
@@ -91,7 +99,7 @@ pub struct Declaration {
 
 impl Declaration {
     /// The row of a controller.
-    pub(crate) const fn of<C: Controller>() -> Self {
+    pub(crate) const fn of<C: DeclaredController>() -> Self {
         Self {
             role: C::ROLE,
             help: C::HELP,
@@ -106,21 +114,21 @@ impl Declaration {
     }
 }
 
-fn register<C: Controller>(registry: &mut Registry) -> Box<dyn ControllerFactory> {
+fn register<C: DeclaredController>(registry: &mut Registry) -> Box<dyn ControllerFactory> {
     Box::new(RegisteredController::<C>(C::register_metrics(registry)))
 }
 
 /// Creates a controller in each lifetime of the cache.
 pub(crate) trait ControllerFactory: Send + Sync {
     /// Creates the controller and subscribes it.
-    fn create(&self, context: &Arc<ControllerContext>, queues: &Metrics) -> Arc<dyn RunController>;
+    fn create(&self, process: &ProcessContext) -> Arc<dyn RunController>;
 }
 
-struct RegisteredController<C: Controller>(C::Metrics);
+struct RegisteredController<C: DeclaredController>(C::Metrics);
 
-impl<C: Controller> ControllerFactory for RegisteredController<C> {
-    fn create(&self, context: &Arc<ControllerContext>, queues: &Metrics) -> Arc<dyn RunController> {
-        let controller = C::new(Arc::clone(context), queues, self.0.clone());
+impl<C: DeclaredController> ControllerFactory for RegisteredController<C> {
+    fn create(&self, process: &ProcessContext) -> Arc<dyn RunController> {
+        let controller = C::new(C::context(process, self.0.clone()));
         controller.subscribe();
         controller
     }

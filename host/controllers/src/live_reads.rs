@@ -1,9 +1,8 @@
 //! Live reads that concurrent callers share.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
 
 /// Live reads by name (a namespace, an object), one of each at a time. A caller gets the result of a read
 /// that started after its call.
@@ -29,38 +28,28 @@ impl SingleFlightReads {
         name: &str,
         read: impl FnOnce(String) -> F,
     ) -> Result<(), E> {
-        let lookup = Arc::clone(self.lock().entry(name.into()).or_default());
-        let needed = *lookup.lock_started() + 1;
+        let lookup = Arc::clone(self.0.lock().entry(name.into()).or_default());
+        let needed = *lookup.started.lock() + 1;
         let result = {
             let mut last = lookup.last_completed.lock().await;
             if *last >= needed {
                 Ok(())
             } else {
                 let number = {
-                    let mut started = lookup.lock_started();
+                    let mut started = lookup.started.lock();
                     *started += 1;
                     *started
                 };
                 read(name.to_owned()).await.map(|()| *last = number)
             }
         };
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         drop(lookup);
         // The map has the last reference: no other caller waits.
         if all.get(name).is_some_and(|lookup| Arc::strong_count(lookup) == 1) {
             all.remove(name);
         }
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<SingleFlightRead>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl SingleFlightRead {
-    fn lock_started(&self) -> MutexGuard<'_, u64> {
-        self.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,7 +84,7 @@ mod tests {
             3,
             "one for the first caller, one for later callers, one for the other namespace"
         );
-        assert!(reads.lock().is_empty());
+        assert!(reads.0.lock().is_empty());
 
         fail.set(true);
         let (first, second) = tokio::join!(read_live(0, "a"), read_live(1, "a"));

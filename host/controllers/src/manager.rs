@@ -2,28 +2,30 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    ApiError, Cache, Clock, EventSink, Journal, Writer, metrics::Metrics, queue::ExponentialBackoff,
+    ApiError, Cache, Clock, EventSink, Journal, Writer, metrics::Metrics, observer::StepObserver,
+    queue::ExponentialBackoff,
 };
 use cofferdam_domain::{ClusterId, DriverName};
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    channels::Channels,
-    context::{ControllerContext, ManagedDriver},
+    context::ProcessContext,
     controller::{ControllerFactory, Declaration, RunController},
-    live_reads::SingleFlightReads,
-    observer::StepObserver,
-    provisioner::placement::NodeDeployment,
+    drivers::ManagedDriver,
+    error::ControllerManagerError,
+    events::EventRecorder,
+    node_local::NodeDeployment,
     restore::RestoreHandler,
-    role::Role,
+    restore_check::RestoreCheck,
     settings::Settings,
     table::CONTROLLERS,
     watches::{self, WatchSet},
@@ -33,8 +35,6 @@ use crate::{
 const SHORT_CACHE_LIFETIME: Duration = Duration::from_secs(60);
 const RESTART_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
-/// Maximum length of `--volume-name-prefix`.
-const MAX_VOLUME_NAME_PREFIX: usize = 63;
 
 /// Ports of a process.
 pub struct Dependencies {
@@ -46,34 +46,6 @@ pub struct Dependencies {
     pub clock: Clock,
     /// Receives every reconcile step.
     pub observer: Arc<dyn StepObserver>,
-}
-
-/// Error that prevents a process from starting.
-#[derive(Debug, thiserror::Error)]
-pub enum ControllerManagerError {
-    /// Two backends with the same driver name.
-    #[error("two backends have the driver name {0}: expected one backend per driver")]
-    TwoBackends(DriverName),
-    /// A role that needs a driver, in a process without one.
-    #[error("role {0} needs at least one backend: name one with --backend")]
-    NoBackend(Role),
-    /// `--volume-name-prefix` is empty or cannot start a volume's name.
-    #[error(
-        "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and \
-         dashes, at most 63"
-    )]
-    Prefix(String),
-    /// A node-local driver without topology, whose volumes cannot be bound to their node.
-    #[error("driver {0} is of one node and has no topology: expected a driver with topology keys")]
-    NoTopology(DriverName),
-    /// A node-local driver beside the attacher: the process of every node would attach to every node.
-    #[error(
-        "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
-    )]
-    AttacherWithNodeLocalDriver(DriverName),
-    /// The first request to the API server failed.
-    #[error("cannot start: {0}")]
-    Start(#[source] ApiError),
 }
 
 /// Runs the controllers of one process.
@@ -158,7 +130,7 @@ impl ControllerManager {
 
     /// The cache of the current lifetime.
     pub fn cache(&self) -> Arc<Cache> {
-        Arc::clone(&self.cache.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.cache.lock())
     }
 
     /// Handles to the cluster layer's metrics.
@@ -205,7 +177,7 @@ impl ControllerManager {
     async fn run_lifetime(&self, stop: &CancellationToken) -> Result<(), ControllerManagerError> {
         // 1. Create the cache and the ports on it.
         let cache = Arc::new(Cache::default());
-        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&cache);
+        *self.cache.lock() = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone());
         let (events, event_loop) =
             EventSink::new(&writer, Arc::clone(&self.dependencies.clock), self.metrics.clone());
@@ -275,21 +247,30 @@ impl ControllerManager {
         cache: &Arc<Cache>,
         writer: &Writer,
         events: &EventSink,
-    ) -> Arc<ControllerContext> {
-        Arc::new(ControllerContext {
+    ) -> ProcessContext {
+        let (settings, backends) = (&self.settings, &self.dependencies.backends);
+        let is_cluster_wide = |backend: &&Arc<dyn Backend>| !settings.is_node_local(&***backend);
+        let names = backends.iter().filter(is_cluster_wide).map(|backend| backend.description().name.clone());
+        ProcessContext {
             cache: Arc::clone(cache),
             writer: writer.clone(),
-            events: events.clone(),
+            events: EventRecorder::new(events.clone()),
             observer: Arc::clone(&self.dependencies.observer),
             clock: Arc::clone(&self.dependencies.clock),
-            settings: self.settings.clone(),
+            settings: settings.clone(),
             cluster,
-            drivers: self.drivers(writer),
-            local_node: self.settings.local_node(&self.dependencies.backends),
-            provisions: self.controllers.iter().any(|(controller, _)| controller.provisions),
-            channels: Channels::default(),
-            live_reads: SingleFlightReads::default(),
-        })
+            drivers: Arc::new(self.drivers(writer)),
+            local_node: settings.local_node(backends),
+            provisioned_drivers: Arc::new(names.filter(|_| self.provisions()).collect()),
+            channels: Arc::default(),
+            restore_check: RestoreCheck::new(writer.clone()),
+            queue_metrics: self.metrics.clone(),
+        }
+    }
+
+    /// A controller of this process creates and deletes volumes.
+    fn provisions(&self) -> bool {
+        self.controllers.iter().any(|(controller, _)| controller.provisions)
     }
 
     fn drivers(&self, writer: &Writer) -> HashMap<DriverName, ManagedDriver> {
@@ -318,12 +299,10 @@ impl ControllerManager {
     }
 
     /// Creates and subscribes the controllers, in the order of the table.
-    fn activation(&self, context: &Arc<ControllerContext>, journals: &[Journal]) -> Activation {
-        let create =
-            |(_, factory): &(Declaration, Box<dyn ControllerFactory>)| factory.create(context, &self.metrics);
+    fn activation(&self, context: &ProcessContext, journals: &[Journal]) -> Activation {
         Activation {
-            controllers: self.controllers.iter().map(create).collect(),
-            journals: if context.provisions { journals.to_vec() } else { Vec::new() },
+            controllers: self.controllers.iter().map(|(_, factory)| factory.create(context)).collect(),
+            journals: if self.provisions() { journals.to_vec() } else { Vec::new() },
         }
     }
 }
@@ -352,14 +331,9 @@ fn validate(
         }
         (controller.check)(settings, backends)?;
     }
-    let prefix = &settings.volume_name_prefix;
-    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_valid = (1..=MAX_VOLUME_NAME_PREFIX).contains(&prefix.len())
-        && prefix.chars().all(is_allowed)
-        && !prefix.starts_with('-');
-    match is_valid {
+    match settings.provisioner.has_valid_prefix() {
         true => Ok(()),
-        false => Err(ControllerManagerError::Prefix(prefix.clone())),
+        false => Err(ControllerManagerError::Prefix(settings.provisioner.volume_name_prefix.clone())),
     }
 }
 

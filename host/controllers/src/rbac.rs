@@ -1,9 +1,6 @@
-//! RBAC rules of the controllers: the source of `cofferdam render rbac`, and the limit that simulations
-//! enforce on every request.
+//! RBAC rules: those that a controller declares, and their union over a process.
 
 use std::collections::BTreeSet;
-
-use crate::{controller::Declaration, role::Role, table::CONTROLLERS};
 
 /// Where a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -148,19 +145,9 @@ impl DriverPlacement {
     ];
 }
 
-/// The rules of a process with these roles: one for each resource.
-pub fn rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
-    rules_of(CONTROLLERS, roles, placement)
-}
-
-/// As [`rules`], with another table of controllers.
-pub(crate) fn rules_of(
-    table: &[Declaration],
-    roles: &BTreeSet<Role>,
-    placement: DriverPlacement,
-) -> Vec<PolicyRule> {
-    let controllers = table.iter().filter(|controller| roles.contains(&controller.role));
-    let declared = controllers.flat_map(|controller| (controller.rules)(placement)).copied().flatten();
+/// Merges the rules of a process's controllers, and those of every process, into one rule for each resource.
+pub(crate) fn merge(declared: impl IntoIterator<Item = RuleSet>) -> Vec<PolicyRule> {
+    let declared = declared.into_iter().flatten().copied().flatten();
     let mut merged: Vec<PolicyRule> = Vec::new();
     for &Rule { scope, group, resource, name, verbs } in EVERY_PROCESS.iter().chain(declared) {
         let is_same = |rule: &&mut PolicyRule| {
@@ -176,43 +163,4 @@ pub(crate) fn rules_of(
     }
     merged.sort_by_key(|rule| (rule.scope, rule.group, rule.resource, rule.name));
     merged
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rule_allows_its_requests_and_no_others() {
-        let rules = rules(&[crate::provisioner::ROLE].into(), DriverPlacement::ClusterWide);
-        let allowed = |verb, group, resource, namespace, name| {
-            let request = ResourceAttributes { verb, group, resource, namespace, name };
-            rules.iter().any(|rule| rule.allows(&request, "storage"))
-        };
-        assert!(allowed("create", "", "persistentvolumes", "", ""));
-        assert!(allowed("get", "", "namespaces", "", "kube-system"));
-        assert!(!allowed("get", "", "namespaces", "", "default"));
-        assert!(allowed("patch", "", "configmaps", "storage", "x"));
-        assert!(!allowed("patch", "", "configmaps", "default", "x"));
-        assert!(!allowed("list", "", "secrets", "", ""));
-        assert!(
-            allowed("patch", "", "persistentvolumeclaims", "a", "b"),
-            "the selected node is removed for rescheduling"
-        );
-        assert!(
-            !allowed("patch", "", "persistentvolumeclaims/status", "a", "b"),
-            "pv-controller writes the status"
-        );
-        assert!(!allowed("get", STORAGE, "persistentvolumes", "", ""));
-    }
-
-    #[test]
-    fn roles_of_one_process_share_their_rules() {
-        let rules = rules(&Role::ALL.into(), DriverPlacement::ClusterWide);
-        let mut resources: Vec<_> =
-            rules.iter().map(|rule| (rule.scope, rule.group, rule.resource)).collect();
-        let all = resources.len();
-        resources.dedup();
-        assert_eq!(resources.len(), all);
-    }
 }

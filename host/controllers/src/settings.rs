@@ -1,4 +1,4 @@
-//! Settings of a process.
+//! Settings of a process. Each controller declares its own in its folder.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -6,7 +6,11 @@ use cofferdam_backend::Backend;
 use cofferdam_cluster::queue::{Action, ExponentialBackoff};
 
 use crate::{
-    provisioner::placement::{LocalNode, NodeDeployment},
+    attach_detach::settings::AttachDetachSettings,
+    attacher::settings::AttacherSettings,
+    node_local::{LocalNode, NodeDeployment},
+    provisioner::settings::ProvisionerSettings,
+    resizer::settings::ResizerSettings,
     role::Role,
 };
 
@@ -24,50 +28,29 @@ pub struct Settings {
     pub namespace: String,
     /// Name of the process in events and in the provisioner identity of volumes: host name or pod name.
     pub identity: String,
-    /// Prefix of provisioned volumes' names (`--volume-name-prefix`).
-    pub volume_name_prefix: String,
+    /// Deadline and back-off of calls.
+    pub calls: CallSettings,
+    /// The node of the process and its node-local drivers; absent if every driver serves the whole cluster.
+    pub node: Option<NodeDeployment>,
+    /// Settings of the provisioner.
+    pub provisioner: ProvisionerSettings,
+    /// Settings of the attacher.
+    pub attacher: AttacherSettings,
+    /// Settings of the resizer.
+    pub resizer: ResizerSettings,
+    /// Settings of the attach-detach controller.
+    pub attach_detach: AttachDetachSettings,
+}
+
+/// Deadline of driver calls, and back-off of driver calls and API writes.
+#[derive(Clone, Copy, Debug)]
+pub struct CallSettings {
     /// Deadline of one driver call (`--timeout`).
     pub timeout: Duration,
     /// First delay of the back-off after a failure (`--retry-interval-start`).
     pub retry_interval_start: Duration,
     /// Longest delay of the back-off after a failure (`--retry-interval-max`).
     pub retry_interval_max: Duration,
-    /// Maximum concurrent claims; the same limit applies separately to volume deletions (`--worker-threads`).
-    pub worker_threads: usize,
-    /// Maximum concurrent attaches per driver; the same limit applies separately to detaches
-    /// (external-attacher's `--worker-threads`).
-    pub attacher_worker_threads: usize,
-    /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
-    /// (`--workers`).
-    pub resizer_workers: usize,
-    /// Resync period of the resizer (`--resync-period`).
-    pub resync_period: Duration,
-    /// Watches Pods for drivers that cannot expand volumes in use (`--handle-volume-inuse-error`).
-    pub handle_volume_inuse_error: bool,
-    /// Adds the names of claim and volume to the parameters of a modification (`--extra-modify-metadata`).
-    pub extra_modify_metadata: bool,
-    /// Resync period of the attacher (`--resync`).
-    pub resync: Duration,
-    /// Interval between comparisons of VolumeAttachments with ListVolumes (`--reconcile-sync`).
-    pub reconcile_sync: Duration,
-    /// Volumes per page of ListVolumes; absent leaves it to the driver (`--max-entries`).
-    pub max_entries: Option<u32>,
-    /// Filesystem type of classes and volumes that have none (`--default-fstype`).
-    pub default_fs_type: Option<String>,
-    /// Adds the names of claim and volume to the parameters of CreateVolume (`--extra-create-metadata`).
-    pub extra_create_metadata: bool,
-    /// Passes only the topology of the selected node to CreateVolume (`--strict-topology`).
-    pub strict_topology: bool,
-    /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
-    /// `allowedTopologies` (`--immediate-topology`).
-    pub immediate_topology: bool,
-    /// Force-detaches volumes from a NotReady node 6 minutes after the request to detach (not
-    /// `--disable-force-detach-on-timeout`).
-    pub force_detach_on_timeout: bool,
-    /// Interval between scans for orphaned volumes; absent disables them.
-    pub orphan_scan_interval: Option<Duration>,
-    /// The node of the process and its node-local drivers; absent if every driver serves the whole cluster.
-    pub node: Option<NodeDeployment>,
 }
 
 impl Settings {
@@ -90,7 +73,9 @@ impl Settings {
             immediate_binding: deployment.immediate_binding,
         })
     }
+}
 
+impl CallSettings {
     /// The back-off after a failed driver call.
     pub(crate) const fn backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff { initial: self.retry_interval_start, max: self.retry_interval_max }
@@ -111,33 +96,30 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// The defaults of the sidecars' flags. The deadline of a driver call is an exception: the sidecars' 10 s
-    /// is shorter than many arrays need, and a call that exceeds it is only repeated.
+    /// A process without roles, in the namespace `default`, with the defaults of the sidecars' flags.
     fn default() -> Self {
         Self {
-            roles: Role::ALL.into(),
+            roles: BTreeSet::new(),
             namespace: "default".to_owned(),
             identity: "cofferdam".to_owned(),
-            volume_name_prefix: "pvc".to_owned(),
+            calls: CallSettings::default(),
+            node: None,
+            provisioner: ProvisionerSettings::default(),
+            attacher: AttacherSettings::default(),
+            resizer: ResizerSettings::default(),
+            attach_detach: AttachDetachSettings::default(),
+        }
+    }
+}
+
+impl Default for CallSettings {
+    /// The defaults of the sidecars' flags. The deadline is an exception: the sidecars' 10 s is shorter than
+    /// many arrays need, and a call that exceeds it is only repeated.
+    fn default() -> Self {
+        Self {
             timeout: Duration::from_secs(60),
             retry_interval_start: Duration::from_secs(1),
             retry_interval_max: Duration::from_secs(300),
-            worker_threads: 100,
-            attacher_worker_threads: 10,
-            resizer_workers: 10,
-            resync_period: Duration::from_secs(600),
-            handle_volume_inuse_error: true,
-            extra_modify_metadata: false,
-            resync: Duration::from_secs(600),
-            reconcile_sync: Duration::from_secs(60),
-            max_entries: None,
-            default_fs_type: None,
-            extra_create_metadata: false,
-            strict_topology: false,
-            immediate_topology: true,
-            force_detach_on_timeout: true,
-            orphan_scan_interval: Some(Duration::from_secs(3600)),
-            node: None,
         }
     }
 }

@@ -1,10 +1,18 @@
-//! The table of controllers. A new role is a folder with a `Controller` and
-//! one line in this table.
+//! The table of controllers, and what follows from it: the names that `--role` accepts, and RBAC rules. A new
+//! role is a folder with a `Controller` and one line in this table.
+
+use std::{collections::BTreeSet, str::FromStr};
 
 use crate::{
-    attach_detach::reconcile::AttachDetach, attacher::reconcile::Attacher, controller::Declaration,
-    protection::reconcile::Protection, provisioner::reconcile::Provisioner,
-    pv_controller::reconcile::PvController, resizer::reconcile::Resizer,
+    attach_detach::reconcile::AttachDetach,
+    attacher::reconcile::Attacher,
+    controller::Declaration,
+    protection::reconcile::Protection,
+    provisioner::reconcile::Provisioner,
+    pv_controller::reconcile::PvController,
+    rbac::{self, DriverPlacement, PolicyRule},
+    resizer::reconcile::Resizer,
+    role::Role,
 };
 
 /// Every controller. The order is that of `--role` in help texts and of start-up.
@@ -16,3 +24,95 @@ pub const CONTROLLERS: &[Declaration] = &[
     Declaration::of::<Protection>(),
     Declaration::of::<AttachDetach>(),
 ];
+
+/// Error of parsing a name that is not a role.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown role {name:?}: expected one of {}", Role::ALL.map(Role::as_str).join(", "))]
+pub struct UnknownRole {
+    /// The rejected name.
+    pub name: String,
+}
+
+impl Role {
+    /// Every role of [`CONTROLLERS`], in the order of the table.
+    #[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
+    pub const ALL: [Self; CONTROLLERS.len()] = {
+        let mut roles = [Self::new(""); CONTROLLERS.len()];
+        let mut index = 0;
+        while index < roles.len() {
+            roles[index] = CONTROLLERS[index].role;
+            index += 1;
+        }
+        roles
+    };
+}
+
+impl FromStr for Role {
+    type Err = UnknownRole;
+
+    fn from_str(name: &str) -> Result<Self, UnknownRole> {
+        Self::ALL
+            .into_iter()
+            .find(|role| role.as_str() == name)
+            .ok_or_else(|| UnknownRole { name: name.to_owned() })
+    }
+}
+
+/// The RBAC rules of a process with these roles: one for each resource. They are the source of
+/// `cofferdam render rbac`, and the limit that simulations enforce on every request.
+pub fn rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
+    rules_of(CONTROLLERS, roles, placement)
+}
+
+/// As [`rules`], with another table of controllers.
+pub(crate) fn rules_of(
+    table: &[Declaration],
+    roles: &BTreeSet<Role>,
+    placement: DriverPlacement,
+) -> Vec<PolicyRule> {
+    let controllers = table.iter().filter(|controller| roles.contains(&controller.role));
+    rbac::merge(controllers.map(|controller| (controller.rules)(placement)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        provisioner,
+        rbac::{ResourceAttributes, STORAGE},
+    };
+
+    #[test]
+    fn a_rule_allows_its_requests_and_no_others() {
+        let rules = rules(&[provisioner::ROLE].into(), DriverPlacement::ClusterWide);
+        let allowed = |verb, group, resource, namespace, name| {
+            let request = ResourceAttributes { verb, group, resource, namespace, name };
+            rules.iter().any(|rule| rule.allows(&request, "storage"))
+        };
+        assert!(allowed("create", "", "persistentvolumes", "", ""));
+        assert!(allowed("get", "", "namespaces", "", "kube-system"));
+        assert!(!allowed("get", "", "namespaces", "", "default"));
+        assert!(allowed("patch", "", "configmaps", "storage", "x"));
+        assert!(!allowed("patch", "", "configmaps", "default", "x"));
+        assert!(!allowed("list", "", "secrets", "", ""));
+        assert!(
+            allowed("patch", "", "persistentvolumeclaims", "a", "b"),
+            "the selected node is removed for rescheduling"
+        );
+        assert!(
+            !allowed("patch", "", "persistentvolumeclaims/status", "a", "b"),
+            "pv-controller writes the status"
+        );
+        assert!(!allowed("get", STORAGE, "persistentvolumes", "", ""));
+    }
+
+    #[test]
+    fn roles_of_one_process_share_their_rules() {
+        let rules = rules(&Role::ALL.into(), DriverPlacement::ClusterWide);
+        let mut resources: Vec<_> =
+            rules.iter().map(|rule| (rule.scope, rule.group, rule.resource)).collect();
+        let all = resources.len();
+        resources.dedup();
+        assert_eq!(resources.len(), all);
+    }
+}

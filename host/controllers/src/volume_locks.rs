@@ -7,8 +7,9 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 /// The waiters that a release wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         owner: &O,
         wake: impl Fn(O) + Send + Sync + 'a,
     ) -> Option<LockGuard<'a, V, O>> {
-        self.state().try_acquire(volume, owner).then(|| self.guard(volume, wake))
+        self.state.lock().try_acquire(volume, owner).then(|| self.guard(volume, wake))
     }
 
     /// As [`try_acquire`](Self::try_acquire), but registers `owner` as a waiter if it does not get the lock.
@@ -91,7 +92,7 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         owner: &O,
         wake: impl Fn(O) + Send + Sync + 'a,
     ) -> Option<LockGuard<'a, V, O>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.try_acquire(volume, owner) {
             return Some(self.guard(volume, wake));
         }
@@ -101,17 +102,17 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
 
     /// Registers a waiter. Returns false if the lock is free: the caller can then acquire it.
     pub(crate) fn add_waiter(&self, volume: &V, owner: &O) -> bool {
-        self.state().add_waiter(volume, owner)
+        self.state.lock().add_waiter(volume, owner)
     }
 
     /// Returns true if the lock is acquired by, or reserved for, another owner.
     pub(crate) fn is_locked_by_other(&self, volume: &V, owner: &O) -> bool {
-        self.state().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
+        self.state.lock().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
     }
 
     /// Gives up a reservation that its owner no longer needs. Returns the next owner, which must be woken.
     pub(crate) fn release_reservation(&self, owner: &O) -> Option<O> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let volume = state.reserved.remove(owner)?;
         state.reserve_next(&volume)
     }
@@ -122,15 +123,11 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
 
     /// Releases a lock. Returns the owners to wake.
     fn release(&self, volume: &V) -> VecDeque<O> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match self.policy {
             WakePolicy::All => state.locks.remove(volume).map(|lock| lock.waiters.order).unwrap_or_default(),
             WakePolicy::Next => state.reserve_next(volume).into_iter().collect(),
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<V, O>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,9 +12,9 @@ use std::{
 };
 
 use cofferdam_apiserver::{ApiServer, ApiService, Options};
-use cofferdam_cluster::deletion_freeze::RestoreDetected;
+use cofferdam_cluster::{deletion_freeze::RestoreDetected, observer::NoopStepObserver};
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NoopStepObserver, Role, Settings, protection,
+    ControllerManager, ControllerManagerError, Dependencies, Role, Settings, protection,
 };
 use cofferdam_domain::ResourceVersion;
 use cofferdam_sim::{

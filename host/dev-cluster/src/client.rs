@@ -7,6 +7,7 @@ use cofferdam_cluster::{
     events::EventLoop,
     index::Indexed,
     metrics::Metrics,
+    observer::{Step, StepObject, StepObserver, StepResult},
     reflector::{Scope, run_reflector_into},
     secrets,
 };
@@ -21,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     kinds::{CsiStorageCapacity, FullCsiDriver, FullCsiNode, FullNode, FullPod, FullVolume},
-    observer::{ClusterStep, ClusterStepObserver, ClusterStepResult},
 };
 
 /// The watch caches and the API client of the simulated components.
@@ -39,7 +39,7 @@ pub(crate) struct ClusterClient {
     pub(crate) clock: Clock,
     writer: Writer,
     events: EventSink,
-    observer: Arc<dyn ClusterStepObserver>,
+    observer: Arc<dyn StepObserver>,
 }
 
 /// A watched kind.
@@ -88,7 +88,7 @@ impl ClusterClient {
     pub(crate) fn new(
         client: kube::Client,
         clock: Clock,
-        observer: Arc<dyn ClusterStepObserver>,
+        observer: Arc<dyn StepObserver>,
     ) -> (Self, EventLoop) {
         // These metrics are not exported.
         let metrics = Metrics::register(&mut Registry::default());
@@ -284,7 +284,7 @@ impl ClusterClient {
         &self,
         component: &'static str,
         object: String,
-        kind: ClusterStepResult,
+        kind: StepResult,
         text: impl Into<String>,
     ) {
         self.record_timed_step(component, object, kind, text.into(), None);
@@ -295,12 +295,18 @@ impl ClusterClient {
         &self,
         component: &'static str,
         object: String,
-        kind: ClusterStepResult,
+        kind: StepResult,
         text: String,
         duration: Option<Duration>,
     ) {
         tracing::debug!(component, object, ?kind, "{text}");
-        self.observer.on_step(ClusterStep { component, object, result: kind, text, duration });
+        self.observer.on_step(Step {
+            component,
+            object: StepObject::Other(object),
+            result: kind,
+            text,
+            duration,
+        });
     }
 
     /// Performs an effect and reports its result to the observer.
@@ -318,14 +324,14 @@ impl ClusterClient {
             Ok(_) => self.record_timed_step(
                 component,
                 object,
-                ClusterStepResult::Applied,
+                StepResult::Applied,
                 text.to_owned(),
                 duration,
             ),
             Err(error) => self.record_timed_step(
                 component,
                 object,
-                ClusterStepResult::Failed,
+                StepResult::Failed,
                 format!("{text}: {error}"),
                 duration,
             ),
@@ -354,7 +360,7 @@ fn path_and_target<K: Kind>(key: &K::Key) -> (String, String) {
     (format!("{}/{name}", K::RESOURCE.collection_path(namespace)), describe_object::<K>(namespace, name))
 }
 
-/// A pod in the form of [`ClusterStep::object`].
+/// A pod in the form of [`StepObject::Other`].
 pub(crate) fn pod_reference(key: &PodKey) -> String {
     format!("pod/{key}")
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_cluster::{ApiError, Clock, events::EventLoop};
+use cofferdam_cluster::{ApiError, Clock, events::EventLoop, observer::StepObserver};
 use cofferdam_csi::{
     Address,
     server::{Server, ServerMetrics, ServerOptions, ServerSocket, SocketError, SocketOptions},
@@ -31,7 +31,6 @@ use crate::{
     files::{FileError, Files, LocalFiles},
     kinds::{FullNode, Labels},
     kubelet::{Kubelet, RootDir, host_address},
-    observer::ClusterStepObserver,
     scheduler::Scheduler,
 };
 
@@ -83,7 +82,7 @@ pub struct DevClusterOptions {
     /// The wall clock.
     pub clock: Clock,
     /// Observer of steps.
-    pub observer: Arc<dyn ClusterStepObserver>,
+    pub observer: Arc<dyn StepObserver>,
     /// Names of the nodes.
     pub nodes: Vec<String>,
     /// A directory for sockets and real mounts, used by this cluster only.

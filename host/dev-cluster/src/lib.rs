@@ -11,9 +11,7 @@ mod ephemeral_volume;
 pub mod files;
 pub mod kinds;
 pub mod kubelet;
-pub mod observer;
 pub mod scheduler;
 
 pub use cluster::{DevCluster, DevClusterOptions, DevError, Mounts, NodeDriver, NodePlugin, NodesView};
 pub use kubelet::{RpcError, has_node_service};
-pub use observer::{ClusterStep, ClusterStepObserver, ClusterStepResult, NoopClusterStepObserver};

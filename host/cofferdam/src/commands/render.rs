@@ -2,7 +2,8 @@
 
 use cofferdam_controllers::{
     Role,
-    rbac::{self, DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
+    rbac::{DriverPlacement, NodeTopologySource, PolicyRule, RuleScope},
+    table,
 };
 use serde_json::{Value, json};
 
@@ -87,7 +88,7 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
-        false => rbac::rules(&roles.cluster, drivers),
+        false => table::rules(&roles.cluster, drivers),
     };
     // The role `node` reads the Node's labels once if topology keys of the manifest are labels, for any
     // placement of the driver.

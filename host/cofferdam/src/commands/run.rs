@@ -2,8 +2,10 @@
 
 use std::{collections::HashMap, future::pending, sync::Arc};
 
+use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Settings,
+    AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError, Dependencies,
+    NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
 };
 use cofferdam_csi::server::ServerMetrics;
 use k8s_openapi::api::{
@@ -140,32 +142,18 @@ fn start_controllers(
 
 /// Converts the configuration to the settings of the controllers.
 pub(crate) fn controller_settings(configuration: &Configuration, namespace: String) -> Settings {
+    let workers = configuration.worker_threads.map(|workers| workers.0);
+    let default_fs_type = configuration.default_fstype.clone().filter(|name| !name.is_empty());
     let defaults = Settings::default();
     Settings {
         roles: configuration.role.cluster.clone(),
         namespace,
         identity: process_identity(),
-        volume_name_prefix: configuration.volume_name_prefix.clone(),
-        timeout: configuration.timeout.get(),
-        retry_interval_start: configuration.retry_interval_start.get(),
-        retry_interval_max: configuration.retry_interval_max.get(),
-        worker_threads: configuration.worker_threads.map_or(defaults.worker_threads, |workers| workers.0),
-        attacher_worker_threads: configuration
-            .worker_threads
-            .map_or(defaults.attacher_worker_threads, |workers| workers.0),
-        resizer_workers: configuration.workers.0,
-        resync_period: configuration.resync_period.get(),
-        handle_volume_inuse_error: configuration.handle_volume_inuse_error,
-        extra_modify_metadata: configuration.extra_modify_metadata,
-        resync: configuration.resync.get(),
-        reconcile_sync: configuration.reconcile_sync.get(),
-        max_entries: configuration.max_entries.0,
-        default_fs_type: configuration.default_fstype.clone().filter(|name| !name.is_empty()),
-        extra_create_metadata: configuration.extra_create_metadata,
-        strict_topology: configuration.strict_topology,
-        immediate_topology: configuration.immediate_topology,
-        force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
-        orphan_scan_interval: configuration.orphan_scan_interval.0,
+        calls: CallSettings {
+            timeout: configuration.timeout.get(),
+            retry_interval_start: configuration.retry_interval_start.get(),
+            retry_interval_max: configuration.retry_interval_max.get(),
+        },
         node: configuration.node_name.as_deref().map(|node| NodeDeployment {
             node: node.into(),
             every_driver: configuration.node_deployment,
@@ -173,6 +161,31 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
             base_delay: configuration.node_deployment_base_delay.get(),
             max_delay: configuration.node_deployment_max_delay.get(),
         }),
+        provisioner: ProvisionerSettings {
+            volume_name_prefix: configuration.volume_name_prefix.clone(),
+            worker_threads: workers.unwrap_or(defaults.provisioner.worker_threads),
+            default_fs_type: default_fs_type.clone(),
+            extra_create_metadata: configuration.extra_create_metadata,
+            strict_topology: configuration.strict_topology,
+            immediate_topology: configuration.immediate_topology,
+            orphan_scan_interval: configuration.orphan_scan_interval.0,
+        },
+        attacher: AttacherSettings {
+            worker_threads: workers.unwrap_or(defaults.attacher.worker_threads),
+            resync: configuration.resync.get(),
+            reconcile_sync: configuration.reconcile_sync.get(),
+            max_entries: configuration.max_entries.0,
+            default_fs_type,
+        },
+        resizer: ResizerSettings {
+            workers: configuration.workers.0,
+            resync_period: configuration.resync_period.get(),
+            handle_volume_inuse_error: configuration.handle_volume_inuse_error,
+            extra_modify_metadata: configuration.extra_modify_metadata,
+        },
+        attach_detach: AttachDetachSettings {
+            force_detach_on_timeout: !configuration.disable_force_detach_on_timeout,
+        },
     }
 }
 

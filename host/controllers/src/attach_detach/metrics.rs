@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use cofferdam_cluster::{Cache, cache::PodIndex};
 use cofferdam_domain::{DriverName, NodeName, UniqueVolumeName};
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -73,7 +74,7 @@ impl AttachDetachMetrics {
 
     /// Sets the cache whose volumes are counted.
     pub(super) fn set_cache(&self, cache: &Arc<Cache>) {
-        self.lock().cache = Arc::downgrade(cache);
+        self.state.lock().cache = Arc::downgrade(cache);
     }
 
     /// Records an operation that succeeded, or failed, after `took`.
@@ -98,11 +99,7 @@ impl AttachDetachMetrics {
 
     /// Counts a force-detached volume.
     pub(super) fn inc_forced_detaches(&self, force: ForceDetachReason) {
-        *self.lock().forced_detaches.entry(force).or_default() += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.state.lock().forced_detaches.entry(force).or_default() += 1;
     }
 }
 

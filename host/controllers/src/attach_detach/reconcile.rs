@@ -31,7 +31,7 @@ use super::{
 use crate::{
     attach_detach::ROLE,
     context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
-    event_spec::EventSpec,
+    events::EventSpec,
     live_reads::SingleFlightReads,
 };
 
@@ -67,7 +67,7 @@ impl AttachDetach {
         metrics: AttachDetachMetrics,
     ) -> Arc<Self> {
         metrics.set_cache(&context.cache);
-        let backoff = BACKOFF.capped_at(context.settings.retry_interval_max);
+        let backoff = BACKOFF.capped_at(context.calls.retry_interval_max);
         Arc::new(Self {
             volumes: Queue::new("attachdetach_volumes", backoff, queue_metrics),
             nodes: Queue::new("attachdetach_nodes", backoff, queue_metrics),
@@ -267,8 +267,8 @@ impl AttachDetach {
         let attachment = cache.attachments.get(name).into_object();
         let volume = attachment.and_then(|attachment| cache.volumes.get(attachment.volume()?).into_object());
         match volume {
-            Some(volume) => StepRecorder::of_volume(&self.context, ROLE, &volume),
-            None => StepRecorder::of_role(&self.context, ROLE),
+            Some(volume) => self.context.recorders.of_volume(&volume),
+            None => self.context.recorders.of_role(),
         }
     }
 
@@ -328,7 +328,7 @@ impl AttachDetach {
                 "source": {"persistentVolumeName": volume.name},
             },
         });
-        let recorder = StepRecorder::of_volume(&self.context, ROLE, volume);
+        let recorder = self.context.recorders.of_volume(volume);
         let write = self.context.writer.create::<VolumeAttachment>(None, &body);
         let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
@@ -357,7 +357,7 @@ impl AttachDetach {
         error: &ApiError,
         reconcile_state: &mut ReconcileState,
     ) -> Result<(), Action> {
-        let action = self.context.action_for_write_error::<VolumeAttachment>(name, error).await;
+        let action = action_for_write_error::<VolumeAttachment>(&self.context.writer, name, error).await;
         if let ApiError::Refused { .. } = error {
             reconcile_state.refused_nodes.insert(node.clone());
             return Ok(());
@@ -381,7 +381,7 @@ impl AttachDetach {
             for (desired_attachment, pod) in desired_attachments.flat_map(|desired_attachment| {
                 desired_attachment.pods.iter().map(move |pod| (desired_attachment, pod))
             }) {
-                self.context.emit_event(
+                self.context.events.emit(
                     &**pod,
                     COMPONENT,
                     rules::attach_succeeded_event(&desired_attachment.volume),
@@ -396,7 +396,7 @@ impl AttachDetach {
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
         let new = self.state.filter_new_failures(key, &of);
         for ((pod, event), _) in failures.iter().zip(new).filter(|(_, new)| *new) {
-            self.context.emit_event(&**pod, COMPONENT, event.clone());
+            self.context.events.emit(&**pod, COMPONENT, event.clone());
         }
     }
 

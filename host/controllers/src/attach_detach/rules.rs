@@ -11,7 +11,7 @@ use cofferdam_domain::{
     AccessMode, DriverName, NodeName, Pod, Uid, Volume, VolumeAttachmentName, VolumeHandle,
 };
 
-use crate::event_spec::EventSpec;
+use crate::events::EventSpec;
 
 /// Time for which a NotReady node that reports a volume in use keeps it (upstream's
 /// `maxWaitForUnmountDuration`).

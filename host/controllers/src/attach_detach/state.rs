@@ -13,7 +13,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,6 +21,7 @@ use cofferdam_domain::{
     ClaimKey, DriverName, Node, NodeName, ResourceVersion, Uid, UniqueVolumeName, VolumeAttachment,
     VolumeAttachmentName, VolumeHandle, names,
 };
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::rules::DetachState;
@@ -137,7 +138,7 @@ impl AttachState {
         desired: bool,
         is_there: impl FnOnce() -> bool,
     ) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if desired {
             state.undesired_since.remove(name);
             return Duration::ZERO;
@@ -151,17 +152,17 @@ impl AttachState {
         name: &VolumeAttachmentName,
         is_there: impl FnOnce() -> bool,
     ) -> Duration {
-        elapsed_since_first(&mut self.lock().attaching, name, is_there)
+        elapsed_since_first(&mut self.state.lock().attaching, name, is_there)
     }
 
     /// Ends an attach. Returns its duration on the first call.
     pub(super) fn finish_attach(&self, name: &VolumeAttachmentName) -> Option<Duration> {
-        self.lock().attaching.remove(name).map(|since| since.elapsed())
+        self.state.lock().attaching.remove(name).map(|since| since.elapsed())
     }
 
     /// Returns the progress of a detach.
     pub(super) fn detach_state(&self, name: &VolumeAttachmentName) -> Option<DetachState> {
-        self.lock().detach_states.get(name).copied()
+        self.state.lock().detach_states.get(name).copied()
     }
 
     /// Returns true if a pending update may add the volume to the node's list. `version` is that of the
@@ -172,7 +173,7 @@ impl AttachState {
         version: ResourceVersion,
         name: &VolumeAttachmentName,
     ) -> bool {
-        self.lock().is_update_pending(node, version, name)
+        self.state.lock().is_update_pending(node, version, name)
     }
 
     /// Starts a detach, unless the volume is in the node's list or may be added by a pending update. `listed`
@@ -183,7 +184,7 @@ impl AttachState {
         name: &VolumeAttachmentName,
         listed: impl FnOnce() -> (ResourceVersion, bool),
     ) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (version, listed) = listed();
         let can_start = !listed && !state.is_update_pending(node, version, name);
         if can_start {
@@ -194,25 +195,25 @@ impl AttachState {
 
     /// Records that the deletion of a VolumeAttachment is requested.
     pub(super) fn request_detach(&self, name: &VolumeAttachmentName, driver: &DriverName) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.detach_states.insert(name.clone(), DetachState::Requested);
         state.detaching.entry(name.clone()).or_insert_with(|| (driver.clone(), Instant::now()));
     }
 
     /// Returns the time since the deletion was requested.
     pub(super) fn detaching_for(&self, name: &VolumeAttachmentName) -> Option<Duration> {
-        self.lock().detaching.get(name).map(|(_, since)| since.elapsed())
+        self.state.lock().detaching.get(name).map(|(_, since)| since.elapsed())
     }
 
     /// Ends a detach that was cancelled, rejected or completed.
     pub(super) fn end_detach(&self, name: &VolumeAttachmentName) {
-        self.lock().detach_states.remove(name);
+        self.state.lock().detach_states.remove(name);
     }
 
     /// Removes a deleted VolumeAttachment. Returns its driver and the duration of its detach if this process
     /// requested it.
     pub(super) fn remove(&self, name: &VolumeAttachmentName) -> Option<(DriverName, Duration)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.undesired_since.remove(name);
         state.attaching.remove(name);
         state.detach_states.remove(name);
@@ -228,7 +229,7 @@ impl AttachState {
         names: Vec<(VolumeAttachmentName, UniqueVolumeName)>,
         is_attached: impl Fn(&VolumeAttachmentName) -> bool,
     ) -> PreparedUpdate {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_listed =
             |name: &VolumeAttachmentName| !state.detach_states.contains_key(name) && is_attached(name);
         let listed: Vec<_> = names.into_iter().filter(|(name, _)| is_listed(name)).collect();
@@ -254,24 +255,24 @@ impl AttachState {
 
     /// Records that the prepared update is sent.
     pub(super) fn mark_sent(&self, node: &NodeName) {
-        if let Some(update) = self.lock().pending_updates.get_mut(node) {
+        if let Some(update) = self.state.lock().pending_updates.get_mut(node) {
             update.sent = Some(Instant::now());
         }
     }
 
     /// Ends a pending update that succeeded. Returns volumes of earlier updates that the list lacks.
     pub(super) fn commit(&self, node: &NodeName) -> HashSet<VolumeAttachmentName> {
-        self.lock().pending_updates.remove(node).map(|update| update.before).unwrap_or_default()
+        self.state.lock().pending_updates.remove(node).map(|update| update.before).unwrap_or_default()
     }
 
     /// Ends a pending update that can no longer succeed. Returns its volumes.
     pub(super) fn abort(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
-        self.lock().pending_updates.remove(node).into_iter().flat_map(PendingUpdate::all).collect()
+        self.state.lock().pending_updates.remove(node).into_iter().flat_map(PendingUpdate::all).collect()
     }
 
     /// Returns true if an update of the node's list is pending.
     pub(super) fn has_pending_update(&self, node: &NodeName) -> bool {
-        self.lock().pending_updates.contains_key(node)
+        self.state.lock().pending_updates.contains_key(node)
     }
 
     /// Records whether a VolumeAttachment has no PersistentVolume. Returns the keys that it no longer blocks.
@@ -280,7 +281,7 @@ impl AttachState {
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
         is_without_volume: bool,
     ) -> BTreeSet<Key> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if is_without_volume {
             let of_driver = state.without_volume.entry(attacher.clone()).or_default();
             of_driver.entry(node.clone()).or_default().insert(name.clone());
@@ -305,7 +306,7 @@ impl AttachState {
         driver: &DriverName,
         handle: &VolumeHandle,
     ) -> Vec<VolumeAttachmentName> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let nodes = state.without_volume.get(driver).into_iter().flatten();
         let named =
             nodes.map(|(node, present)| (names::volume_attachment_name(driver, handle, node), present));
@@ -319,13 +320,13 @@ impl AttachState {
 
     /// Returns VolumeAttachments without PersistentVolume of a node.
     pub(super) fn without_volume_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.without_volume.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
     /// Stores the last state of a deleted node. `None` removes it.
     pub(super) fn set_deleted_node(&self, name: &NodeName, last: Option<Arc<Node>>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match last {
             Some(last) => drop(state.deleted_nodes.insert(name.clone(), last)),
             None => drop(state.deleted_nodes.remove(name)),
@@ -334,12 +335,12 @@ impl AttachState {
 
     /// Returns the last state of a deleted node, if it is known.
     pub(super) fn deleted_node(&self, name: &NodeName) -> Option<Arc<Node>> {
-        self.lock().deleted_nodes.get(name).cloned()
+        self.state.lock().deleted_nodes.get(name).cloned()
     }
 
     /// Records whether a CSIDriver with `attachRequired: false` is deleted.
     pub(super) fn set_csi_driver_deleted(&self, driver: &DriverName, deleted: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match deleted {
             true => drop(state.deleted_csi_drivers.insert(driver.clone(), Instant::now())),
             false => drop(state.deleted_csi_drivers.remove(driver)),
@@ -349,7 +350,7 @@ impl AttachState {
     /// Returns the time for which a deleted CSIDriver still counts. Its fields are immutable, so a change
     /// deletes it and creates it again.
     pub(super) fn csi_driver_grace_left(&self, driver: &DriverName) -> Option<Duration> {
-        let since = *self.lock().deleted_csi_drivers.get(driver)?;
+        let since = *self.state.lock().deleted_csi_drivers.get(driver)?;
         CSI_DRIVER_REPLACE_GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 
@@ -357,33 +358,33 @@ impl AttachState {
     pub(super) fn set_uncertain(&self, key: &Key, name: &VolumeAttachmentName, node: &NodeName) {
         let uncertain =
             UncertainAttach { name: name.clone(), node: node.clone(), requested_at: Instant::now() };
-        self.lock().uncertain.insert(key.clone(), uncertain);
+        self.state.lock().uncertain.insert(key.clone(), uncertain);
     }
 
     /// Returns the VolumeAttachment of an uncertain creation, and the time for which it may still take
     /// effect.
     pub(super) fn uncertain_attachment(&self, key: &Key) -> Option<(VolumeAttachmentName, Duration)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.name.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
     /// Returns the node of an uncertain creation, and the time for which it may still take effect.
     pub(super) fn uncertain_node(&self, key: &Key) -> Option<(NodeName, Duration)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.node.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
     /// Ends an uncertain creation: its result is known.
     pub(super) fn clear_uncertain(&self, key: &Key) {
-        self.lock().uncertain.remove(key);
+        self.state.lock().uncertain.remove(key);
     }
 
     /// Records the current failures of a key. Returns which of them are new, or were last emitted before
     /// [`EVENT_REPEAT_INTERVAL`].
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();
         let mut now = HashMap::new();
         let mut new = Vec::new();
@@ -403,21 +404,17 @@ impl AttachState {
 
     /// Returns true if the key has failures.
     pub(super) fn has_failures(&self, key: &Key) -> bool {
-        self.lock().emitted_failures.contains_key(key)
+        self.state.lock().emitted_failures.contains_key(key)
     }
 
     /// Returns the time since a claim has no attachable volume.
     pub(super) fn unresolved_for(&self, claim: &ClaimKey, resolved: bool) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if resolved {
             state.unresolved.remove(claim);
             return Duration::ZERO;
         }
         state.unresolved.entry(claim.clone()).or_insert_with(Instant::now).elapsed()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,11 +3,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cofferdam_domain::NodeName;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Delay as a multiple of the duration of the last update.
@@ -22,7 +22,7 @@ pub(super) struct NodeStatusThrottle(Mutex<HashMap<NodeName, Instant>>);
 impl NodeStatusThrottle {
     /// Returns the delay until the next update of a node.
     pub(super) fn remaining(&self, node: &NodeName) -> Option<Duration> {
-        let mut next_updates = self.lock();
+        let mut next_updates = self.0.lock();
         let left = next_updates.get(node)?.saturating_duration_since(Instant::now());
         if left.is_zero() {
             next_updates.remove(node);
@@ -34,16 +34,12 @@ impl NodeStatusThrottle {
     /// Records the duration of an update, successful or not.
     pub(super) fn record_write(&self, node: &NodeName, took: Duration) {
         let delay = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
-        self.lock().insert(node.clone(), Instant::now() + delay);
+        self.0.lock().insert(node.clone(), Instant::now() + delay);
     }
 
     /// Removes a deleted node.
     pub(super) fn remove(&self, node: &NodeName) {
-        self.lock().remove(node);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(node);
     }
 }
 

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use cofferdam_domain::{CsiNode, VolumeAttachment};
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::{metrics::AttacherMetrics, reconcile::Attacher};
+use super::{
+    metrics::AttacherMetrics,
+    reconcile::{Attacher, AttacherContext},
+};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
-    manager::ControllerManagerError,
+    context::ProcessContext,
+    controller::DeclaredController,
+    error::ControllerManagerError,
     rbac::{CORE, DriverPlacement, Rule, RuleSet, STORAGE, WATCH},
     role::Role,
     settings::Settings,
@@ -31,7 +32,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattachments/status", &["patch"]),
 ];
 
-impl Controller for Attacher {
+impl DeclaredController for Attacher {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Attaches volumes to nodes and detaches them, as VolumeAttachments request";
     const REPLACES: &'static str = "external-attacher";
@@ -59,15 +60,17 @@ impl Controller for Attacher {
         AttacherMetrics::register(registry)
     }
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, metrics: Self::Metrics) -> Arc<Self> {
-        Self::new(context, queues, metrics)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.run_queues(stop).await;
+    fn context(process: &ProcessContext, metrics: AttacherMetrics) -> AttacherContext {
+        AttacherContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            recorders: process.recorders(ROLE),
+            clock: Arc::clone(&process.clock),
+            drivers: process.backends(),
+            settings: process.settings.attacher.clone(),
+            calls: process.settings.calls,
+            metrics,
+            queue_metrics: process.queue_metrics.clone(),
+        }
     }
 }

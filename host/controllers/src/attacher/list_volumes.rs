@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use cofferdam_backend::Backend;
 use cofferdam_domain::{
     DriverName, ResourceVersion, VolumeAttachment, VolumeAttachmentName,
     storage::{Ability, Feature},
@@ -16,25 +17,22 @@ use super::{
     reconcile::Attacher,
     rules::{self, PublishedNodesByVolume},
 };
-use crate::{
-    context::ManagedDriver,
-    orphans::listing::{ListingError, VolumePages},
-};
+use crate::volume_listing::{ListingError, VolumePages};
 
 impl Attacher {
     /// Returns true if the driver lists the nodes that its volumes are published to.
-    pub(super) fn can_list_published_nodes(driver: &ManagedDriver) -> bool {
-        let can = |ability| driver.backend.abilities().contains(&ability);
+    pub(super) fn can_list_published_nodes(driver: &dyn Backend) -> bool {
+        let can = |ability| driver.abilities().contains(&ability);
         can(Ability::Listing)
             && can(Ability::Publishing)
-            && driver.backend.description().has_feature(Feature::PublishedNodes)
+            && driver.description().has_feature(Feature::PublishedNodes)
     }
 
     /// Runs a comparison every `--reconcile-sync`, until `stop`.
     pub(super) async fn run_list_volumes_checks(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         stop: CancellationToken,
     ) {
         let period = self.context.settings.reconcile_sync;
@@ -59,7 +57,7 @@ impl Attacher {
     async fn check_list_volumes(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
     ) -> Result<(), ListingError> {
         let before = self.attachments_of(name);
         if before.is_empty() {
@@ -70,8 +68,8 @@ impl Attacher {
             .filter_map(|attachment| rules::volume_of(&self.context.cache, attachment).ok())
             .map(|(_, csi)| csi.handle)
             .collect();
-        let settings = &self.context.settings;
-        let mut pages = VolumePages::new(&*driver.backend, settings.timeout).with_limit(settings.max_entries);
+        let (timeout, limit) = (self.context.calls.timeout, self.context.settings.max_entries);
+        let mut pages = VolumePages::new(driver, timeout).with_limit(limit);
         let mut published = PublishedNodesByVolume::new();
         while let Some(page) = pages.next().await? {
             for status in page.into_iter().filter(|status| handles.contains(&status.volume.handle)) {

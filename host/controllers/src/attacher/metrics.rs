@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use cofferdam_domain::{DriverName, VolumeAttachmentName};
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -34,12 +35,12 @@ impl AttacherMetrics {
     /// Sets the drivers, with empty queues.
     pub(super) fn set_drivers<'a>(&self, drivers: impl Iterator<Item = &'a DriverName>) {
         let empty = || QueueKind::ALL.map(|kind| (kind, PendingAttachments::new())).into();
-        *self.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
+        *self.0.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
     }
 
     /// Adds an attachment to a queue. It keeps its age if it is there already.
     pub(super) fn add_pending(&self, driver: &DriverName, kind: QueueKind, name: &VolumeAttachmentName) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         for (other, pending) in all.get_mut(driver).into_iter().flatten() {
             if *other == kind {
                 pending.entry(name.clone()).or_insert_with(Instant::now);
@@ -51,13 +52,9 @@ impl AttacherMetrics {
 
     /// Removes an attachment that is in its desired state or deleted.
     pub(super) fn remove_pending(&self, driver: &DriverName, name: &VolumeAttachmentName) {
-        for pending in self.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
+        for pending in self.0.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
             pending.remove(name);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<DriverName, BTreeMap<QueueKind, PendingAttachments>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,6 +6,7 @@ mod list_volumes;
 pub mod metrics;
 pub mod reconcile;
 pub mod rules;
+pub(crate) mod settings;
 mod status;
 mod work_queues;
 

@@ -4,14 +4,15 @@ mod handlers;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use cofferdam_backend::Call;
+use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
-    ApiError, Lookup,
+    ApiError, Cache, Clock, Lookup, Writer,
     metrics::Metrics,
+    observer::StepResult,
     queue::{Action, Queue},
     secrets,
     writer::PatchTarget,
@@ -23,6 +24,7 @@ use cofferdam_domain::{
         connection_info::into_publish_context,
     },
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,24 +36,38 @@ use super::{
     work_queues::{QueueKind, WorkQueues},
 };
 use crate::{
-    attacher::ROLE,
-    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, run_periodically},
-    observer::StepResult,
+    controller::Controller,
+    drivers::Backends,
+    reconcile::{MAX_EFFECTS, action_for_write_error, run_periodically},
+    settings::CallSettings,
+    step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
 /// A driver's volume.
 type VolumeKey = (DriverName, VolumeHandle);
 
+/// What the attacher uses.
+pub(crate) struct AttacherContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) recorders: StepRecorders,
+    pub(super) clock: Clock,
+    pub(super) drivers: Backends,
+    pub(super) settings: AttacherSettings,
+    pub(super) calls: CallSettings,
+    pub(super) metrics: AttacherMetrics,
+    pub(super) queue_metrics: Metrics,
+}
+
 /// The attacher.
 pub(crate) struct Attacher {
-    pub(super) context: Arc<ControllerContext>,
+    pub(super) context: AttacherContext,
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
     volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
     /// Attachments whose status differs from the driver's ListVolumes.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
-    metrics: AttacherMetrics,
 }
 
 /// The result of a reconcile of an attachment.
@@ -104,14 +120,12 @@ struct AttacherState<'a> {
     lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
 }
 
-impl Attacher {
-    pub(super) fn new(
-        context: Arc<ControllerContext>,
-        queue_metrics: &Metrics,
-        metrics: AttacherMetrics,
-    ) -> Arc<Self> {
-        let backoff = context.settings.backoff();
-        metrics.set_drivers(context.drivers.keys());
+impl Controller for Attacher {
+    type Context = AttacherContext;
+
+    fn new(context: AttacherContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
+        context.metrics.set_drivers(context.drivers.keys());
         Arc::new(Self {
             queues: context
                 .drivers
@@ -121,32 +135,34 @@ impl Attacher {
             volumes: Queue::new("attacher_volumes", backoff, queue_metrics),
             volume_locks: VolumeLocks::new(WakePolicy::Next),
             force_sync: Mutex::default(),
-            metrics,
             context,
         })
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let workers = self.context.settings.attacher_worker_threads;
+    fn subscribe(self: &Arc<Self>) {
+        self.subscribe_to_cache();
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let workers = self.context.settings.worker_threads;
         let attachments = self.queues.iter().flat_map(|(driver, queues)| {
             QueueKind::ALL.map(|kind| {
-                let (controller, driver) = (Arc::clone(self), driver.clone());
+                let (controller, driver) = (Arc::clone(&self), driver.clone());
                 queues.queue(kind).run(workers, stop.clone(), move |name| {
                     let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move { controller.reconcile_attachment(&driver, kind, &name).await }
                 })
             })
         });
-        let volumes = Arc::clone(self);
+        let volumes = Arc::clone(&self);
         let volumes = self.volumes.run(workers, stop.clone(), move |name| {
             let controller = Arc::clone(&volumes);
             async move { controller.reconcile_volume(&name).await }
         });
         let listing_drivers =
-            self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(driver));
-        let checks =
-            listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, driver, stop.clone()));
+            self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(&***driver));
+        let checks = listing_drivers
+            .map(|(name, driver)| self.run_list_volumes_checks(name, &**driver, stop.clone()));
         tokio::join!(
             futures::future::join_all(attachments),
             volumes,
@@ -154,7 +170,9 @@ impl Attacher {
             self.resync(stop.clone()),
         );
     }
+}
 
+impl Attacher {
     /// Enqueues every attachment once per resync period (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
@@ -176,24 +194,20 @@ impl Attacher {
     fn enqueue(&self, attachment: &VolumeAttachment) {
         if let Some(queues) = self.queues.get(&attachment.attacher) {
             let kind = QueueKind::for_attachment(attachment);
-            self.metrics.add_pending(&attachment.attacher, kind, &attachment.name);
+            self.context.metrics.add_pending(&attachment.attacher, kind, &attachment.name);
             queues.queue(kind).add(attachment.name.clone());
         }
     }
 
     /// Makes the next reconcile call the driver regardless of the status.
     pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
-        self.lock_force_sync().insert(attachment.name.clone());
+        self.force_sync.lock().insert(attachment.name.clone());
         self.enqueue(attachment);
     }
 
     /// Lets reconciles trust the status again.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
-        self.lock_force_sync().remove(name);
-    }
-
-    fn lock_force_sync(&self) -> MutexGuard<'_, HashSet<VolumeAttachmentName>> {
-        self.force_sync.lock().unwrap_or_else(PoisonError::into_inner)
+        self.force_sync.lock().remove(name);
     }
 
     /// Enqueues the attachment that gets the lock next, and skips deleted ones.
@@ -232,7 +246,7 @@ impl Attacher {
                     .into_object()
                     .is_none_or(|attachment| is_same_queue(&attachment))
                 {
-                    self.metrics.remove_pending(driver, name);
+                    self.context.metrics.remove_pending(driver, name);
                 }
                 Action::Done
             }
@@ -286,7 +300,7 @@ impl Attacher {
             cache: &self.context.cache,
             abilities,
             default_fs_type: self.context.settings.default_fs_type.as_deref(),
-            force_sync: self.lock_force_sync().contains(&attachment.name),
+            force_sync: self.force_sync.lock().contains(&attachment.name),
             unpublished_from: &state.unpublished_from,
         };
         rules::decide_attachment(input, attachment)
@@ -313,7 +327,7 @@ impl Attacher {
                 {
                     Ok(_) => Ok(()),
                     Err(error) => Err(ReconcileResult::Requeue(
-                        self.context.action_for_write_error::<Volume>(&volume.name, &error).await,
+                        action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
                     )),
                 };
             }
@@ -376,7 +390,7 @@ impl Attacher {
             | ApiError::AlreadyExists(_)
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => ReconcileResult::Requeue(
-                self.context.action_for_write_error::<VolumeAttachment>(&attachment.name, error).await,
+                action_for_write_error::<VolumeAttachment>(&self.context.writer, &attachment.name, error).await,
             ),
         }
     }
@@ -457,7 +471,7 @@ impl Attacher {
     }
 
     fn call(&self, state: &AttacherState<'_>) -> Call {
-        Call { deadline: self.context.settings.timeout, secrets: state.secrets.clone().unwrap_or_default() }
+        Call { deadline: self.context.calls.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
     /// Reads the Secret of the volume, once per reconcile. A detach continues without a deleted Secret:
@@ -502,7 +516,7 @@ impl Attacher {
         let recorder = self.recorder(attachment);
         recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
-        let patch = status::error_patch(deleting, self.context.now(), &message, code);
+        let patch = status::error_patch(deleting, (self.context.clock)(), &message, code);
         // The current attachment: this reconcile may have written it.
         let current = self.context.cache.attachments.get(key).into_object();
         // The same error is written once: its time is that of the first failure.
@@ -518,7 +532,7 @@ impl Attacher {
             );
             if let Err(error) = write.await {
                 // The attachment is retried even if the status could not be written.
-                self.context.action_for_write_error::<VolumeAttachment>(key, &error).await;
+                action_for_write_error::<VolumeAttachment>(&self.context.writer, key, &error).await;
             }
         }
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
@@ -530,13 +544,13 @@ impl Attacher {
             return Action::Backoff;
         };
         let failures = queues.queue(QueueKind::for_attachment(attachment)).failures(&attachment.name);
-        self.context.settings.retry_after_hint(retry_after, failures)
+        self.context.calls.retry_after_hint(retry_after, failures)
     }
 
     fn recorder(&self, attachment: &VolumeAttachment) -> StepRecorder {
         let name = attachment.volume();
         let volume = name.and_then(|name| self.context.cache.volumes.get(name).into_object());
-        StepRecorder::of_attachment(&self.context, ROLE, name, volume.as_deref())
+        self.context.recorders.of_attachment(name, volume.as_deref())
     }
 
     /// Removes the attacher's finalizer from a PersistentVolume.
@@ -550,11 +564,11 @@ impl Attacher {
             return Action::Done;
         };
         let finalizer = names::attacher_finalizer(&csi.driver);
-        let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
+        let recorder = self.context.recorders.of_volume(&volume);
         let write = self.context.writer.remove_finalizer::<Volume>(name, &volume.meta.uid, at, &finalizer);
         match recorder.record_effect("removes the finalizer of the PersistentVolume", write).await {
             Ok(_) => Action::Done,
-            Err(error) => self.context.action_for_write_error::<Volume>(name, &error).await,
+            Err(error) => action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
         }
     }
 }

@@ -128,7 +128,7 @@ impl OrphanScanner {
             driver = %name, volume = %request.handle, requested_by = %request.requested_by,
             "deleting an orphan",
         );
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         match driver.backend.delete_volume(call, request.handle.clone()).await {
             Ok(()) => Some(self.response(Some(request), DeletionResult::Deleted, "deleted".to_owned())),
             Err(error) if error.finality != Finality::Final => {
@@ -175,7 +175,7 @@ impl OrphanScanner {
             Some(owner) => driver.journal.has_entry_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
         };
-        self.context.check_live().await?;
+        self.context.restore_check.check_live().await?;
         if deletion_freeze::is_frozen_live(writer, &settings.namespace).await?
             || deletion_freeze::is_frozen(&self.context.cache)
         {
@@ -199,7 +199,7 @@ impl OrphanScanner {
         driver: &ManagedDriver,
         handle: &VolumeHandle,
     ) -> Result<Option<VolumeStatus>, ListingError> {
-        let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
+        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
         while let Some(page) = pages.next().await? {
             if let Some(found) = page.into_iter().find(|status| status.volume.handle == *handle) {
                 return Ok(Some(found));

@@ -179,9 +179,7 @@ impl OrphanScanner {
                 return Action::RequeueAfter(scan_state.next_scan.saturating_duration_since(Instant::now()));
             };
             if let Err(error) = result {
-                return self
-                    .context
-                    .action_for_write_error::<OrphanReport>(&self.report_key(name), &error)
+                return action_for_write_error::<OrphanReport>(&self.context.writer, &self.report_key(name), &error)
                     .await;
             }
         }
@@ -194,7 +192,7 @@ impl OrphanScanner {
 
     /// The wall clock, truncated to milliseconds as in reports.
     pub(super) fn now(&self) -> Timestamp {
-        let now = self.context.now();
+        let now = (self.context.clock)();
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
@@ -213,7 +211,7 @@ impl OrphanScanner {
         let deleting = config_map.and_then(|map| DeletionRequest::parse(map.data_value(DELETING)?).ok());
         let deleting = deleting.as_ref().map(|request| &request.handle);
         let mut summary = ScanSummary::default();
-        let mut pages = VolumePages::new(&*driver.backend, self.context.settings.timeout);
+        let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
         while let Some(page) = pages.next().await? {
             let intent = |owner: &VolumeOwner| driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name);
             let now = self.now();
@@ -267,7 +265,7 @@ impl OrphanScanner {
                 tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
                 self.metrics.record_scan_failure(driver);
                 scan_state.next_scan =
-                    Instant::now() + self.interval.min(self.context.settings.retry_interval_max);
+                    Instant::now() + self.interval.min(self.context.calls.retry_interval_max);
                 let reason = "no scan has completed yet".to_owned();
                 let last_report = last_report.unwrap_or_else(|| {
                     ScanReport::new(driver.clone(), LeakDetection::None { message: reason })

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use cofferdam_domain::{Pod, VolumeAttributesClass};
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::reconcile::Protection;
+use super::reconcile::{Protection, ProtectionContext};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
+    context::ProcessContext,
+    controller::DeclaredController,
     rbac::{CORE, DriverPlacement, Rule, RuleSet, STORAGE, WATCH},
     role::Role,
     settings::Settings,
@@ -34,7 +32,7 @@ pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }
 
-impl Controller for Protection {
+impl DeclaredController for Protection {
     const ROLE: Role = ROLE;
     const HELP: &'static str =
         "Adds and removes the protection finalizers of claims, volumes and VolumeAttributesClasses";
@@ -51,15 +49,14 @@ impl Controller for Protection {
 
     fn register_metrics(_: &mut Registry) -> Self::Metrics {}
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, (): Self::Metrics) -> Arc<Self> {
-        Self::new(context, queues)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.run_queues(stop).await;
+    fn context(process: &ProcessContext, (): ()) -> ProtectionContext {
+        ProtectionContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            recorders: process.recorders(ROLE),
+            backoff: process.settings.calls.api_backoff(),
+            queue_metrics: process.queue_metrics.clone(),
+            provisioned_drivers: Arc::clone(&process.provisioned_drivers),
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Adds and removes protection finalizers as [`rules`] decides, one effect at a time.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_cluster::{
-    ApiError, Change, Lookup,
+    ApiError, Cache, Change, Lookup, Writer,
     cache::PodIndex,
     metrics::Metrics,
-    queue::{Action, Queue},
+    queue::{Action, ExponentialBackoff, Queue},
     writer::CachedKind,
 };
 use cofferdam_domain::{
@@ -17,37 +17,51 @@ use tokio_util::sync::CancellationToken;
 
 use super::rules::{self, FinalizerVerdict};
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder, subscribe},
+    controller::Controller,
     live_reads::SingleFlightReads,
-    protection::ROLE,
     provisioner,
+    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    step_recorder::{StepRecorder, StepRecorders},
 };
 
 /// Maximum concurrent objects of each kind; each needs one small write.
 const WORKERS: usize = 64;
 
+/// What the protection controller uses.
+pub(crate) struct ProtectionContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) recorders: StepRecorders,
+    pub(super) backoff: ExponentialBackoff,
+    pub(super) queue_metrics: Metrics,
+    /// Drivers whose provisioner runs in this process.
+    pub(super) provisioned_drivers: Arc<BTreeSet<DriverName>>,
+}
+
 /// The protection controller.
 pub(crate) struct Protection {
-    context: Arc<ControllerContext>,
+    context: ProtectionContext,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
     attributes_classes: Queue<VolumeAttributesClassName>,
     pod_reads: SingleFlightReads,
 }
 
-impl Protection {
-    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
-        let backoff = context.settings.api_backoff();
+impl Controller for Protection {
+    type Context = ProtectionContext;
+
+    fn new(context: ProtectionContext) -> Arc<Self> {
+        let queue_metrics = &context.queue_metrics;
         Arc::new(Self {
-            claims: Queue::new("pvcprotection", backoff, metrics),
-            volumes: Queue::new("pvprotection", backoff, metrics),
-            attributes_classes: Queue::new("vacprotection", backoff, metrics),
+            claims: Queue::new("pvcprotection", context.backoff, queue_metrics),
+            volumes: Queue::new("pvprotection", context.backoff, queue_metrics),
+            attributes_classes: Queue::new("vacprotection", context.backoff, queue_metrics),
             pod_reads: SingleFlightReads::default(),
             context,
         })
     }
 
-    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+    fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
         subscribe(self, &cache.claims, |controller: &Self, change: &Change<Claim>| {
             controller.claims.add(change.key.clone());
@@ -71,17 +85,8 @@ impl Protection {
         });
     }
 
-    /// Enqueues classes that are being deleted: the changed object may have been the last one in use of a
-    /// class.
-    fn enqueue_deleting_classes(&self) {
-        let classes = self.context.cache.attributes_classes.list();
-        let leaving = classes.iter().filter(|class| class.meta.deleting);
-        leaving.for_each(|class| self.attributes_classes.add(class.name.clone()));
-    }
-
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let (claims, volumes, classes) = (Arc::clone(self), Arc::clone(self), Arc::clone(self));
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let (claims, volumes, classes) = (Arc::clone(&self), Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&claims);
@@ -98,11 +103,22 @@ impl Protection {
         );
     }
 
+}
+
+impl Protection {
+    /// Enqueues classes that are being deleted: the changed object may have been the last one in use of a
+    /// class.
+    fn enqueue_deleting_classes(&self) {
+        let classes = self.context.cache.attributes_classes.list();
+        let leaving = classes.iter().filter(|class| class.meta.deleting);
+        leaving.for_each(|class| self.attributes_classes.add(class.name.clone()));
+    }
+
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
         let mut pods_refreshed_for = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
-            let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
+            let recorder = self.context.recorders.of_claim(key);
             let verdict = rules::decide_claim(
                 &self.context.cache,
                 &claim,
@@ -114,7 +130,7 @@ impl Protection {
             match self.perform(&recorder, &*claim, verdict, names::PVC_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return self.context.action_for_write_error::<Claim>(key, &error).await,
+                Some(Err(error)) => return action_for_write_error::<Claim>(&self.context.writer, key, &error).await,
             }
         }
         Action::Requeue
@@ -123,14 +139,14 @@ impl Protection {
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
-            let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+            let recorder = self.context.recorders.of_volume(&volume);
+            let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
             let has_local_provisioner = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
             let verdict = rules::decide_volume(&volume, has_local_provisioner);
             match self.perform(&recorder, &*volume, verdict, names::PV_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return self.context.action_for_write_error::<Volume>(name, &error).await,
+                Some(Err(error)) => return action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
             }
         }
         Action::Requeue
@@ -140,13 +156,13 @@ impl Protection {
         let cache = &self.context.cache;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(class) = cache.attributes_classes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_role(&self.context, ROLE);
+            let recorder = self.context.recorders.of_role();
             let verdict = rules::decide_attributes_class(cache, &class);
             match self.perform(&recorder, &*class, verdict, names::VAC_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    return self.context.action_for_write_error::<VolumeAttributesClass>(name, &error).await;
+                    return action_for_write_error::<VolumeAttributesClass>(&self.context.writer, name, &error).await;
                 }
             }
         }

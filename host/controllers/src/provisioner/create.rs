@@ -13,8 +13,7 @@ use super::{
 };
 use crate::{
     context::{ManagedDriver, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
     provisioner::ROLE,
 };
 
@@ -25,7 +24,7 @@ impl Provisioner {
     /// Records the request in the driver's journal. Returns an action if that failed.
     pub(super) async fn record(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let recorder = self.context.recorders.of_claim(&intent.claim);
         let started = Instant::now();
         let uid = intent.claim_uid.clone();
         match driver.journal.record(intent).await {
@@ -46,7 +45,7 @@ impl Provisioner {
 
     /// Sends the recorded request to the driver, and continues with its result.
     pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &intent.claim);
+        let recorder = self.context.recorders.of_claim(&intent.claim);
         let uid = &intent.claim_uid;
         let started = Instant::now();
         let response = self.call_create(driver, intent, &recorder).await;
@@ -66,7 +65,7 @@ impl Provisioner {
                 self.metrics.record_provision_failure(&intent.class.name);
                 driver.journal.remove(uid);
                 if permanent {
-                    let duration = self.context.settings.retry_interval_max;
+                    let duration = self.context.calls.retry_interval_max;
                     self.infeasible.insert(uid, &intent.class.uid, duration);
                 }
                 self.requeue_after(self.fail(uid, message, permanent), uid, retry_after)
@@ -90,7 +89,7 @@ impl Provisioner {
         intent: &Intent,
         recorder: &StepRecorder,
     ) -> Result<CreatedVolume, StorageError> {
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         let mut response = driver.backend.create_volume(call, intent.request.clone());
         let response = match tokio::time::timeout(PROVISIONING_EVENT_DELAY, &mut response).await {
@@ -101,7 +100,7 @@ impl Provisioner {
                     let text =
                         format!("External provisioner is provisioning volume for claim \"{}\"", intent.claim);
                     let event = EventSpec::normal("Provisioning", text);
-                    self.context.emit_event(&*claim, &driver.component, event);
+                    self.context.events.emit(&*claim, &driver.component, event);
                 }
                 response.await
             }
@@ -122,7 +121,7 @@ impl Provisioner {
     ) -> Action {
         match (action, retry_after) {
             (Action::Backoff, Some(retry_after)) => {
-                self.context.settings.retry_after_hint(retry_after, self.claims.failures(uid))
+                self.context.calls.retry_after_hint(retry_after, self.claims.failures(uid))
             }
             (action, _) => action,
         }

@@ -10,7 +10,7 @@ use cofferdam_domain::{
 use serde_json::json;
 
 use super::reconcile::Provisioner;
-use crate::{context::StepRecorder, event_spec::EventSpec, observer::StepResult, provisioner::ROLE};
+use crate::events::EventSpec;
 
 impl Provisioner {
     /// Selects the node of this process for the claim, after the process's delay and if the node has
@@ -25,19 +25,19 @@ impl Provisioner {
     ) -> Option<Action> {
         let Some(deployment) = &self.context.settings.node else { return Some(Action::Done) };
         let uid = &claim.meta.uid;
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
-        if let Some(delay) = self.contests().next_attempt(deployment, uid) {
+        let recorder = self.context.recorders.of_claim(&claim.key);
+        if let Some(delay) = self.contests.lock().next_attempt(deployment, uid) {
             return Some(Action::RequeueAfter(delay));
         }
         if let Some(request) = request
             && let Some(text) = self.capacity_shortage(claim, node, request).await
         {
             recorder.record(StepResult::Waiting, text.clone(), None);
-            if self.contests().warn_once(uid) {
+            if self.contests.lock().warn_once(uid) {
                 let component = self.component_for(claim);
-                self.context.emit_event(claim, &component, EventSpec::warning("ProvisioningFailed", text));
+                self.context.events.emit(claim, &component, EventSpec::warning("ProvisioningFailed", text));
             }
-            return Some(Action::RequeueAfter(self.contests().time_left(uid)));
+            return Some(Action::RequeueAfter(self.contests.lock().time_left(uid)));
         }
         let patch = json!({"metadata": {"annotations": {names::SELECTED_NODE: node}}});
         let write = self.context.writer.merge_patch::<Claim>(
@@ -48,9 +48,9 @@ impl Provisioner {
         );
         let error = recorder.record_effect(&format!("selects node {node}"), write).await.err()?;
         if matches!(error, ApiError::Conflict(_)) {
-            self.contests().retry_now(uid);
+            self.contests.lock().retry_now(uid);
         }
-        Some(self.context.action_for_write_error::<Claim>(&claim.key, &error).await)
+        Some(action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await)
     }
 
     /// The reason why the node has too little capacity. A driver that does not report its capacity gets the
@@ -70,7 +70,7 @@ impl Provisioner {
         let query =
             CapacityQuery { capabilities: request.capabilities, parameters: request.parameters, topology };
         let required = request.capacity.required.unwrap_or_default();
-        match driver.backend.get_capacity(Call::with_deadline(self.context.settings.timeout), query).await {
+        match driver.backend.get_capacity(Call::with_deadline(self.context.calls.timeout), query).await {
             Ok(capacity) => {
                 let maximum = capacity.maximum_volume_size.unwrap_or(u64::MAX).min(capacity.available);
                 let text =

@@ -2,11 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cofferdam_domain::Uid;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Maximum number of remembered claims. A new one replaces the one that expires first, which is then retried
@@ -21,7 +21,7 @@ pub(super) struct InfeasibleClaims(Mutex<HashMap<Uid, (Uid, Instant)>>);
 impl InfeasibleClaims {
     /// The rejected class of a claim, and the time of the next attempt.
     pub(super) fn get(&self, claim: &Uid) -> Option<(Uid, Instant)> {
-        let mut claims = self.lock();
+        let mut claims = self.0.lock();
         match claims.get(claim) {
             Some((class, until)) if Instant::now() < *until => Some((class.clone(), *until)),
             Some(_) => {
@@ -34,7 +34,7 @@ impl InfeasibleClaims {
 
     /// Rejects the class of a claim for a time.
     pub(super) fn insert(&self, claim: &Uid, class: &Uid, duration: Duration) {
-        let mut claims = self.lock();
+        let mut claims = self.0.lock();
         if claims.len() >= MAX_CLAIMS {
             let first = claims.iter().min_by_key(|(_, (_, until))| *until).map(|(claim, _)| claim.clone());
             first.and_then(|claim| claims.remove(&claim));
@@ -44,10 +44,6 @@ impl InfeasibleClaims {
 
     /// Forgets a deleted claim.
     pub(super) fn remove(&self, claim: &Uid) {
-        self.lock().remove(claim);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uid, (Uid, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(claim);
     }
 }

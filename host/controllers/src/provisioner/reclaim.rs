@@ -14,8 +14,7 @@ use super::{
 };
 use crate::{
     context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
     protection::{self, rules::FinalizerVerdict},
     provisioner::ROLE,
 };
@@ -26,7 +25,7 @@ impl Provisioner {
         let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
+            let recorder = self.context.recorders.of_volume(&volume);
             let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, &self.context.cache);
             let local_node = self.context.local_node.as_ref().is_some_and(has_volume);
             let is_managed_driver = |driver: &DriverName| {
@@ -84,7 +83,7 @@ impl Provisioner {
                 ReclaimVerdict::DeletionFrozen => return self.report_deletion_frozen(&volume, &recorder),
             };
             if let Err(error) = result {
-                return self.context.action_for_write_error::<Volume>(name, &error).await;
+                return action_for_write_error::<Volume>(&self.context.writer, name, &error).await;
             }
         }
         Action::Requeue
@@ -119,12 +118,12 @@ impl Provisioner {
         let Some(csi) = &volume.csi else { return Some(Action::Done) };
         let Some(driver) = self.context.drivers.get(&csi.driver) else { return Some(Action::Done) };
         if let Some(text) = self.required_secret_message(volume) {
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
             );
-            return Some(Action::BackoffFor(self.context.settings.retry_interval_max));
+            return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
         let local_node =
             self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(&csi.driver));
@@ -140,12 +139,12 @@ impl Provisioner {
                 "PersistentVolume {other} refers to the same volume {}: it is not deleted",
                 csi.handle
             );
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
             );
-            return Some(Action::BackoffFor(self.context.settings.retry_interval_max));
+            return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
         let publishes = driver.backend.abilities().contains(&Ability::Publishing);
         let attached = self.context.cache.attachments_of_volume(&volume.name);
@@ -153,7 +152,7 @@ impl Provisioner {
             let text =
                 format!("persistentvolume {} is still attached to node {}", volume.name, attachment.node);
             recorder.record(StepResult::Waiting, text.clone(), None);
-            self.context.emit_event(
+            self.context.events.emit(
                 volume,
                 &driver.component,
                 EventSpec::warning("VolumeFailedDelete", text),
@@ -168,7 +167,7 @@ impl Provisioner {
             // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
             Ok(false) => return Some(Action::Backoff),
             Err(error) => {
-                return Some(self.context.action_for_write_error::<Volume>(&volume.name, &error).await);
+                return Some(action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await);
             }
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
@@ -176,7 +175,7 @@ impl Provisioner {
         }
 
         // 3. Call the driver.
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {
@@ -194,7 +193,7 @@ impl Provisioner {
                 let text = format!("{} cannot delete the volume: {error}", csi.driver);
                 recorder.record(StepResult::Failed, text, Some(started.elapsed()));
                 let event = EventSpec::warning("VolumeFailedDelete", error.to_string());
-                self.context.emit_event(volume, &driver.component, event);
+                self.context.events.emit(volume, &driver.component, event);
                 Some(Action::Backoff)
             }
         }
@@ -213,7 +212,7 @@ impl Provisioner {
         }
         let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
-        self.context.check_live().await?;
+        self.context.restore_check.check_live().await?;
         // A claim of this uid that is bound to another volume was provisioned twice; this volume is unused.
         Ok(claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
@@ -233,7 +232,7 @@ impl Provisioner {
         let component = volume.csi.as_ref().and_then(|csi| self.context.drivers.get(&csi.driver));
         let component =
             component.map_or_else(|| "external-provisioner".into(), |driver| driver.component.clone());
-        self.context.emit_event(volume, &component, event);
+        self.context.events.emit(volume, &component, event);
         Action::RequeueAfter(EVENT_REPEAT_INTERVAL)
     }
 }

@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use cofferdam_backend::Backend;
@@ -19,6 +19,7 @@ use cofferdam_domain::{
     VolumeAttributesClass, VolumeName, names,
     storage::{Ability, Feature},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,8 +33,7 @@ use super::{
 };
 use crate::{
     context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, subscribe},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
     orphans::OrphanScanner,
     provisioner::ROLE,
     pv_controller::{
@@ -165,12 +165,12 @@ impl Provisioner {
         }
         if let (Some(old), None) = (&change.old, &change.new) {
             self.infeasible.remove(&old.meta.uid);
-            self.waiting_for_topology().remove(&old.meta.uid);
+            self.waiting_for_topology.lock().remove(&old.meta.uid);
         }
         if let Some(claim) = change.old.as_ref().or(change.new.as_ref())
             && change.new.as_ref().is_none_or(|claim| claim.volume.is_some())
         {
-            self.contests().remove(&claim.meta.uid);
+            self.contests.lock().remove(&claim.meta.uid);
         }
     }
 
@@ -225,7 +225,7 @@ impl Provisioner {
     }
 
     fn enqueue_waiting_for_topology(&self) {
-        let waiting = std::mem::take(&mut *self.waiting_for_topology());
+        let waiting = std::mem::take(&mut *self.waiting_for_topology.lock());
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
@@ -234,14 +234,6 @@ impl Provisioner {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
         }
-    }
-
-    pub(super) fn contests(&self) -> MutexGuard<'_, ImmediateBindingContests> {
-        self.contests.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn waiting_for_topology(&self) -> MutexGuard<'_, HashSet<Uid>> {
-        self.waiting_for_topology.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn find_intent(&self, uid: &Uid) -> Option<(&ManagedDriver, Arc<Intent>)> {
@@ -292,7 +284,7 @@ impl Provisioner {
                 }
                 ProvisionVerdict::Reject { message, permanent } => {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-                        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
+                        let recorder = self.context.recorders.of_claim(&claim.key);
                         recorder.record(StepResult::Failed, message.clone(), None);
                     }
                     Some(self.fail(uid, message, permanent))
@@ -305,7 +297,7 @@ impl Provisioner {
                     if let Some(claim) = self.context.cache.claim_by_uid(uid) {
                         let text = "Assuming an external populator will provision the volume".to_owned();
                         let event = EventSpec::normal("Provisioning", text);
-                        self.context.emit_event(&*claim, "external-provisioner", event);
+                        self.context.events.emit(&*claim, "external-provisioner", event);
                     }
                     Some(Action::Done)
                 }
@@ -324,11 +316,11 @@ impl Provisioner {
     /// Requeues the claim on a change of a Node, and after its back-off. On the first call the claim is only
     /// registered, and decided again: a change since the decision would be missed.
     fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
-        if self.waiting_for_topology().insert(uid.clone()) {
+        if self.waiting_for_topology.lock().insert(uid.clone()) {
             return None;
         }
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
-            let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
+            let recorder = self.context.recorders.of_claim(&claim.key);
             recorder.record(StepResult::Waiting, message.clone(), None);
         }
         Some(self.fail(uid, message, false))
@@ -350,7 +342,7 @@ impl Provisioner {
     /// again.
     pub(super) async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Action {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, &claim.key);
+        let recorder = self.context.recorders.of_claim(&claim.key);
         recorder.record(StepResult::Failed, message.clone(), None);
         let action = self.fail(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
@@ -359,7 +351,7 @@ impl Provisioner {
         let write = self.context.writer.json_patch::<Claim>(&claim.key, uid, operations);
         match recorder.record_effect(&format!("removes the selected node {node}"), write).await {
             Ok(_) => Action::Done,
-            Err(error) => match self.context.action_for_write_error::<Claim>(&claim.key, &error).await {
+            Err(error) => match action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await {
                 // The driver is not called again without a back-off.
                 Action::Requeue => action,
                 other
@@ -373,15 +365,15 @@ impl Provisioner {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
             let text = if permanent {
-                let delay = self.context.settings.retry_interval_max;
+                let delay = self.context.calls.retry_interval_max;
                 format!("{message}; retrying after a change or in {delay:?}")
             } else {
                 message
             };
             let event = EventSpec::warning("ProvisioningFailed", text);
-            self.context.emit_event(&*claim, &component, event);
+            self.context.events.emit(&*claim, &component, event);
         }
-        if permanent { Action::BackoffFor(self.context.settings.retry_interval_max) } else { Action::Backoff }
+        if permanent { Action::BackoffFor(self.context.calls.retry_interval_max) } else { Action::Backoff }
     }
 
     /// `source.component` of the claim's events.

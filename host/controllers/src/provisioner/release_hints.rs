@@ -2,11 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cofferdam_domain::{Volume, VolumeName, ids::ResourceVersion};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::pv_controller::messages::VolumeReleased;
@@ -27,7 +27,7 @@ impl ReleaseHints {
     /// Adds a released volume.
     pub(super) fn insert(&self, released: &VolumeReleased) {
         let VolumeReleased { volume, resource_version, claim_read_at } = released;
-        let mut hints = self.lock();
+        let mut hints = self.0.lock();
         if hints.len() >= PRUNE_THRESHOLD {
             hints.retain(|_, (_, read_at)| read_at.elapsed() < HINT_TTL);
         }
@@ -36,14 +36,10 @@ impl ReleaseHints {
 
     /// Removes the hint of a volume. True if it is of this version and has not expired.
     pub(super) fn take(&self, volume: &Volume) -> bool {
-        let hint = self.lock().remove(&volume.name);
+        let hint = self.0.lock().remove(&volume.name);
         hint.is_some_and(|(version, read_at)| {
             version == volume.meta.resource_version && read_at.elapsed() < HINT_TTL
         })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<VolumeName, (ResourceVersion, Instant)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -82,6 +78,6 @@ mod tests {
         for number in 0..2 * PRUNE_THRESHOLD {
             hints.insert(&released(&number.to_string(), 1, now));
         }
-        assert!(hints.lock().len() <= PRUNE_THRESHOLD, "expired hints are removed");
+        assert!(hints.0.lock().len() <= PRUNE_THRESHOLD, "expired hints are removed");
     }
 }

@@ -14,8 +14,7 @@ use super::{
 };
 use crate::{
     context::{ManagedDriver, StepRecorder},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
 };
 
 impl Provisioner {
@@ -68,7 +67,7 @@ impl Provisioner {
         if let Some(claim) = self.context.cache.claim_by_uid(&intent.claim_uid) {
             let text = format!("Successfully provisioned volume {}", intent.request.name);
             let event = EventSpec::normal("ProvisioningSucceeded", text);
-            self.context.emit_event(&*claim, &driver.component, event);
+            self.context.events.emit(&*claim, &driver.component, event);
         }
     }
 

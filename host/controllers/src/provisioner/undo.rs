@@ -10,7 +10,6 @@ use tokio::time::Instant;
 use super::{placement, reconcile::Provisioner, rules};
 use crate::{
     context::{ManagedDriver, StepRecorder},
-    observer::StepResult,
 };
 
 /// Result of live reads about a created volume that its claim seems not to need.
@@ -59,7 +58,7 @@ impl Provisioner {
                 // The journal entry stays: it is the only record of the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
                 let _ = self.fail(&intent.claim_uid, message, false);
-                return Action::BackoffFor(self.context.settings.retry_interval_max);
+                return Action::BackoffFor(self.context.calls.retry_interval_max);
             }
             Ok(CreatedVolumeCheck::Recorded(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
@@ -79,7 +78,7 @@ impl Provisioner {
         }
 
         // 4. Delete the volume, then the journal entry.
-        let call = Call::with_deadline(self.context.settings.timeout);
+        let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
             Ok(()) => {
@@ -108,7 +107,7 @@ impl Provisioner {
     /// since the backup.
     fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
-        Action::BackoffFor(self.context.settings.retry_interval_max)
+        Action::BackoffFor(self.context.calls.retry_interval_max)
     }
 
     /// Checks with live reads that no PersistentVolume refers to the volume and that no claim needs it. A
@@ -147,7 +146,7 @@ impl Provisioner {
 
         // 3. The claim, and then the version of the cluster: the reads above may be of a restored one.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        self.context.check_live().await?;
+        self.context.restore_check.check_live().await?;
 
         // 4. The claim does not need a volume that is too small, or whose name is taken.
         let too_small =

@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::reconcile::PvController;
+use super::reconcile::{PvController, PvControllerContext};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
+    context::ProcessContext,
+    controller::DeclaredController,
     rbac::{CORE, DriverPlacement, Rule, RuleSet},
     role::Role,
     settings::Settings,
@@ -33,7 +31,7 @@ pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }
 
-impl Controller for PvController {
+impl DeclaredController for PvController {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Binds claims and volumes, maintains their phases, releases volumes";
     const REPLACES: &'static str = "PersistentVolumeController of kube-controller-manager";
@@ -49,15 +47,17 @@ impl Controller for PvController {
 
     fn register_metrics(_: &mut Registry) -> Self::Metrics {}
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, (): Self::Metrics) -> Arc<Self> {
-        Self::new(context, queues)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.run_queues(stop).await;
+    fn context(process: &ProcessContext, (): ()) -> PvControllerContext {
+        PvControllerContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            events: process.events.clone(),
+            recorders: process.recorders(ROLE),
+            backoff: process.settings.calls.api_backoff(),
+            queue_metrics: process.queue_metrics.clone(),
+            provisioned_drivers: Arc::clone(&process.provisioned_drivers),
+            channels: Arc::clone(&process.channels),
+            restore_check: process.restore_check.clone(),
+        }
     }
 }

@@ -2,7 +2,6 @@
 //! Replaces kube-controller-manager's PersistentVolumeController.
 
 mod declaration;
-pub(crate) mod messages;
 pub mod reconcile;
 pub mod rules;
 

@@ -2,35 +2,38 @@
 
 use std::{
     cell::Cell,
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
 use cofferdam_cluster::{
-    ApiError, Change, Lookup,
+    ApiError, Cache, Change, Lookup, Writer,
     metrics::Metrics,
-    queue::{Action, Queue},
+    observer::StepResult,
+    queue::{Action, ExponentialBackoff, Queue},
     writer::PatchTarget,
 };
 use cofferdam_domain::{
     Claim, ClaimKey, ClaimRef, DriverName, StorageClass, Uid, Volume, VolumeName, VolumePhase, names,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    messages::{ProvisioningRequested, VolumeReleased},
-    rules::{
-        self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
-        ClaimStatus, VolumeBindingVerdict, VolumeEffect,
-    },
+use super::rules::{
+    self, AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect, ClaimStatus,
+    VolumeBindingVerdict, VolumeEffect,
 };
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, StepRecorder, claim_reference, subscribe},
-    observer::StepResult,
-    pv_controller::ROLE,
+    channels::Channels,
+    controller::Controller,
+    events::EventRecorder,
+    messages::{ProvisioningRequested, VolumeReleased},
+    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    restore_check::RestoreCheck,
+    step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{VolumeLocks, WakePolicy},
 };
 
@@ -42,9 +45,24 @@ const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum concurrent claims; the same limit applies separately to volumes.
 const WORKERS: usize = 64;
 
+/// What the PersistentVolume controller uses.
+pub(crate) struct PvControllerContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) backoff: ExponentialBackoff,
+    pub(super) queue_metrics: Metrics,
+    /// Drivers whose provisioner runs in this process.
+    pub(super) provisioned_drivers: Arc<BTreeSet<DriverName>>,
+    /// Sends messages to the provisioner.
+    pub(super) channels: Arc<Channels>,
+    pub(super) restore_check: RestoreCheck,
+}
+
 /// The PersistentVolume controller.
 pub(crate) struct PvController {
-    context: Arc<ControllerContext>,
+    context: PvControllerContext,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
     /// Claims that wait for their provisioner, with the start of the wait.
@@ -52,29 +70,28 @@ pub(crate) struct PvController {
     volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
-impl PvController {
-    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
-        let backoff = context.settings.api_backoff();
-        let claims = Queue::new("claims", backoff, metrics);
+impl Controller for PvController {
+    type Context = PvControllerContext;
+
+    fn new(context: PvControllerContext) -> Arc<Self> {
         Arc::new(Self {
-            volume_locks: VolumeLocks::new(WakePolicy::All),
-            claims,
-            volumes: Queue::new("volumes", backoff, metrics),
+            claims: Queue::new("claims", context.backoff, &context.queue_metrics),
+            volumes: Queue::new("volumes", context.backoff, &context.queue_metrics),
             waiting: Mutex::default(),
+            volume_locks: VolumeLocks::new(WakePolicy::All),
             context,
         })
     }
 
-    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+    fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
         subscribe(self, &cache.claims, Self::claim_changed);
         subscribe(self, &cache.volumes, Self::volume_changed);
         subscribe(self, &cache.classes, Self::class_changed);
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let (claims, volumes) = (Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
             self.claims.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&claims);
@@ -87,6 +104,9 @@ impl PvController {
         );
     }
 
+}
+
+impl PvController {
     fn claim_changed(&self, change: &Change<Claim>) {
         self.claims.add(change.key.clone());
         for claim in [&change.old, &change.new].into_iter().flatten() {
@@ -102,7 +122,7 @@ impl PvController {
                 self.volumes.add(volume.name.clone());
             }
             if let Some(old) = &change.old {
-                self.waiting().remove(&old.meta.uid);
+                self.waiting.lock().remove(&old.meta.uid);
             }
         }
     }
@@ -139,7 +159,7 @@ impl PvController {
 
     /// Reconciles one claim. See [`rules::decide_claim`].
     async fn reconcile_claim(&self, key: &ClaimKey) -> Action {
-        let recorder = StepRecorder::of_claim(&self.context, ROLE, key);
+        let recorder = self.context.recorders.of_claim(key);
         for _ in 0..MAX_EFFECTS {
             // 1. Decide from the cache.
             let Lookup::Found(claim) = self.context.cache.claims.get(key) else { return Action::Done };
@@ -153,17 +173,17 @@ impl PvController {
                 continue;
             }
             if !matches!(verdict, ClaimBindingVerdict::Provision(..)) {
-                self.waiting().remove(&claim.meta.uid);
+                self.waiting.lock().remove(&claim.meta.uid);
             }
 
             // 3. Write, then decide again; or wait, or report.
             match verdict {
                 ClaimBindingVerdict::Apply(effect, event) => {
                     if let Err(error) = self.perform(&recorder, &claim, effect).await {
-                        return self.context.action_for_write_error::<Claim>(key, &error).await;
+                        return action_for_write_error::<Claim>(&self.context.writer, key, &error).await;
                     }
                     if let Some(event) = event {
-                        self.context.emit_event(&*claim, COMPONENT, event);
+                        self.context.events.emit(&*claim, COMPONENT, event);
                     }
                 }
                 ClaimBindingVerdict::NoAction(reason) => {
@@ -172,7 +192,7 @@ impl PvController {
                 }
                 ClaimBindingVerdict::Wait(event) => {
                     recorder.record(StepResult::Waiting, event.text.clone(), None);
-                    self.context.emit_event(&*claim, COMPONENT, event);
+                    self.context.events.emit(&*claim, COMPONENT, event);
                     return Action::Done;
                 }
                 ClaimBindingVerdict::Provision(_, driver) => {
@@ -181,7 +201,7 @@ impl PvController {
                 ClaimBindingVerdict::Fail(message, event) => {
                     recorder.record(StepResult::Failed, message, None);
                     if let Some(event) = event {
-                        self.context.emit_event(&*claim, COMPONENT, event);
+                        self.context.events.emit(&*claim, COMPONENT, event);
                     }
                     return Action::Backoff;
                 }
@@ -194,7 +214,7 @@ impl PvController {
     /// it.
     fn verdict(&self, claim: &Claim) -> (ClaimBindingVerdict, Option<VolumeName>) {
         let locked_volume = Cell::new(None);
-        let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+        let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
         let is_locked_by_other = |volume: &VolumeName| {
             let is = self.volume_locks.is_locked_by_other(volume, &claim.key);
             if is {
@@ -216,13 +236,13 @@ impl PvController {
         // The provisioner may have reconciled the claim before the claim lost an existing volume to another
         // claim.
         let request = ProvisioningRequested { claim: claim.meta.uid.clone() };
-        if self.context.has_provisioner(driver) && self.context.channels.send(&request) {
+        if self.context.provisioned_drivers.contains(driver) && self.context.channels.send(&request) {
             // The provisioner emits the events of the claim. In a burst, an event for each waiting claim
             // would delay all of them.
             recorder.record(StepResult::Waiting, format!("waits for {driver} to provision a volume"), None);
             return Action::Done;
         }
-        let since = *self.waiting().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
+        let since = *self.waiting.lock().entry(claim.meta.uid.clone()).or_insert_with(Instant::now);
         match PROVISIONING_EVENT_DELAY.checked_sub(since.elapsed()) {
             Some(left) if !left.is_zero() => Action::RequeueAfter(left),
             Some(_) | None => {
@@ -232,7 +252,7 @@ impl PvController {
                     format!("waits for {driver} to provision a volume"),
                     None,
                 );
-                self.context.emit_event(claim, COMPONENT, event);
+                self.context.events.emit(claim, COMPONENT, event);
                 Action::Done
             }
         }
@@ -343,8 +363,8 @@ impl PvController {
         for _ in 0..MAX_EFFECTS {
             // 1. Decide from the cache, and from the claim if it was refreshed for this volume.
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
-            let recorder = StepRecorder::of_volume(&self.context, ROLE, &volume);
-            let has_provisioner = |driver: &DriverName| self.context.has_provisioner(driver);
+            let recorder = self.context.recorders.of_volume(&volume);
+            let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
             let input = BindingInput {
                 cache: &self.context.cache,
                 has_provisioner: &has_provisioner,
@@ -362,10 +382,10 @@ impl PvController {
                     let refreshed_at = refreshed_at.map(|(_, at)| *at);
                     if let Err(error) = self.perform_on_volume(&recorder, &volume, effect, refreshed_at).await
                     {
-                        return self.context.action_for_write_error::<Volume>(name, &error).await;
+                        return action_for_write_error::<Volume>(&self.context.writer, name, &error).await;
                     }
                     if let Some(event) = event {
-                        self.context.emit_event(&*volume, COMPONENT, event);
+                        self.context.events.emit(&*volume, COMPONENT, event);
                     }
                 }
                 VolumeBindingVerdict::EnqueueClaim(key) => {
@@ -373,9 +393,9 @@ impl PvController {
                     return Action::Done;
                 }
                 VolumeBindingVerdict::VolumeModeMismatch(key, on_volume, on_claim) => {
-                    self.context.emit_event(&*volume, COMPONENT, on_volume);
+                    self.context.events.emit(&*volume, COMPONENT, on_volume);
                     if let Some(claim) = self.context.cache.claims.get(&key).into_object() {
-                        self.context.emit_event(&*claim, COMPONENT, on_claim);
+                        self.context.events.emit(&*claim, COMPONENT, on_claim);
                     }
                     return Action::Done;
                 }
@@ -431,15 +451,23 @@ impl PvController {
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
                 // The deletion of the volume depends on this read, which may be of a restored cluster.
-                self.context.check_live().await?;
+                self.context.restore_check.check_live().await?;
             }
         }
         Ok(())
     }
+}
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<Uid, Instant>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// `spec.claimRef` of a bound volume: with the claim's uid and resourceVersion.
+fn claim_reference(claim: &Claim) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": &*claim.key.namespace,
+        "name": &*claim.key.name,
+        "uid": claim.meta.uid,
+        "resourceVersion": claim.meta.resource_version.to_string(),
+    })
 }
 
 fn bind_patch(volume: &VolumeName, by_controller: bool, provisioner: Option<&DriverName>) -> Value {

@@ -19,7 +19,7 @@ use cofferdam_domain::{
     selector::InvalidRequirement,
 };
 
-use crate::event_spec::EventSpec;
+use crate::events::EventSpec;
 
 /// Input of the binding rules.
 #[derive(Clone, Copy)]

@@ -23,8 +23,7 @@ use super::{
 };
 use crate::{
     context::{MAX_EFFECTS, ManagedDriver},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
 };
 
 const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
@@ -95,7 +94,7 @@ impl Resizer {
         claim: &Claim,
         verdict: ExpansionVerdict,
     ) -> Result<(), Action> {
-        let (writer, now, recorder) = (&self.context.writer, self.context.now(), self.recorder(claim));
+        let (writer, now, recorder) = (&self.context.writer, (self.context.clock)(), self.recorder(claim));
         let (key, version, status) = (&claim.key, claim.meta.resource_version, Endpoint::Status);
         let (text, patch, event) = match verdict {
             ExpansionVerdict::RemovePreResizeCapacity(volume) => {
@@ -182,7 +181,7 @@ impl Resizer {
         if let ApiError::Refused { .. } = error {
             self.emit_failure(name, claim, reason, error.to_string());
         }
-        match self.context.action_for_write_error::<K>(key, error).await {
+        match action_for_write_error::<K>(&self.context.writer, key, error).await {
             Action::Requeue => Ok(()),
             outcome @ (Action::Done | Action::RequeueAfter(_) | Action::Backoff | Action::BackoffFor(_)) => {
                 Err(outcome)
@@ -278,12 +277,12 @@ impl Resizer {
         if failure != ResizeFailure::InDoubt {
             self.write_failure(claim, "reports the failed expansion", |current| {
                 let same = current.progress().allocated_resources == Some(target);
-                same.then(|| object::failed_patch(current, self.context.now(), &error, infeasible))?
+                same.then(|| object::failed_patch(current, (self.context.clock)(), &error, infeasible))?
             })
             .await;
         }
         if infeasible {
-            let delay = self.context.settings.retry_interval_max;
+            let delay = self.context.calls.retry_interval_max;
             self.state.update_expansion(&claim.meta.uid, |state| {
                 state.infeasible = Some((target, Instant::now() + delay));
             });
@@ -309,7 +308,7 @@ impl Resizer {
             let Err(error) = self.recorder(claim).record_effect(text, write).await else { return };
             // The call is retried even if this write fails; a later process reads from the status what is
             // infeasible.
-            if self.context.action_for_write_error::<Claim>(key, &error).await != Action::Requeue {
+            if action_for_write_error::<Claim>(&self.context.writer, key, &error).await != Action::Requeue {
                 return;
             }
         }
@@ -317,7 +316,7 @@ impl Resizer {
 
     /// Delays the next attempt of the claim's current size.
     fn mark_infeasible(&self, claim: &Claim) {
-        let delay = self.context.settings.retry_interval_max;
+        let delay = self.context.calls.retry_interval_max;
         if let Some(target) = claim.progress().allocated_resources {
             self.state.update_expansion(&claim.meta.uid, |state| {
                 state.infeasible = Some((target, Instant::now() + delay));

@@ -18,8 +18,7 @@ use super::{
 };
 use crate::{
     context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, ManagedDriver},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
 };
 
 const VOLUME_MODIFY_FAILED: &str = "VolumeModifyFailed";
@@ -99,7 +98,7 @@ impl Resizer {
         claim: &Claim,
         verdict: ModificationVerdict,
     ) -> Result<(), Action> {
-        let now = self.context.now();
+        let now = (self.context.clock)();
         let claim_name = &claim.key.name;
         let (text, patch, event) = match verdict {
             ModificationVerdict::UpdateVolumeClass(volume, target) => {
@@ -195,7 +194,7 @@ impl Resizer {
         }
         let failure = modification::classify_failure(&error);
         let infeasible = failure == ResizeFailure::Infeasible;
-        let delay = self.context.settings.retry_interval_max;
+        let delay = self.context.calls.retry_interval_max;
         self.state.update_modification(&claim.meta.uid, |modification_state| {
             modification_state.is_last_call_final = failure != ResizeFailure::InDoubt;
             modification_state.infeasible = infeasible.then(|| (target.into(), Instant::now() + delay));
@@ -207,7 +206,7 @@ impl Resizer {
             let status = current.progress().modification.as_ref();
             status.filter(|status| &*status.target_class == target)?;
             let failed = (target, state, failure == ResizeFailure::InDoubt);
-            object::modification_failed_patch(current, self.context.now(), error_text, failed)
+            object::modification_failed_patch(current, (self.context.clock)(), error_text, failed)
         })
         .await;
         if infeasible {

@@ -24,8 +24,7 @@ use super::{
 };
 use crate::{
     context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically, subscribe},
-    event_spec::EventSpec,
-    observer::StepResult,
+    events::EventSpec,
     provisioner::placement::LocalNode,
     resizer::ROLE,
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
@@ -56,7 +55,7 @@ impl Queues {
 
 impl Resizer {
     pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
-        let backoff = context.settings.backoff();
+        let backoff = context.calls.backoff();
         let queues = |name: &DriverName| {
             let expansion = Queue::new("resizer_expansion", backoff, metrics);
             (
@@ -233,7 +232,7 @@ impl Resizer {
             Some(secret) => secrets::read(&self.context.writer, secret).await?,
             None => Secrets::default(),
         };
-        Ok(Call { deadline: self.context.settings.timeout, secrets })
+        Ok(Call { deadline: self.context.calls.timeout, secrets })
     }
 
     /// Prepares a call: reads its Secret, checks that claim and volume have not changed since, and locks the
@@ -263,7 +262,7 @@ impl Resizer {
 
     /// Sends an event as external-resizer.
     pub(super) fn emit_event(&self, driver: &DriverName, claim: &Claim, event: EventSpec) {
-        self.context.emit_event(claim, &format!("external-resizer {driver}"), event);
+        self.context.events.emit(claim, &format!("external-resizer {driver}"), event);
     }
 
     /// Records a failure and emits it on the claim.
@@ -279,7 +278,7 @@ impl Resizer {
     }
 
     pub(super) fn recorder(&self, claim: &Claim) -> StepRecorder {
-        StepRecorder::of_claim(&self.context, ROLE, &claim.key)
+        self.context.recorders.of_claim(&claim.key)
     }
 
     /// The delay suggested by the driver's error, if it is longer than the back-off.
@@ -294,6 +293,6 @@ impl Resizer {
             return Action::Backoff;
         };
         let failures = queues.get(operation).failures(claim);
-        self.context.settings.retry_after_hint(Duration::from_millis(retry_after), failures)
+        self.context.calls.retry_after_hint(Duration::from_millis(retry_after), failures)
     }
 }

@@ -5,11 +5,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use cofferdam_domain::{Quantity, Uid, storage::Finality};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// A queue of the resizer, and the driver call of its reconciles.
@@ -52,27 +52,27 @@ pub(super) struct ResizerState {
 
 impl ResizerState {
     pub(super) fn expansion(&self, claim: &Uid) -> ExpansionState {
-        lock(&self.expansion).get(claim).cloned().unwrap_or_default()
+        self.expansion.lock().get(claim).cloned().unwrap_or_default()
     }
 
     pub(super) fn modification(&self, claim: &Uid) -> ModificationState {
-        lock(&self.modification).get(claim).cloned().unwrap_or_default()
+        self.modification.lock().get(claim).cloned().unwrap_or_default()
     }
 
     pub(super) fn update_expansion(&self, claim: &Uid, change: impl FnOnce(&mut ExpansionState)) {
-        change(lock(&self.expansion).entry(claim.clone()).or_default());
+        change(self.expansion.lock().entry(claim.clone()).or_default());
     }
 
     pub(super) fn update_modification(&self, claim: &Uid, change: impl FnOnce(&mut ModificationState)) {
-        change(lock(&self.modification).entry(claim.clone()).or_default());
+        change(self.modification.lock().entry(claim.clone()).or_default());
     }
 
     pub(super) fn remove_expansion(&self, claim: &Uid) {
-        lock(&self.expansion).remove(claim);
+        self.expansion.lock().remove(claim);
     }
 
     pub(super) fn remove_modification(&self, claim: &Uid) {
-        lock(&self.modification).remove(claim);
+        self.modification.lock().remove(claim);
     }
 }
 
@@ -81,8 +81,4 @@ pub(super) fn time_left<T>(entry: Option<&(T, Instant)>) -> Option<Duration> {
     let (_, until) = entry?;
     let remaining = until.saturating_duration_since(Instant::now());
     (!remaining.is_zero()).then_some(remaining)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

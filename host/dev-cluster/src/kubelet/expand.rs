@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{EventType, Kind as _};
+use cofferdam_cluster::{EventType, Kind as _, observer::StepResult};
 use cofferdam_csi::v1::{CapacityRange, NodeExpandVolumeRequest};
 use cofferdam_domain::{
     AccessMode, Claim, Quantity,
@@ -21,7 +21,6 @@ use super::{
 };
 use crate::{
     client::{PatchType, pod_reference},
-    observer::ClusterStepResult,
 };
 
 /// Field of a claim's status with the state of an expansion.
@@ -115,7 +114,7 @@ impl Kubelet {
                 self.client.record_timed_step(
                     COMPONENT,
                     name,
-                    ClusterStepResult::Applied,
+                    StepResult::Applied,
                     text,
                     Some(started.elapsed()),
                 );

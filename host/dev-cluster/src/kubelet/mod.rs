@@ -24,6 +24,7 @@ use std::{
 
 use cofferdam_cluster::{
     ApiError,
+    observer::StepResult,
     queue::{Action, Queue},
 };
 use cofferdam_domain::{AccessMode, ClaimKey, ClaimPhase, DriverName, NodeName, UniqueVolumeName};
@@ -50,7 +51,6 @@ use self::{
 use crate::{
     client::{ClusterClient, PatchType, WatchedKind, pod_reference},
     kinds::{FullNode, FullPod},
-    observer::ClusterStepResult,
     scheduler::rules::has_claim,
 };
 
@@ -335,7 +335,7 @@ impl Kubelet {
         }
     }
 
-    fn record_pod_step(&self, pod: &FullPod, kind: ClusterStepResult, text: &str) {
+    fn record_pod_step(&self, pod: &FullPod, kind: StepResult, text: &str) {
         self.client.record_step(
             COMPONENT,
             pod_reference(&pod.slim.key),

@@ -21,7 +21,7 @@ use super::{
     volume_id::VolumeId,
 };
 use crate::{
-    client::pod_reference, kinds::FullNode, observer::ClusterStepResult, scheduler::is_reachable_from,
+    client::pod_reference, kinds::FullNode, scheduler::is_reachable_from,
 };
 
 /// The capabilities of a Node service that kubelet uses.
@@ -316,7 +316,7 @@ impl Kubelet {
         self.client.record_timed_step(
             COMPONENT,
             name,
-            ClusterStepResult::Applied,
+            StepResult::Applied,
             text,
             Some(started.elapsed()),
         );

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_cluster::{ApiError, Kind as _, queue::Action};
+use cofferdam_cluster::{ApiError, Kind as _, observer::StepResult, queue::Action};
 use cofferdam_csi::{
     registration::{InfoRequest, PluginInfo, RegistrationStatus},
     v1::{NodeGetInfoRequest, NodeGetInfoResponse},
@@ -23,7 +23,6 @@ use super::{
 use crate::{
     client::PatchType,
     kinds::{FullCsiNode, FullNode},
-    observer::ClusterStepResult,
 };
 
 /// The supported plugin type.
@@ -78,7 +77,7 @@ impl Kubelet {
                 self.plugins.lock().remove(&info.name.as_str().into());
                 let text = format!("cannot register driver {}: {problem}", info.name);
                 let object = format!("node/{}", self.node_name);
-                self.client.record_step(COMPONENT, object, ClusterStepResult::Failed, text);
+                self.client.record_step(COMPONENT, object, StepResult::Failed, text);
                 Action::Backoff
             }
         }

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cofferdam_cluster::{EventType, queue::Action};
+use cofferdam_cluster::{EventType, observer::StepResult, queue::Action};
 use cofferdam_domain::PodKey;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -16,7 +16,6 @@ use super::{
 use crate::{
     client::{PatchType, pod_reference},
     kinds::FullPod,
-    observer::ClusterStepResult,
 };
 
 /// Kubelet's timeout for a pod's volumes before it emits FailedMount, each time.
@@ -47,7 +46,7 @@ impl Kubelet {
         let write = self.client.patch::<FullPod>(&pod, "/status", PatchType::Strategic, patch);
         match write.await {
             Ok(_) => {
-                self.record_pod_step(&pod, ClusterStepResult::UpToDate, "the pod is Running");
+                self.record_pod_step(&pod, StepResult::UpToDate, "the pod is Running");
                 Action::Done
             }
             Err(error) => self.outcome_for_write_error::<FullPod>(key, &error).await,

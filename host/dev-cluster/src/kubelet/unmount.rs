@@ -12,7 +12,7 @@ use super::{
     state::{COMPONENT, Key, Kubelet, MountedVolume, Plugin},
     volume_id::VolumeId,
 };
-use crate::{client::pod_reference, observer::ClusterStepResult};
+use crate::client::pod_reference;
 
 impl Kubelet {
     /// Unmounts all volumes at shutdown. Errors are logged.
@@ -65,7 +65,7 @@ impl Kubelet {
         self.client.record_timed_step(
             COMPONENT,
             pod_reference(&pod_mount.desired.pod.slim.key),
-            ClusterStepResult::Applied,
+            StepResult::Applied,
             text,
             duration,
         );
@@ -115,7 +115,7 @@ impl Kubelet {
             self.client.record_timed_step(
                 COMPONENT,
                 object,
-                ClusterStepResult::Applied,
+                StepResult::Applied,
                 text,
                 Some(started.elapsed()),
             );

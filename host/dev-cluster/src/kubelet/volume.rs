@@ -1,6 +1,6 @@
 //! Reconciles one volume of the node, step by step.
 
-use cofferdam_cluster::{EventType, queue::Action};
+use cofferdam_cluster::{EventType, observer::StepResult, queue::Action};
 use cofferdam_domain::{Uid, VolumeMode};
 
 use super::{
@@ -9,7 +9,6 @@ use super::{
     state::{COMPONENT, Key, Kubelet, VolumeToMount},
     volume_id::VolumeId,
 };
-use crate::observer::ClusterStepResult;
 
 /// Maximum steps per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
 const MAX_STEPS: usize = 64;
@@ -26,7 +25,7 @@ impl Kubelet {
                 }
                 MountStep::Wait(text) => {
                     desired.iter().for_each(|to_mount| {
-                        self.record_pod_step(&to_mount.pod, ClusterStepResult::Waiting, text)
+                        self.record_pod_step(&to_mount.pod, StepResult::Waiting, text)
                     });
                     return Action::Done;
                 }
@@ -85,7 +84,7 @@ impl Kubelet {
 
     /// Emits an event about a failed step on the pod. Failed expansions emit their own events.
     fn emit_mount_failure(&self, desired: &VolumeToMount, step: &MountStep, problem: &str) {
-        self.record_pod_step(&desired.pod, ClusterStepResult::Failed, problem);
+        self.record_pod_step(&desired.pod, StepResult::Failed, problem);
         if !matches!(step, MountStep::Stage | MountStep::Publish(_)) {
             return;
         }

@@ -16,6 +16,7 @@ use std::{
 
 use cofferdam_cluster::{
     ApiError, EventType,
+    observer::StepResult,
     queue::{Action, ExponentialBackoff, Queue},
 };
 use cofferdam_domain::{Claim, NodeName, PodKey, Uid, VolumeName, names};
@@ -33,7 +34,6 @@ use self::{
 use crate::{
     client::{ClusterClient, PatchType, pod_reference},
     kinds::{FullPod, FullVolume},
-    observer::ClusterStepResult,
 };
 
 /// kube-scheduler's back-off of unschedulable pods.
@@ -254,7 +254,7 @@ impl Scheduler {
         self.client.record_step(
             STEP_COMPONENT,
             pod_reference(&pod.slim.key),
-            ClusterStepResult::Waiting,
+            StepResult::Waiting,
             text,
         );
         Action::RequeueAfter(BIND_TIMEOUT - since)
@@ -278,7 +278,7 @@ impl Scheduler {
         self.client.record_step(
             STEP_COMPONENT,
             pod_reference(&pod.slim.key),
-            ClusterStepResult::Waiting,
+            StepResult::Waiting,
             reason,
         );
         let conditions = pod.full.status.as_ref().and_then(|status| status.conditions.as_ref());

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, fmt::Debug, sync::Arc, time::Duration};
 
 use cofferdam_apiserver::{ApiServer, Options as ApiOptions};
 use cofferdam_backend::Backend as _;
-use cofferdam_controllers::{ControllerManager, Dependencies, Settings};
+use cofferdam_cluster::observer::NoopStepObserver;
+use cofferdam_controllers::{ControllerManager, Dependencies, ProvisionerSettings, Role, Settings};
 use cofferdam_csi::Address;
 use cofferdam_dev_cluster::{
-    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView, NoopClusterStepObserver,
+    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView,
 };
 use cofferdam_domain::storage::Ability;
 use cofferdam_node::DriverManifest;
@@ -74,7 +75,7 @@ impl Cluster {
         let nodes = DevCluster::new(DevClusterOptions {
             client: client.clone(),
             clock: cofferdam_cluster::system_clock(),
-            observer: Arc::new(NoopClusterStepObserver),
+            observer: Arc::new(NoopStepObserver),
             nodes: (1..=nodes).map(|number| format!("node-{number}")).collect(),
             directory: directory.path().to_owned(),
             drivers: vec![NodeDriver {
@@ -97,9 +98,13 @@ impl Cluster {
             client: client.clone(),
             backends: vec![Arc::clone(&driver) as _],
             clock: cofferdam_cluster::system_clock(),
-            observer: Arc::new(cofferdam_controllers::NoopStepObserver),
+            observer: Arc::new(NoopStepObserver),
         };
-        let settings = Settings { immediate_topology: false, ..Settings::default() };
+        let settings = Settings {
+            roles: Role::ALL.into(),
+            provisioner: ProvisionerSettings { immediate_topology: false, ..Default::default() },
+            ..Settings::default()
+        };
         let process = ControllerManager::new(settings, parts, &mut Registry::default()).unwrap();
         let stopping = stop.clone();
         tasks.spawn(async move { process.run(stopping).await.unwrap() });

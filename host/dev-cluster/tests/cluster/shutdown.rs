@@ -3,9 +3,8 @@
 use std::{fs, sync::Arc};
 
 use cofferdam_apiserver::{ApiServer, Options as ApiOptions};
-use cofferdam_dev_cluster::{
-    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NoopClusterStepObserver,
-};
+use cofferdam_cluster::observer::NoopStepObserver;
+use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin};
 use kube::Client;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -19,7 +18,7 @@ async fn registration_socket_that_cannot_be_bound_stops_the_cluster() {
     let nodes = DevCluster::new(DevClusterOptions {
         client: Client::new(ApiServer::new(ApiOptions::default()).service(), "default"),
         clock: cofferdam_cluster::system_clock(),
-        observer: Arc::new(NoopClusterStepObserver),
+        observer: Arc::new(NoopStepObserver),
         nodes: vec!["node-1".to_owned()],
         directory: directory.path().to_owned(),
         drivers: vec![NodeDriver {

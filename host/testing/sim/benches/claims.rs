@@ -22,7 +22,8 @@ use std::{
 
 use cofferdam_apiserver::{ApiBody, ApiServer, ApiService};
 use cofferdam_backend::Backend;
-use cofferdam_controllers::{ControllerManager, Dependencies, NoopStepObserver, Role, Settings};
+use cofferdam_cluster::observer::NoopStepObserver;
+use cofferdam_controllers::{ControllerManager, Dependencies, Role, Settings};
 use cofferdam_domain::ClaimPhase;
 use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, EngineOptions};
 use futures::future::BoxFuture;

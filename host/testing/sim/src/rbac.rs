@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_request_is_checked_against_rbac_rules() {
-        let rules = cofferdam_controllers::rbac::rules(
+        let rules = cofferdam_controllers::table::rules(
             &cofferdam_controllers::Role::ALL.into(),
             cofferdam_controllers::rbac::DriverPlacement::ClusterWide,
         );

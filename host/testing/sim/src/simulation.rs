@@ -10,11 +10,12 @@ use std::{
 };
 
 use cofferdam_backend::Backend;
+use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{
-    ControllerManager, ControllerManagerError, Dependencies, NodeDeployment, NoopStepObserver, Role,
-    Settings, protection, provisioner, pv_controller,
-    rbac::{self, DriverPlacement, NodeTopologySource},
-    resizer,
+    CallSettings, ControllerManager, ControllerManagerError, Dependencies, NodeDeployment,
+    ProvisionerSettings, Role, Settings, protection, provisioner, pv_controller,
+    rbac::{DriverPlacement, NodeTopologySource},
+    resizer, table,
 };
 use futures::future::BoxFuture;
 use prometheus_client::registry::Registry;
@@ -107,7 +108,7 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(rbac::rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(table::rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
@@ -380,10 +381,19 @@ impl Simulation {
         let start = self.start_count.fetch_add(1, Ordering::Relaxed);
         let defaults = Settings::default();
         let settings = Settings {
-            retry_interval_max: self.fixture.max_retry_interval().unwrap_or(defaults.retry_interval_max),
+            calls: CallSettings {
+                retry_interval_max: self
+                    .fixture
+                    .max_retry_interval()
+                    .unwrap_or(defaults.calls.retry_interval_max),
+                ..defaults.calls
+            },
             roles: spec.roles.clone(),
             identity: format!("process-{start}"),
-            orphan_scan_interval: self.scans_for_orphans.then_some(ORPHAN_SCAN_INTERVAL),
+            provisioner: ProvisionerSettings {
+                orphan_scan_interval: self.scans_for_orphans.then_some(ORPHAN_SCAN_INTERVAL),
+                ..defaults.provisioner
+            },
             node: spec.node.map(|node| NodeDeployment {
                 every_driver: spec.drivers == DriverPlacement::NodeLocal(NodeTopologySource::CsiNode),
                 ..self.fixture.with_short_delays(NodeDeployment::new(node.into()))

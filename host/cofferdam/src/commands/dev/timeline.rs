@@ -10,8 +10,10 @@ use std::{
     time::Duration,
 };
 
-use cofferdam_cluster::{Cache, Change};
-use cofferdam_controllers::{ReconcileStep, StepObserver, StepResult};
+use cofferdam_cluster::{
+    Cache, Change,
+    observer::{Step, StepObserver, StepResult},
+};
 use cofferdam_domain::{Claim, Volume};
 use parking_lot::Mutex;
 use tokio::{
@@ -207,26 +209,9 @@ impl TimelinePrinter {
 }
 
 impl StepObserver for Timeline {
-    fn on_step(&self, step: ReconcileStep) {
-        let object = match (step.claim, step.volume) {
-            (Some(claim), _) => claim.to_string(),
-            (None, Some(volume)) => format!("pv/{volume}"),
-            (None, None) => String::new(),
-        };
-        self.line(step.role.as_str(), TimelineLineKind::Step(step.result), object, step.text, step.duration);
-    }
-}
-
-/// Steps of simulated components are printed like those of roles.
-impl cofferdam_dev_cluster::ClusterStepObserver for Timeline {
-    fn on_step(&self, step: cofferdam_dev_cluster::ClusterStep) {
-        let kind = match step.result {
-            cofferdam_dev_cluster::ClusterStepResult::Waiting => StepResult::Waiting,
-            cofferdam_dev_cluster::ClusterStepResult::Applied => StepResult::Applied,
-            cofferdam_dev_cluster::ClusterStepResult::UpToDate => StepResult::UpToDate,
-            cofferdam_dev_cluster::ClusterStepResult::Failed => StepResult::Failed,
-        };
-        self.line(step.component, TimelineLineKind::Step(kind), step.object, step.text, step.duration);
+    fn on_step(&self, step: Step) {
+        let object = step.object.to_string();
+        self.line(step.component, TimelineLineKind::Step(step.result), object, step.text, step.duration);
     }
 }
 

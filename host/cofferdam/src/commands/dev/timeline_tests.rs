@@ -1,3 +1,4 @@
+use cofferdam_cluster::observer::StepObject;
 use cofferdam_controllers::provisioner;
 use cofferdam_domain::ClaimKey;
 
@@ -24,12 +25,10 @@ impl SharedOutput {
     }
 }
 
-fn step(kind: StepResult, text: &str, took: Option<Duration>) -> ReconcileStep {
-    let claim = Some(ClaimKey::new("default", "demo"));
-    ReconcileStep {
-        role: provisioner::ROLE,
-        claim,
-        volume: None,
+fn step(kind: StepResult, text: &str, took: Option<Duration>) -> Step {
+    Step {
+        component: provisioner::ROLE.as_str(),
+        object: StepObject::Claim(ClaimKey::new("default", "demo")),
         result: kind,
         text: text.to_owned(),
         duration: took,

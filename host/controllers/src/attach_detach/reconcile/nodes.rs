@@ -56,7 +56,7 @@ impl AttachDetach {
                 }
                 return Action::Done;
             };
-            let recorder = StepRecorder::of_role(&self.context, ROLE);
+            let recorder = self.context.recorders.of_role();
             let text = format!("updates volumesAttached of {name}: {} volumes", listed.len());
             self.state.mark_sent(name);
             let write = self.context.writer.merge_patch::<Node>(
@@ -85,7 +85,7 @@ impl AttachDetach {
             if !is_result_unknown(&error) && (unanswered_for.is_none() || !refused) {
                 self.enqueue_attachments(self.state.abort(name));
             }
-            return self.context.action_for_write_error::<Node>(name, &error).await;
+            return action_for_write_error::<Node>(&self.context.writer, name, &error).await;
         }
         Action::Requeue
     }

@@ -6,10 +6,10 @@ use cofferdam_cluster::Change;
 use cofferdam_domain::{CsiNode, Volume, VolumeAttachment};
 
 use super::{Attacher, rules};
-use crate::context::subscribe;
+use crate::reconcile::subscribe;
 
 impl Attacher {
-    pub(in crate::attacher) fn subscribe_to_cache(self: &Arc<Self>) {
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
         subscribe(self, &cache.attachments, Self::attachment_changed);
         subscribe(self, &cache.volumes, Self::volume_changed);
@@ -21,7 +21,7 @@ impl Attacher {
             && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
         {
             self.clear_force_sync(&old.name);
-            self.metrics.remove_pending(&old.attacher, &old.name);
+            self.context.metrics.remove_pending(&old.attacher, &old.name);
             // It may have been the last attachment of a volume that is being deleted.
             old.volume().into_iter().for_each(|volume| self.volumes.add(volume.clone()));
         }

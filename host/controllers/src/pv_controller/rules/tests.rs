@@ -21,7 +21,7 @@ use super::{
     AttributesClassWrite, BindingInput, CapacityWrite, ClaimBindingVerdict, ClaimEffect,
     VolumeBindingVerdict, VolumeEffect, decide_claim, decide_volume,
 };
-use crate::event_spec::EventSpec;
+use crate::events::EventSpec;
 
 const CLAIM_UID: &str = "uid-me";
 

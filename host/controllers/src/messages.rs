@@ -1,16 +1,16 @@
-//! Messages of the PersistentVolume controller to other controllers of the process.
+//! Messages between the controllers of a process, which [`Channels`](crate::channels::Channels) deliver.
 
 use cofferdam_domain::{ResourceVersion, Uid, VolumeName};
 use tokio::time::Instant;
 
-/// A claim needs a new volume: no existing one matches.
+/// The PersistentVolume controller has found that a claim needs a new volume: no existing one matches.
 #[derive(Clone, Debug)]
 pub(crate) struct ProvisioningRequested {
     /// The claim's uid.
     pub(crate) claim: Uid,
 }
 
-/// The controller has set the phase of a volume to Released.
+/// The PersistentVolume controller has set the phase of a volume to Released.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeReleased {
     /// The volume.

@@ -1,0 +1,72 @@
+//! Observation of steps: the source of the timeline of `cofferdam dev`. A step is one effect of a controller or
+//! of a simulated component, or its finding that there is none.
+
+use std::{fmt, time::Duration};
+
+use cofferdam_domain::{ClaimKey, VolumeName};
+
+/// The result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StepResult {
+    /// The object waits for the condition in the text.
+    Waiting,
+    /// An effect was performed.
+    Applied,
+    /// The object is in its desired state.
+    UpToDate,
+    /// An effect failed and is retried.
+    Failed,
+}
+
+/// The object of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepObject {
+    /// A claim, or an object that belongs to it.
+    Claim(ClaimKey),
+    /// A PersistentVolume without a claim, or an object that belongs to it.
+    Volume(VolumeName),
+    /// Another object, such as `pod/default/web`.
+    Other(String),
+    /// No object.
+    None,
+}
+
+impl fmt::Display for StepObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(claim) => claim.fmt(f),
+            Self::Volume(volume) => write!(f, "pv/{volume}"),
+            Self::Other(object) => f.write_str(object),
+            Self::None => Ok(()),
+        }
+    }
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The role of the controller, or the simulated component: `scheduler`, `kubelet` or `ephemeral`.
+    pub component: &'static str,
+    /// The object.
+    pub object: StepObject,
+    /// The result.
+    pub result: StepResult,
+    /// A short clause in the present tense, without the object's name. It never contains secret values.
+    pub text: String,
+    /// Duration of the effect.
+    pub duration: Option<Duration>,
+}
+
+/// Receives steps. It runs in the task of the step and must not block.
+pub trait StepObserver: Send + Sync + 'static {
+    /// Receives a step.
+    fn on_step(&self, step: Step);
+}
+
+/// Ignores every step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoopStepObserver;
+
+impl StepObserver for NoopStepObserver {
+    fn on_step(&self, _: Step) {}
+}

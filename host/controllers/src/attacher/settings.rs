@@ -1,0 +1,32 @@
+//! Settings of the attacher.
+
+use std::time::Duration;
+
+/// Settings of the attacher, with the flags that set them.
+#[derive(Clone, Debug)]
+pub struct AttacherSettings {
+    /// Maximum concurrent attaches per driver; the same limit applies separately to detaches
+    /// (`--worker-threads`).
+    pub worker_threads: usize,
+    /// Resync period (`--resync`).
+    pub resync: Duration,
+    /// Interval between comparisons of VolumeAttachments with ListVolumes (`--reconcile-sync`).
+    pub reconcile_sync: Duration,
+    /// Volumes per page of ListVolumes; absent leaves it to the driver (`--max-entries`).
+    pub max_entries: Option<u32>,
+    /// Filesystem type of volumes that have none (`--default-fstype`).
+    pub default_fs_type: Option<String>,
+}
+
+impl Default for AttacherSettings {
+    /// The defaults of external-attacher's flags.
+    fn default() -> Self {
+        Self {
+            worker_threads: 10,
+            resync: Duration::from_secs(600),
+            reconcile_sync: Duration::from_secs(60),
+            max_entries: None,
+            default_fs_type: None,
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The drivers of a process.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::Journal;
+use cofferdam_domain::DriverName;
+
+/// The drivers of a process.
+pub(crate) type Backends = HashMap<DriverName, Arc<dyn Backend>>;
+
+/// A driver with its journal and its names.
+#[derive(Clone)]
+pub(crate) struct ManagedDriver {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) journal: Journal,
+    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of provisioned volumes.
+    pub(crate) identity: String,
+    /// `source.component` of events.
+    pub(crate) component: Box<str>,
+}

@@ -1,0 +1,34 @@
+//! Errors that prevent a process from starting.
+
+use cofferdam_cluster::ApiError;
+use cofferdam_domain::DriverName;
+
+use crate::role::Role;
+
+/// Error that prevents a process from starting.
+#[derive(Debug, thiserror::Error)]
+pub enum ControllerManagerError {
+    /// Two backends with the same driver name.
+    #[error("two backends have the driver name {0}: expected one backend per driver")]
+    TwoBackends(DriverName),
+    /// A role that needs a driver, in a process without one.
+    #[error("role {0} needs at least one backend: name one with --backend")]
+    NoBackend(Role),
+    /// `--volume-name-prefix` is empty or cannot start a volume's name.
+    #[error(
+        "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and \
+         dashes, at most 63"
+    )]
+    Prefix(String),
+    /// A node-local driver without topology, whose volumes cannot be bound to their node.
+    #[error("driver {0} is of one node and has no topology: expected a driver with topology keys")]
+    NoTopology(DriverName),
+    /// A node-local driver beside the attacher: the process of every node would attach to every node.
+    #[error(
+        "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
+    )]
+    AttacherWithNodeLocalDriver(DriverName),
+    /// The first request to the API server failed.
+    #[error("cannot start: {0}")]
+    Start(#[source] ApiError),
+}

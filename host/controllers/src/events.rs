@@ -1,0 +1,48 @@
+//! Events of the controllers.
+
+use cofferdam_cluster::{Event, EventSink, EventType, Kind, ObjectReference};
+
+/// An event of a verdict. It is emitted after the verdict's effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventSpec {
+    /// Normal or Warning.
+    pub kind: EventType,
+    /// Reason, as in Kubernetes: `ProvisioningFailed`.
+    pub reason: &'static str,
+    /// The message.
+    pub text: String,
+}
+
+impl EventSpec {
+    /// A Normal event.
+    pub fn normal(reason: &'static str, text: impl Into<String>) -> Self {
+        Self { kind: EventType::Normal, reason, text: text.into() }
+    }
+
+    /// A Warning event.
+    pub fn warning(reason: &'static str, text: impl Into<String>) -> Self {
+        Self { kind: EventType::Warning, reason, text: text.into() }
+    }
+}
+
+/// Emits events on objects, as client-go's `EventRecorder`.
+#[derive(Clone)]
+pub(crate) struct EventRecorder(EventSink);
+
+impl EventRecorder {
+    pub(crate) fn new(sink: EventSink) -> Self {
+        Self(sink)
+    }
+
+    /// Emits an event on an object. `component` is the event's `source.component`.
+    pub(crate) fn emit<K: Kind>(&self, object: &K, component: &str, spec: EventSpec) {
+        let EventSpec { kind: event_type, reason, text } = spec;
+        self.0.publish(Event {
+            involved_object: ObjectReference::from_object(object),
+            event_type,
+            reason,
+            note: text,
+            component: component.into(),
+        });
+    }
+}

@@ -1,0 +1,125 @@
+//! Node-local drivers: external-provisioner's "node deployment". Each node runs its own process, which
+//! creates and deletes only the volumes of its node. There is no leader: processes that compete for a claim
+//! are serialized by one write of the claim.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cofferdam_backend::Backend;
+use cofferdam_cluster::Cache;
+use cofferdam_domain::{
+    DriverName, NodeName, Volume, names,
+    storage::{Placement, Segments},
+};
+
+/// Options of node-local drivers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeDeployment {
+    /// The node of this process (`--node-name`).
+    pub node: NodeName,
+    /// All drivers of the process are node-local, whether they declare it or not (`--node-deployment`).
+    pub every_driver: bool,
+    /// Compete for claims without a selected node (`--node-deployment-immediate-binding`).
+    pub immediate_binding: bool,
+    /// Maximum delay before the first attempt to select this node (`--node-deployment-base-delay`).
+    pub base_delay: Duration,
+    /// Maximum delay before a later attempt. The delay doubles up to this limit
+    /// (`--node-deployment-max-delay`).
+    pub max_delay: Duration,
+}
+
+impl NodeDeployment {
+    /// Returns the defaults of external-provisioner.
+    pub const fn new(node: NodeName) -> Self {
+        Self {
+            node,
+            every_driver: false,
+            immediate_binding: true,
+            base_delay: Duration::from_secs(20),
+            max_delay: Duration::from_secs(60),
+        }
+    }
+
+    /// Returns true if the driver is node-local.
+    pub fn is_node_local(&self, backend: &dyn Backend) -> bool {
+        self.every_driver || backend.description().placement == Placement::Node
+    }
+}
+
+/// Missing topology information of this node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SegmentsError {
+    /// Neither the driver nor the CSINode has topology keys.
+    #[error("no topology key found on CSINode {0}")]
+    NoKeys(NodeName),
+    /// The Node lacks the label of a topology key.
+    #[error("node {node} has no label {key}")]
+    NoLabel {
+        /// The node.
+        node: NodeName,
+        /// The topology key.
+        key: String,
+    },
+}
+
+/// The node-local drivers of this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalNode {
+    /// The node.
+    pub node: NodeName,
+    /// Topology keys that each driver declares. They are empty for drivers whose keys are in the CSINode.
+    pub drivers: BTreeMap<DriverName, Vec<String>>,
+    /// Compete for claims without a selected node.
+    pub immediate_binding: bool,
+}
+
+impl LocalNode {
+    /// Returns true if the driver is node-local.
+    pub fn has_driver(&self, driver: &DriverName) -> bool {
+        self.drivers.contains_key(driver)
+    }
+
+    /// Returns true if topology keys have to be read from the CSINode.
+    pub fn needs_keys(&self) -> bool {
+        self.drivers.values().any(Vec::is_empty)
+    }
+
+    /// Returns true if topology values have to be read from the Node's labels.
+    pub fn needs_labels(&self) -> bool {
+        let is_by_name =
+            |keys: &Vec<String>| !keys.is_empty() && keys.iter().all(|key| *key == names::NODE_TOPOLOGY_KEY);
+        !self.drivers.values().all(is_by_name)
+    }
+
+    /// Returns the segments of this node for a driver: the node's name, and the Node's labels for all other
+    /// keys.
+    ///
+    /// # Errors
+    /// The driver has no topology keys, or the Node lacks a label.
+    pub fn segments(&self, driver: &DriverName, cache: &Cache) -> Result<Segments, SegmentsError> {
+        let node = &self.node;
+        let declared = self.drivers.get(driver).filter(|keys| !keys.is_empty()).cloned();
+        let registered = || cache.csi_nodes.get(node).into_object()?.topology_keys.get(driver).cloned();
+        let keys = declared.or_else(registered).filter(|keys| !keys.is_empty());
+        let keys = keys.ok_or_else(|| SegmentsError::NoKeys(node.clone()))?;
+        let labels = cache.nodes.get(node).into_object().map(|node| node.labels.clone()).unwrap_or_default();
+        let value = |key: String| match key == names::NODE_TOPOLOGY_KEY {
+            true => Ok((key, node.to_string())),
+            false => match labels.get(&key) {
+                Some(value) => Ok((key, value.clone())),
+                None => Err(SegmentsError::NoLabel { node: node.clone(), key }),
+            },
+        };
+        keys.into_iter().map(value).collect()
+    }
+
+    /// Returns true if the volume is accessible from this node only. Its process then manages the finalizer
+    /// and deletes the volume. A volume with a wider or no node affinity belongs to no process: on a node
+    /// that does not have the volume, the driver would report it as deleted.
+    pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
+        let Some(csi) = &volume.csi else { return false };
+        self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,52 @@
+//! Settings of the provisioner.
+
+use std::time::Duration;
+
+/// Maximum length of `--volume-name-prefix`.
+const MAX_VOLUME_NAME_PREFIX: usize = 63;
+
+/// Settings of the provisioner, with the flags that set them.
+#[derive(Clone, Debug)]
+pub struct ProvisionerSettings {
+    /// Prefix of provisioned volumes' names (`--volume-name-prefix`).
+    pub volume_name_prefix: String,
+    /// Maximum concurrent claims; the same limit applies separately to volume deletions (`--worker-threads`).
+    pub worker_threads: usize,
+    /// Filesystem type of classes that have none (`--default-fstype`).
+    pub default_fs_type: Option<String>,
+    /// Adds the names of claim and volume to the parameters of CreateVolume (`--extra-create-metadata`).
+    pub extra_create_metadata: bool,
+    /// Passes only the topology of the selected node to CreateVolume (`--strict-topology`).
+    pub strict_topology: bool,
+    /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
+    /// `allowedTopologies` (`--immediate-topology`).
+    pub immediate_topology: bool,
+    /// Interval between scans for orphaned volumes; absent disables them (`--orphan-scan-interval`).
+    pub orphan_scan_interval: Option<Duration>,
+}
+
+impl ProvisionerSettings {
+    /// The prefix can start the name of a PersistentVolume.
+    pub(crate) fn has_valid_prefix(&self) -> bool {
+        let prefix = &self.volume_name_prefix;
+        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        (1..=MAX_VOLUME_NAME_PREFIX).contains(&prefix.len())
+            && prefix.chars().all(is_allowed)
+            && !prefix.starts_with('-')
+    }
+}
+
+impl Default for ProvisionerSettings {
+    /// The defaults of external-provisioner's flags.
+    fn default() -> Self {
+        Self {
+            volume_name_prefix: "pvc".to_owned(),
+            worker_threads: 100,
+            default_fs_type: None,
+            extra_create_metadata: false,
+            strict_topology: false,
+            immediate_topology: true,
+            orphan_scan_interval: Some(Duration::from_secs(3600)),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What reconciles have in common: limits, subscriptions, and the result of a failed write.
+
+use std::{sync::Arc, time::Duration};
+
+use cofferdam_cluster::{
+    ApiError, Change, ObjectStore, Writer, index::Indexed, queue::Action, writer::CachedKind,
+};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+
+/// Maximum effects per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
+pub(crate) const MAX_EFFECTS: usize = 16;
+
+/// Interval after which the event of a lasting problem is repeated: the API server keeps events for an hour.
+pub(crate) const EVENT_REPEAT_INTERVAL: Duration = Duration::from_secs(1800);
+
+/// Calls `handler` after every change in `store`, as long as the controller exists.
+pub(crate) fn subscribe<C, K>(
+    controller: &Arc<C>,
+    store: &ObjectStore<K>,
+    handler: impl Fn(&C, &Change<K>) + Send + Sync + 'static,
+) where
+    C: Send + Sync + 'static,
+    K: Indexed,
+{
+    let controller = Arc::downgrade(controller);
+    store.subscribe(move |change| {
+        if let Some(controller) = controller.upgrade() {
+            handler(&controller, change);
+        }
+    });
+}
+
+/// Calls `callback` once per period, until `stop`.
+pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, mut callback: impl FnMut()) {
+    let mut ticks = interval_at(Instant::now() + period, period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => callback(),
+        }
+    }
+}
+
+/// The result of a reconcile after a failed write: a conflict refreshes the object and requeues, every other
+/// error backs off.
+pub(crate) async fn action_for_write_error<K: CachedKind>(
+    writer: &Writer,
+    key: &K::Key,
+    error: &ApiError,
+) -> Action {
+    match error {
+        ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {
+            match writer.refresh::<K>(key).await {
+                Ok(()) => Action::Requeue,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot refresh an object after a failed write");
+                    Action::Backoff
+                }
+            }
+        }
+        ApiError::Refused { .. } | ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. } => {
+            tracing::warn!(%error, "a write failed; retrying");
+            Action::Backoff
+        }
+    }
+}

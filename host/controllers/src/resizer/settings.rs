@@ -1,0 +1,29 @@
+//! Settings of the resizer.
+
+use std::time::Duration;
+
+/// Settings of the resizer, with the flags that set them.
+#[derive(Clone, Copy, Debug)]
+pub struct ResizerSettings {
+    /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
+    /// (`--workers`).
+    pub workers: usize,
+    /// Resync period (`--resync-period`).
+    pub resync_period: Duration,
+    /// Watches Pods for drivers that cannot expand volumes in use (`--handle-volume-inuse-error`).
+    pub handle_volume_inuse_error: bool,
+    /// Adds the names of claim and volume to the parameters of a modification (`--extra-modify-metadata`).
+    pub extra_modify_metadata: bool,
+}
+
+impl Default for ResizerSettings {
+    /// The defaults of external-resizer's flags.
+    fn default() -> Self {
+        Self {
+            workers: 10,
+            resync_period: Duration::from_secs(600),
+            handle_volume_inuse_error: true,
+            extra_modify_metadata: false,
+        }
+    }
+}
