@@ -1,5 +1,5 @@
-//! Observation of steps: the source of the timeline of `cofferdam dev`. A step is one effect of a controller or
-//! of a simulated component, or its finding that there is none.
+//! Observation of steps: the source of the timeline of `cofferdam dev`. A step is one effect of a controller
+//! or of a simulated component, or its finding that there is none.
 
 use std::{fmt, time::Duration};
 

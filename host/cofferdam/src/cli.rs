@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::{ConnectionSelection, DevSelection, RunSelection, SettingFlags};
+use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
 use backend::BackendCommand;
 
 /// Maximum number of simulated nodes; each runs a kubelet.
@@ -28,8 +28,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run roles against a cluster
+    #[command(after_help = Roles::help())]
     Run(ClusterFlags),
     /// Run a simulated cluster in this process: API server, scheduler, kubelets, roles and driver
+    #[command(after_help = Roles::help())]
     Dev(DevFlags),
     /// Show the claims, volumes and attachments of every driver, stuck operations and the last errors
     Status(StatusFlags),

@@ -1,4 +1,5 @@
-//! What a process offers to its controllers. A controller's declaration takes from it what the controller uses.
+//! Ports, settings and drivers of a process. A controller's declaration takes from it what the controller
+//! uses.
 
 use std::{
     collections::{BTreeSet, HashMap},

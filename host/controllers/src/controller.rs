@@ -1,5 +1,5 @@
-//! A controller, and its declaration: everything that the manager, RBAC and the command line need to know about
-//! it.
+//! A controller, and its declaration: everything that the manager, RBAC and the command line need to know
+//! about it.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 /// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
 /// restore.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
-    /// What the controller uses: ports, drivers, settings, metrics.
+    /// Dependencies of the controller: ports, drivers, settings, metrics.
     type Context;
 
     /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
@@ -74,7 +74,7 @@ pub(crate) trait DeclaredController: Controller {
     /// Registers the controller's metrics.
     fn register_metrics(registry: &mut Registry) -> Self::Metrics;
 
-    /// Takes what the controller uses from the process.
+    /// Takes the dependencies of the controller from the process.
     fn context(process: &ProcessContext, metrics: Self::Metrics) -> Self::Context;
 }
 

@@ -1,4 +1,4 @@
-//! What reconciles have in common: limits, subscriptions, and the result of a failed write.
+//! Common parts of reconciles: limits, subscriptions, and the result of a failed write.
 
 use std::{sync::Arc, time::Duration};
 

@@ -75,7 +75,8 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         Self { policy, state: Mutex::new(State { locks: HashMap::new(), reserved: HashMap::new() }) }
     }
 
-    /// Acquires the lock if it is free or reserved for `owner`. The guard calls `wake` for each owner to wake.
+    /// Acquires the lock if it is free or reserved for `owner`. The guard calls `wake` for each owner to
+    /// wake.
     pub(crate) fn try_acquire<'a>(
         &'a self,
         volume: &V,
@@ -191,8 +192,8 @@ mod tests {
     fn waiters_get_the_volume_lock_in_order_and_none_is_lost() {
         let locks = VolumeLocks::new(WakePolicy::Next);
         let woken = Mutex::new(Vec::new());
-        let wake = |name: VolumeAttachmentName| woken.lock().unwrap().push(name);
-        let take_woken = || std::mem::take(&mut *woken.lock().unwrap());
+        let wake = |name: VolumeAttachmentName| woken.lock().push(name);
+        let take_woken = || std::mem::take(&mut *woken.lock());
         let key = (DriverName::from("d"), VolumeHandle::from("h"));
         let other = (DriverName::from("e"), VolumeHandle::from("h"));
         let [a, b, c] = ["a", "b", "c"].map(VolumeAttachmentName::from);
@@ -224,7 +225,7 @@ mod tests {
         let running = queue.run(1, stop.clone(), move |key| {
             let log: Arc<Mutex<Vec<ClaimKey>>> = Arc::clone(&log);
             async move {
-                log.lock().unwrap().push(key);
+                log.lock().push(key);
                 Action::Done
             }
         });
@@ -233,7 +234,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(1)).await;
             stop.cancel();
         });
-        enqueued.lock().unwrap().clone()
+        enqueued.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]
@@ -264,15 +265,15 @@ mod tests {
     fn the_other_operation_is_enqueued_when_the_call_ends() {
         let locks = VolumeLocks::new(WakePolicy::All);
         let woken = Mutex::new(Vec::new());
-        let wake = |operation: &'static str| woken.lock().unwrap().push(operation);
+        let wake = |operation: &'static str| woken.lock().push(operation);
         let (a, b) = (ClaimKey::new("n", "a"), ClaimKey::new("n", "b"));
         let expansion = locks.acquire_or_wait(&a, &"expansion", wake).unwrap();
         assert!(locks.acquire_or_wait(&a, &"modification", wake).is_none());
         drop(locks.acquire_or_wait(&b, &"modification", wake).unwrap());
-        assert_eq!(*woken.lock().unwrap(), [""; 0]);
+        assert_eq!(*woken.lock(), [""; 0]);
         drop(expansion);
-        assert_eq!(*woken.lock().unwrap(), ["modification"]);
+        assert_eq!(*woken.lock(), ["modification"]);
         drop(locks.acquire_or_wait(&a, &"modification", wake).unwrap());
-        assert_eq!(*woken.lock().unwrap(), ["modification"], "no waiter is left");
+        assert_eq!(*woken.lock(), ["modification"], "no waiter is left");
     }
 }

@@ -12,9 +12,8 @@ use std::{
 };
 
 use cofferdam_controllers::{
-    Role, attach_detach, attacher, protection, provisioner, pv_controller,
-    rbac::{self, DriverPlacement},
-    resizer,
+    Role, attach_detach, attacher, protection, provisioner, pv_controller, rbac::DriverPlacement, resizer,
+    table,
 };
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
@@ -61,7 +60,7 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     let others = [attacher::ROLE, resizer::ROLE, pv_controller::ROLE, protection::ROLE, attach_detach::ROLE];
     let others = others.map(|role| (role, DriverPlacement::ClusterWide));
     for (role, drivers) in provisioners.into_iter().chain(others) {
-        for rule in rbac::rules(&[role].into(), drivers) {
+        for rule in table::rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let permission = format!("{verb} {}/{}", rule.group, rule.resource);
                 // Any role may have to emit an event about an undecodable object, and to read what it writes.

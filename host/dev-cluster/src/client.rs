@@ -20,9 +20,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    kinds::{CsiStorageCapacity, FullCsiDriver, FullCsiNode, FullNode, FullPod, FullVolume},
-};
+use crate::kinds::{CsiStorageCapacity, FullCsiDriver, FullCsiNode, FullNode, FullPod, FullVolume};
 
 /// The watch caches and the API client of the simulated components.
 pub(crate) struct ClusterClient {
@@ -321,13 +319,9 @@ impl ClusterClient {
         let result = effect.await;
         let duration = Some(started.elapsed());
         match &result {
-            Ok(_) => self.record_timed_step(
-                component,
-                object,
-                StepResult::Applied,
-                text.to_owned(),
-                duration,
-            ),
+            Ok(_) => {
+                self.record_timed_step(component, object, StepResult::Applied, text.to_owned(), duration)
+            }
             Err(error) => self.record_timed_step(
                 component,
                 object,

@@ -4,8 +4,8 @@ use std::{collections::HashMap, future::pending, sync::Arc};
 
 use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{
-    AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError, Dependencies,
-    NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
+    AttachDetachSettings, AttacherSettings, CallSettings, ControllerManager, ControllerManagerError,
+    Dependencies, NodeDeployment, ProvisionerSettings, ResizerSettings, Settings,
 };
 use cofferdam_csi::server::ServerMetrics;
 use k8s_openapi::api::{

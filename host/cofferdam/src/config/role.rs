@@ -1,8 +1,8 @@
 //! Roles of a process: those that reconcile a cluster, and those that have no controller.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, fmt::Write as _};
 
-use cofferdam_controllers::Role;
+use cofferdam_controllers::{Role, table::CONTROLLERS};
 use serde::{Deserialize, Deserializer, de};
 
 /// A role of a node.
@@ -74,6 +74,17 @@ impl Roles {
     pub(crate) fn names() -> String {
         let names = Role::ALL.map(Role::as_str).into_iter().chain(NodeRole::ALL.map(NodeRole::as_str));
         names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Help on the roles that reconcile a cluster: what each does, and the component that it replaces.
+    pub(crate) fn help() -> String {
+        let mut text = "Roles that reconcile a cluster:".to_owned();
+        for controller in CONTROLLERS {
+            let (role, help, replaces) = (controller.role, controller.help, controller.replaces);
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n  {role:14} {help};\n  {:14} replaces {replaces}", "");
+        }
+        text
     }
 
     /// Adds the role of a name.

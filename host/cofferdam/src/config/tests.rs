@@ -1,6 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args as _, FromArgMatches as _};
+use cofferdam_controllers::table::CONTROLLERS;
 
 use super::{
     settings::{FlagScope, SettingDefault},
@@ -506,6 +507,16 @@ fn the_documentation_lists_every_setting() {
     let (documented, _) = rest.split_once("<!-- end -->").unwrap();
     let expected = settings_table();
     assert!(documented == expected, "docs/configuration.md: expected between the markers\n{expected}");
+}
+
+#[test]
+fn the_documentation_and_the_help_describe_every_controller() {
+    let (page, help) = (include_str!("../../../../docs/how-it-works.md"), Roles::help());
+    for controller in CONTROLLERS {
+        let row = format!("| `{}` | {} |", controller.role, controller.replaces);
+        assert!(page.contains(&row), "docs/how-it-works.md: expected {row}");
+        assert!(help.contains(controller.role.as_str()) && help.contains(controller.help), "{help}");
+    }
 }
 
 #[test]

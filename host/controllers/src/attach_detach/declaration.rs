@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use cofferdam_domain::{CsiDriver, CsiNode, Node, Pod, VolumeAttachment};
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::{metrics::AttachDetachMetrics, reconcile::AttachDetach};
+use super::{
+    metrics::AttachDetachMetrics,
+    reconcile::{AttachDetach, AttachDetachContext},
+};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
+    context::ProcessContext,
+    controller::DeclaredController,
     rbac::{CORE, DriverPlacement, READ, Rule, RuleSet, STORAGE, WATCH},
     role::Role,
     settings::Settings,
@@ -31,11 +32,11 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattachments", &["create", "delete", "get", "list", "watch"]),
 ];
 
-impl Controller for AttachDetach {
+impl DeclaredController for AttachDetach {
     const ROLE: Role = ROLE;
     const HELP: &'static str =
         "Creates and deletes VolumeAttachments for pods, maintains volumesAttached of Nodes";
-    const REPLACES: &'static str = "AttachDetachController of kube-controller-manager";
+    const REPLACES: &'static str = "the attach-detach controller of kube-controller-manager, for CSI volumes";
     type Metrics = AttachDetachMetrics;
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
@@ -56,15 +57,16 @@ impl Controller for AttachDetach {
         AttachDetachMetrics::register(registry)
     }
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, metrics: Self::Metrics) -> Arc<Self> {
-        Self::new(context, queues, metrics)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.run_queues(stop).await;
+    fn context(process: &ProcessContext, metrics: AttachDetachMetrics) -> AttachDetachContext {
+        AttachDetachContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            events: process.events.clone(),
+            recorders: process.recorders(ROLE),
+            settings: process.settings.attach_detach,
+            retry_interval_max: process.settings.calls.retry_interval_max,
+            metrics,
+            queue_metrics: process.queue_metrics.clone(),
+        }
     }
 }

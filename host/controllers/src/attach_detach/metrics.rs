@@ -206,7 +206,7 @@ fn by_plugin(drivers: impl Iterator<Item = DriverName>) -> BTreeMap<String, i64>
 impl Collector for VolumeCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (cache, forced) = {
-            let state = self.0.lock();
+            let state = self.0.state.lock();
             (state.cache.upgrade(), state.forced_detaches.clone())
         };
         Self::forced(&mut encoder, &forced)?;

@@ -11,6 +11,7 @@ mod input;
 pub mod metrics;
 pub mod reconcile;
 pub mod rules;
+pub(crate) mod settings;
 mod state;
 mod throttle;
 

@@ -7,7 +7,7 @@ mod nodes;
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_cluster::{
-    ApiError, Lookup, Precondition,
+    ApiError, Cache, Lookup, Precondition, Writer,
     metrics::Metrics,
     queue::{Action, ExponentialBackoff, Queue},
 };
@@ -25,14 +25,16 @@ use super::{
         self, AttachDetachStep, AttachedVolume, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
         ReconcileInput,
     },
+    settings::AttachDetachSettings,
     state::{AttachState, Key},
     throttle::NodeStatusThrottle,
 };
 use crate::{
-    attach_detach::ROLE,
-    context::{ControllerContext, EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
-    events::EventSpec,
+    controller::Controller,
+    events::{EventRecorder, EventSpec},
     live_reads::SingleFlightReads,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
+    step_recorder::{StepRecorder, StepRecorders},
 };
 
 /// `source.component` of this controller's events.
@@ -47,46 +49,58 @@ const WORKERS: usize = 64;
 /// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
 
+/// Dependencies of the attach-detach controller.
+pub(crate) struct AttachDetachContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) settings: AttachDetachSettings,
+    /// Longest delay of the back-off (`--retry-interval-max`).
+    pub(super) retry_interval_max: Duration,
+    pub(super) metrics: AttachDetachMetrics,
+    pub(super) queue_metrics: Metrics,
+}
+
 /// The attach-detach controller.
 pub(crate) struct AttachDetach {
-    context: Arc<ControllerContext>,
+    context: AttachDetachContext,
     volumes: Queue<Key>,
     nodes: Queue<NodeName>,
     state: AttachState,
     throttle: NodeStatusThrottle,
     /// Live reads of Nodes: volumes that are detached from one Node share a read.
     node_reads: SingleFlightReads,
-    metrics: AttachDetachMetrics,
     backoff: ExponentialBackoff,
 }
 
-impl AttachDetach {
-    pub(super) fn new(
-        context: Arc<ControllerContext>,
-        queue_metrics: &Metrics,
-        metrics: AttachDetachMetrics,
-    ) -> Arc<Self> {
-        metrics.set_cache(&context.cache);
-        let backoff = BACKOFF.capped_at(context.calls.retry_interval_max);
+impl Controller for AttachDetach {
+    type Context = AttachDetachContext;
+
+    fn new(context: AttachDetachContext) -> Arc<Self> {
+        context.metrics.set_cache(&context.cache);
+        let backoff = BACKOFF.capped_at(context.retry_interval_max);
         Arc::new(Self {
-            volumes: Queue::new("attachdetach_volumes", backoff, queue_metrics),
-            nodes: Queue::new("attachdetach_nodes", backoff, queue_metrics),
+            volumes: Queue::new("attachdetach_volumes", backoff, &context.queue_metrics),
+            nodes: Queue::new("attachdetach_nodes", backoff, &context.queue_metrics),
             state: AttachState::default(),
             throttle: NodeStatusThrottle::default(),
             node_reads: SingleFlightReads::default(),
-            metrics,
             backoff,
             context,
         })
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let (volumes, nodes) = (Arc::clone(self), Arc::clone(self));
+    fn subscribe(self: &Arc<Self>) {
+        self.subscribe_to_cache();
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let (volumes, nodes) = (Arc::clone(&self), Arc::clone(&self));
         tokio::join!(
             self.volumes.run(WORKERS, stop.clone(), move |key| {
                 let controller = Arc::clone(&volumes);
-                async move { controller.work(&key).await }
+                async move { controller.reconcile(&key).await }
             }),
             self.nodes.run(NODE_WORKERS, stop, move |name| {
                 let controller = Arc::clone(&nodes);
@@ -94,7 +108,9 @@ impl AttachDetach {
             }),
         );
     }
+}
 
+impl AttachDetach {
     fn sources(&self) -> InputSources<'_> {
         InputSources {
             cache: &self.context.cache,
@@ -103,7 +119,9 @@ impl AttachDetach {
         }
     }
 
-    async fn work(&self, key: &Key) -> Action {
+    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until there is none, or until a
+    /// step has to wait.
+    async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);
         }
@@ -285,7 +303,7 @@ impl AttachDetach {
             Lookup::Undecodable(_) | Lookup::Missing => return Err(Action::Requeue),
         };
         if let Some(force) = force {
-            self.metrics.inc_forced_detaches(force);
+            self.context.metrics.inc_forced_detaches(force);
             tracing::warn!(%name, %node, reason = force.as_str(), "force-detaching a volume");
         }
         self.state.request_detach(name, &driver);
@@ -373,7 +391,7 @@ impl AttachDetach {
             .filter(|attached_volume| attached_volume.purpose.is_for_pod() && attached_volume.attached)
         {
             let Some(took) = self.state.finish_attach(&attached_volume.name) else { continue };
-            self.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
+            self.context.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
             let desired_attachments = input
                 .desired
                 .iter()

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::rules::DetachState;
-use crate::context::EVENT_REPEAT_INTERVAL;
+use crate::reconcile::EVENT_REPEAT_INTERVAL;
 
 /// Work queue key. Keys are reconciled one at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,10 +1,7 @@
 //! Limits the rate of `volumesAttached` updates of each node. On an idle cluster there is no delay. If
 //! updates are slow because of load, one update reports all volumes that were attached meanwhile.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::NodeName;
 use parking_lot::Mutex;
@@ -62,7 +59,7 @@ mod tests {
         assert_eq!(throttle.remaining(&node), Some(Duration::from_millis(15)));
         tokio::time::advance(Duration::from_millis(15)).await;
         assert_eq!(throttle.remaining(&node), None);
-        assert!(throttle.lock().is_empty());
+        assert!(throttle.0.lock().is_empty());
         throttle.record_write(&node, MAX_DELAY);
         throttle.remove(&node);
         assert_eq!(throttle.remaining(&node), None);

@@ -54,11 +54,7 @@ impl Attacher {
         }
     }
 
-    async fn check_list_volumes(
-        &self,
-        name: &DriverName,
-        driver: &dyn Backend,
-    ) -> Result<(), ListingError> {
+    async fn check_list_volumes(&self, name: &DriverName, driver: &dyn Backend) -> Result<(), ListingError> {
         let before = self.attachments_of(name);
         if before.is_empty() {
             return Ok(());

@@ -70,7 +70,7 @@ impl Ages {
         of: impl Fn(&PendingAttachments) -> f64,
     ) -> Result<(), std::fmt::Error> {
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (driver, queues) in &*self.0.lock() {
+        for (driver, queues) in &*self.0.0.lock() {
             for (kind, pending) in queues {
                 let labels = [("driver_name", driver.as_str()), ("queue", kind.as_str())];
                 ConstGauge::new(of(pending)).encode(metric.encode_family(&labels)?)?;

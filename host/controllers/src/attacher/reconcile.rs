@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     metrics::AttacherMetrics,
     rules::{self, AttacherInput, AttachmentVerdict, PublishAbilities, Unpublish},
+    settings::AttacherSettings,
     status,
     work_queues::{QueueKind, WorkQueues},
 };
@@ -47,7 +48,7 @@ use crate::{
 /// A driver's volume.
 type VolumeKey = (DriverName, VolumeHandle);
 
-/// What the attacher uses.
+/// Dependencies of the attacher.
 pub(crate) struct AttacherContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
@@ -161,8 +162,8 @@ impl Controller for Attacher {
         });
         let listing_drivers =
             self.context.drivers.iter().filter(|(_, driver)| Self::can_list_published_nodes(&***driver));
-        let checks = listing_drivers
-            .map(|(name, driver)| self.run_list_volumes_checks(name, &**driver, stop.clone()));
+        let checks =
+            listing_drivers.map(|(name, driver)| self.run_list_volumes_checks(name, &**driver, stop.clone()));
         tokio::join!(
             futures::future::join_all(attachments),
             volumes,
@@ -225,6 +226,7 @@ impl Attacher {
         }
     }
 
+    /// Reconciles one VolumeAttachment in the queue of its operation.
     async fn reconcile_attachment(
         &self,
         driver: &DriverName,
@@ -233,7 +235,7 @@ impl Attacher {
     ) -> Action {
         let _reservation = ReservationGuard { attacher: self, name };
         let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
-        match self.work(driver, backend, kind, name).await {
+        match self.perform_effects(driver, &**backend, kind, name).await {
             ReconcileResult::Done => {
                 // It may be pending in the other queue.
                 let is_same_queue =
@@ -256,10 +258,12 @@ impl Attacher {
         }
     }
 
-    async fn work(
+    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none or one has to
+    /// wait.
+    async fn perform_effects(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         kind: QueueKind,
         key: &VolumeAttachmentName,
     ) -> ReconcileResult {
@@ -286,13 +290,13 @@ impl Attacher {
 
     fn verdict(
         &self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         state: &AttacherState<'_>,
     ) -> AttachmentVerdict {
-        let description = driver.backend.description();
+        let description = driver.description();
         let abilities = PublishAbilities {
-            publishes: driver.backend.abilities().contains(&Ability::Publishing),
+            publishes: driver.abilities().contains(&Ability::Publishing),
             read_only: description.has_feature(Feature::PublishReadonly),
             single_node_multi_writer: description.has_feature(Feature::SingleNodeMultiWriter),
         };
@@ -309,7 +313,7 @@ impl Attacher {
     /// Performs one effect.
     async fn perform<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         verdict: AttachmentVerdict,
         state: &mut AttacherState<'a>,
@@ -390,7 +394,8 @@ impl Attacher {
             | ApiError::AlreadyExists(_)
             | ApiError::Unavailable { .. }
             | ApiError::InvalidResponse { .. } => ReconcileResult::Requeue(
-                action_for_write_error::<VolumeAttachment>(&self.context.writer, &attachment.name, error).await,
+                action_for_write_error::<VolumeAttachment>(&self.context.writer, &attachment.name, error)
+                    .await,
             ),
         }
     }
@@ -412,7 +417,7 @@ impl Attacher {
 
     async fn publish<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         request: PublishVolume,
         state: &mut AttacherState<'a>,
@@ -422,7 +427,7 @@ impl Attacher {
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
-        let response = driver.backend.publish_volume(call, request).await;
+        let response = driver.publish_volume(call, request).await;
         let connection_info = match response {
             Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
@@ -443,7 +448,7 @@ impl Attacher {
 
     async fn unpublish<'a>(
         &'a self,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         attachment: &VolumeAttachment,
         unpublish: Unpublish,
         state: &mut AttacherState<'a>,
@@ -453,7 +458,7 @@ impl Attacher {
         self.acquire_lock(attachment, &handle, state)?;
         let call = self.call(state);
         let started = Instant::now();
-        match driver.backend.unpublish_volume(call, handle, Some(node.clone())).await {
+        match driver.unpublish_volume(call, handle, Some(node.clone())).await {
             Ok(()) => {
                 let text = format!("{} unpublishes the volume from {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));

@@ -1,13 +1,11 @@
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_apiserver::{ApiServer, Options};
 use cofferdam_backend::{BackendFuture, Call};
 use cofferdam_cluster::{
     Change,
     api::ApiResource,
+    observer::NoopStepObserver,
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
@@ -25,11 +23,13 @@ use tower::ServiceExt as _;
 
 use super::*;
 use crate::{
-    NoopStepObserver, attacher,
-    controller::Controller,
-    rbac::{
-        self, CORE, DriverPlacement, NodeTopologySource, ResourceAttributes, Rule, RuleSet, WATCH, rules_of,
-    },
+    attacher,
+    controller::{Controller, DeclaredController},
+    provisioner::settings::ProvisionerSettings,
+    rbac::{CORE, DriverPlacement, NodeTopologySource, ResourceAttributes, Rule, RuleSet, WATCH},
+    resizer::settings::ResizerSettings,
+    role::Role,
+    table,
     watches::WatchSpec,
 };
 
@@ -85,12 +85,6 @@ fn drivers(placement: DriverPlacement) -> Vec<Arc<dyn Backend>> {
     for (topology_keys, has_topology) in topologies {
         for bits in 0..16_u8 {
             let has = |bit: u8| bits & (1 << bit) != 0;
-            // Not covered: the provisioner watches VolumeAttachments for a node-local driver that publishes,
-            // but the rules of node-local drivers do not include them, since node-local volumes are not
-            // attached.
-            if has(0) && placement != DriverPlacement::ClusterWide {
-                continue;
-            }
             let abilities = [Ability::Publishing, Ability::Modification, Ability::Expansion];
             let enabled = abilities.into_iter().zip(0..).filter(|(_, bit)| has(*bit));
             drivers.push(Arc::new(DescribedDriver {
@@ -122,8 +116,11 @@ fn settings(roles: &BTreeSet<Role>, placement: DriverPlacement) -> impl Iterator
         Settings {
             roles: roles.clone(),
             namespace: NAMESPACE.to_owned(),
-            handle_volume_inuse_error: pods,
-            orphan_scan_interval: defaults.orphan_scan_interval.filter(|_| orphans),
+            resizer: ResizerSettings { handle_volume_inuse_error: pods, ..defaults.resizer },
+            provisioner: ProvisionerSettings {
+                orphan_scan_interval: defaults.provisioner.orphan_scan_interval.filter(|_| orphans),
+                ..defaults.provisioner
+            },
             node: node.clone(),
             ..defaults
         }
@@ -144,7 +141,7 @@ fn every_watch_is_within_the_declared_rules() {
     let mut watched = 0;
     for placement in DriverPlacement::ALL {
         for roles in single.iter().chain([&all, &node_local]) {
-            let rules = rbac::rules(roles, placement);
+            let rules = table::rules(roles, placement);
             let processes = settings(roles, placement).flat_map(|settings| {
                 drivers(placement).into_iter().map(move |driver| (settings.clone(), driver))
             });
@@ -176,23 +173,30 @@ fn only_orphan_reports_do_not_hold_readiness_back() {
         for driver in drivers(DriverPlacement::ClusterWide) {
             let set = watch_set(CONTROLLERS, &settings, &[driver]);
             let optional: Vec<_> = set.specs().iter().filter(|spec| !spec.required).collect();
-            assert_eq!(optional.len(), usize::from(settings.orphan_scan_interval.is_some()));
+            assert_eq!(optional.len(), usize::from(settings.provisioner.orphan_scan_interval.is_some()));
             assert!(optional.iter().all(|spec| spec.scope.label_selector.is_some()), "{optional:?}");
         }
     }
 }
 
+/// Dependencies of [`ClaimRecorder`].
+struct ClaimRecorderContext {
+    cache: Arc<Cache>,
+    backoff: ExponentialBackoff,
+    queue_metrics: Metrics,
+    reconciled: Counter,
+}
+
 /// A controller that records the claims of the cluster. It is declared in this test only.
 struct ClaimRecorder {
-    context: Arc<ControllerContext>,
+    context: ClaimRecorderContext,
     queue: Queue<ClaimKey>,
-    reconciled: Counter,
     claims: Mutex<BTreeSet<ClaimKey>>,
 }
 
 const CLAIM_RECORDER: Role = Role::new("claim-recorder");
 
-impl Controller for ClaimRecorder {
+impl DeclaredController for ClaimRecorder {
     const ROLE: Role = CLAIM_RECORDER;
     const HELP: &'static str = "Records claims";
     const REPLACES: &'static str = "nothing";
@@ -213,9 +217,22 @@ impl Controller for ClaimRecorder {
         reconciled
     }
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, reconciled: Counter) -> Arc<Self> {
-        let queue = Queue::new("claim_recorder", context.settings.api_backoff(), queues);
-        Arc::new(Self { context, queue, reconciled, claims: Mutex::default() })
+    fn context(process: &ProcessContext, reconciled: Counter) -> ClaimRecorderContext {
+        ClaimRecorderContext {
+            cache: Arc::clone(&process.cache),
+            backoff: process.settings.calls.api_backoff(),
+            queue_metrics: process.queue_metrics.clone(),
+            reconciled,
+        }
+    }
+}
+
+impl Controller for ClaimRecorder {
+    type Context = ClaimRecorderContext;
+
+    fn new(context: ClaimRecorderContext) -> Arc<Self> {
+        let queue = Queue::new("claim_recorder", context.backoff, &context.queue_metrics);
+        Arc::new(Self { context, queue, claims: Mutex::default() })
     }
 
     fn subscribe(self: &Arc<Self>) {
@@ -226,8 +243,8 @@ impl Controller for ClaimRecorder {
     async fn run(self: Arc<Self>, stop: CancellationToken) {
         let controller = Arc::clone(&self);
         let reconcile = move |claim: ClaimKey| {
-            let is_new = controller.claims.lock().unwrap().insert(claim);
-            controller.reconciled.inc_by(u64::from(is_new));
+            let is_new = controller.claims.lock().insert(claim);
+            controller.context.reconciled.inc_by(u64::from(is_new));
             async { Action::Done }
         };
         self.queue.run(1, stop, reconcile).await;
@@ -238,7 +255,7 @@ impl Controller for ClaimRecorder {
 async fn a_new_role_is_one_controller_and_one_line_of_the_table() {
     let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
     let roles = BTreeSet::from([CLAIM_RECORDER]);
-    let rules = rules_of(&table, &roles, DriverPlacement::ClusterWide);
+    let rules = table::rules_of(&table, &roles, DriverPlacement::ClusterWide);
     let pods = rules.iter().find(|rule| rule.resource == "pods").unwrap();
     assert_eq!(pods.verbs, BTreeSet::from(["list", "watch"]));
 

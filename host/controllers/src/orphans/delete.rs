@@ -1,9 +1,7 @@
 //! Deletes one requested volume: reads all inputs live, calls the driver, then writes the response.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{
-    ApiError, EventType, OrphanReport, deletion_freeze, queue::Action, reflector::Scope,
-};
+use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, reflector::Scope};
 use cofferdam_domain::{
     Volume, VolumeHandle,
     storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
@@ -11,14 +9,18 @@ use cofferdam_domain::{
 use serde_json::{Value, json};
 
 use super::{
-    listing::{ListingError, ObservationHistory, VolumePages},
+    history::ObservationHistory,
     report::{
         DELETE, DELETING, DeletionRequest, DeletionResponse, DeletionResult, REPORT, RESPONSE, ScanReport,
     },
     rules::{self, DeletionInput, DeletionVerdict},
     scan::{DriverScanState, OrphanScanner, classify_with_history},
 };
-use crate::context::ManagedDriver;
+use crate::{
+    drivers::ManagedDriver,
+    events::EventSpec,
+    volume_listing::{ListingError, VolumePages},
+};
 
 /// A transient failure to read the inputs of a decision. The request is retried.
 #[derive(Debug, thiserror::Error)]
@@ -154,11 +156,11 @@ impl OrphanScanner {
         is_started: bool,
         history: &mut ObservationHistory,
     ) -> Result<DeletionVerdict, VolumeLookupError> {
-        let (settings, writer) = (&self.context.settings, &self.context.writer);
+        let (namespace, writer) = (&self.context.namespace, &self.context.writer);
         if !driver.backend.abilities().contains(&Ability::Listing) {
             return Ok(DeletionVerdict::Refuse(format!("the driver has no `{}`", Ability::Listing)));
         }
-        let frozen = || DeletionVerdict::Refuse(rules::frozen_message(&settings.namespace));
+        let frozen = || DeletionVerdict::Refuse(rules::frozen_message(namespace));
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Ok(frozen());
         }
@@ -176,7 +178,7 @@ impl OrphanScanner {
             None => false,
         };
         self.context.restore_check.check_live().await?;
-        if deletion_freeze::is_frozen_live(writer, &settings.namespace).await?
+        if deletion_freeze::is_frozen_live(writer, namespace).await?
             || deletion_freeze::is_frozen(&self.context.cache)
         {
             return Ok(frozen());
@@ -232,14 +234,14 @@ impl OrphanScanner {
         }
         let map = self.write(name, Some(config_map), data).await?;
         if let Some(report) = &report {
-            self.metrics.record_report(report);
+            self.context.metrics.record_report(report);
         }
         if let Some(DeletionRequest { handle, requested_by, .. }) = deleted {
             let text = format!(
                 "Deleted orphaned volume {handle}, requested by {requested_by}: {}",
                 response.message
             );
-            self.emit_event(driver, &map, EventType::Normal, "OrphanDeleted", text);
+            self.emit_event(driver, &map, EventSpec::normal("OrphanDeleted", text));
         }
         Ok(())
     }

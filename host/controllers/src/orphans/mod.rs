@@ -9,8 +9,8 @@ pub mod report;
 pub mod rules;
 
 mod delete;
-pub(crate) mod listing;
+mod history;
 mod scan;
 mod summary;
 
-pub(crate) use scan::OrphanScanner;
+pub(crate) use scan::{OrphanContext, OrphanScanner};

@@ -9,14 +9,14 @@ use std::{
 };
 
 use cofferdam_cluster::{
-    ApiError, Change, Event, EventType, Kind, Lookup, ObjectReference, OrphanReport, deletion_freeze,
+    ApiError, Cache, Change, Clock, Kind, Lookup, OrphanReport, Writer, deletion_freeze,
     metrics::Metrics,
     orphan_report::OrphanReportKey,
     queue::{Action, Queue},
     writer::PatchTarget,
 };
 use cofferdam_domain::{
-    DriverName, VolumeHandle,
+    ClusterId, DriverName, VolumeHandle,
     storage::{Ability, VolumeOwner, VolumeStatus},
 };
 use jiff::Timestamp;
@@ -25,7 +25,7 @@ use tokio::{sync::Mutex, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    listing::{ListingError, ObservationHistory, VolumePages},
+    history::ObservationHistory,
     metrics::OrphanMetrics,
     report::{
         self, DELETE, DELETING, DeletionRequest, DeletionResponse, LeakDetection, REPORT, ScanFailure,
@@ -34,16 +34,41 @@ use super::{
     rules::{self, Classification, ClassificationInput, LastChange},
     summary::{ScanSummary, describe},
 };
-use crate::context::{ControllerContext, MAX_EFFECTS, ManagedDriver};
+use crate::{
+    drivers::ManagedDriver,
+    events::{EventRecorder, EventSpec},
+    reconcile::{MAX_EFFECTS, action_for_write_error},
+    restore_check::RestoreCheck,
+    settings::CallSettings,
+    volume_listing::{ListingError, VolumePages},
+};
 
 /// Maximum delay of a scan, as a divisor of the interval.
 const JITTER: u32 = 10;
 
+/// Dependencies of the scan.
+pub(crate) struct OrphanContext {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) writer: Writer,
+    pub(crate) events: EventRecorder,
+    pub(crate) clock: Clock,
+    pub(crate) cluster: ClusterId,
+    pub(crate) drivers: HashMap<DriverName, ManagedDriver>,
+    /// Namespace of the reports.
+    pub(crate) namespace: String,
+    /// Name of the process, for the jitter.
+    pub(crate) identity: String,
+    /// Interval between scans.
+    pub(crate) interval: Duration,
+    pub(crate) calls: CallSettings,
+    pub(crate) restore_check: RestoreCheck,
+    pub(crate) metrics: OrphanMetrics,
+    pub(crate) queue_metrics: Metrics,
+}
+
 /// Scans the drivers of this process.
 pub(crate) struct OrphanScanner {
-    pub(super) context: Arc<ControllerContext>,
-    pub(super) metrics: OrphanMetrics,
-    interval: Duration,
+    pub(super) context: OrphanContext,
     queue: Queue<DriverName>,
     scan_states: HashMap<DriverName, Mutex<DriverScanState>>,
 }
@@ -61,14 +86,7 @@ pub(super) struct DriverScanState {
 }
 
 impl OrphanScanner {
-    pub(crate) fn new(
-        context: Arc<ControllerContext>,
-        interval: Duration,
-        metrics: &Metrics,
-        orphan_metrics: OrphanMetrics,
-    ) -> Arc<Self> {
-        let settings = &context.settings;
-        let backoff = settings.backoff();
+    pub(crate) fn new(context: OrphanContext) -> Arc<Self> {
         let scan_state = || {
             Mutex::new(DriverScanState {
                 next_scan: Instant::now(),
@@ -79,16 +97,8 @@ impl OrphanScanner {
             })
         };
         Arc::new(Self {
-            // One report a driver: the processes of several nodes would write over each other.
-            scan_states: context
-                .drivers
-                .keys()
-                .filter(|name| !context.is_node_local(name))
-                .map(|name| (name.clone(), scan_state()))
-                .collect(),
-            queue: Queue::new("orphans", backoff, metrics),
-            metrics: orphan_metrics,
-            interval,
+            scan_states: context.drivers.keys().map(|name| (name.clone(), scan_state())).collect(),
+            queue: Queue::new("orphans", context.calls.backoff(), &context.queue_metrics),
             context,
         })
     }
@@ -145,7 +155,7 @@ impl OrphanScanner {
                 Lookup::Found(config_map) => Some(config_map),
                 Lookup::Missing => None,
                 // Another application's ConfigMap with the name of the report: leave it.
-                Lookup::Undecodable(_) => return Action::RequeueAfter(self.interval),
+                Lookup::Undecodable(_) => return Action::RequeueAfter(self.context.interval),
             };
             let config_map = config_map.as_deref();
             let last_report = config_map.and_then(ScanReport::read);
@@ -179,15 +189,19 @@ impl OrphanScanner {
                 return Action::RequeueAfter(scan_state.next_scan.saturating_duration_since(Instant::now()));
             };
             if let Err(error) = result {
-                return action_for_write_error::<OrphanReport>(&self.context.writer, &self.report_key(name), &error)
-                    .await;
+                return action_for_write_error::<OrphanReport>(
+                    &self.context.writer,
+                    &self.report_key(name),
+                    &error,
+                )
+                .await;
             }
         }
         Action::Requeue
     }
 
     pub(super) fn report_key(&self, driver: &DriverName) -> OrphanReportKey {
-        OrphanReportKey::for_driver(&self.context.settings.namespace, driver)
+        OrphanReportKey::for_driver(&self.context.namespace, driver)
     }
 
     /// The wall clock, truncated to milliseconds as in reports.
@@ -256,16 +270,16 @@ impl OrphanScanner {
         match scan {
             Ok(report) => {
                 scan_state.next_scan =
-                    Instant::now() + scan_delay(self.interval, driver, &self.context.settings.identity, now);
-                self.metrics.record_scan(driver, now);
+                    Instant::now() + scan_delay(self.context.interval, driver, &self.context.identity, now);
+                self.context.metrics.record_scan(driver, now);
                 ScanReport { time: Some(now), deletions_frozen: is_frozen, ..report }
             }
             Err(error) => {
                 let message = error.to_string();
                 tracing::warn!(%driver, "cannot scan for orphaned volumes: {message}");
-                self.metrics.record_scan_failure(driver);
+                self.context.metrics.record_scan_failure(driver);
                 scan_state.next_scan =
-                    Instant::now() + self.interval.min(self.context.calls.retry_interval_max);
+                    Instant::now() + self.context.interval.min(self.context.calls.retry_interval_max);
                 let reason = "no scan has completed yet".to_owned();
                 let last_report = last_report.unwrap_or_else(|| {
                     ScanReport::new(driver.clone(), LeakDetection::None { message: reason })
@@ -288,7 +302,7 @@ impl OrphanScanner {
         report: ScanReport,
         scan_state: &mut DriverScanState,
     ) -> Result<(), ApiError> {
-        self.metrics.record_report(&report);
+        self.context.metrics.record_report(&report);
         if last_report.as_ref().is_some_and(|last_report| !report.is_update_of(last_report)) {
             return Ok(());
         }
@@ -297,14 +311,8 @@ impl OrphanScanner {
             Ok(map) => {
                 let new_orphans = report.new_orphans(last_report.as_ref());
                 if !new_orphans.is_empty() {
-                    let reason = "OrphanedVolumes";
-                    self.emit_event(
-                        driver,
-                        &map,
-                        EventType::Warning,
-                        reason,
-                        describe(&report, &new_orphans),
-                    );
+                    let text = describe(&report, &new_orphans);
+                    self.emit_event(driver, &map, EventSpec::warning("OrphanedVolumes", text));
                 }
                 Ok(())
             }
@@ -343,26 +351,10 @@ impl OrphanScanner {
         }
     }
 
-    /// Publishes an event on the ConfigMap.
-    pub(super) fn emit_event(
-        &self,
-        driver: &ManagedDriver,
-        map: &OrphanReport,
-        kind: EventType,
-        reason: &'static str,
-        note: String,
-    ) {
-        let name = &driver.backend.description().name;
-        tracing::info!(driver = %name, "{note}");
-        let subject = ObjectReference::from_object(map);
-        let component = driver.component.clone();
-        self.context.events.publish(Event {
-            involved_object: subject,
-            event_type: kind,
-            reason,
-            note,
-            component,
-        });
+    /// Emits an event on the ConfigMap.
+    pub(super) fn emit_event(&self, driver: &ManagedDriver, map: &OrphanReport, event: EventSpec) {
+        tracing::info!(driver = %driver.backend.description().name, "{}", event.text);
+        self.context.events.emit(map, &driver.component, event);
     }
 }
 

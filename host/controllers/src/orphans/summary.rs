@@ -6,7 +6,7 @@ use cofferdam_domain::{DriverName, VolumeHandle, storage::VolumeStatus};
 use jiff::Timestamp;
 
 use super::{
-    listing,
+    history,
     report::{LeakDetection, MAX_LISTED, Orphan, ScanReport, VolumeCounts},
     rules::{Classification, Unmanaged},
 };
@@ -55,7 +55,7 @@ impl ScanSummary {
     }
 
     fn build_orphan(&mut self, status: VolumeStatus, since: Timestamp) -> Option<Orphan> {
-        let state = status.changed_at_ms.is_none().then(|| listing::state_digest(&status));
+        let state = status.changed_at_ms.is_none().then(|| history::state_digest(&status));
         let (handle, bytes) = (status.volume.handle, status.volume.capacity);
         if state.is_some() {
             self.observed_handles.insert(handle.clone());

@@ -27,7 +27,7 @@ use crate::{
 /// Maximum concurrent objects of each kind; each needs one small write.
 const WORKERS: usize = 64;
 
-/// What the protection controller uses.
+/// Dependencies of the protection controller.
 pub(crate) struct ProtectionContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
@@ -102,7 +102,6 @@ impl Controller for Protection {
             }),
         );
     }
-
 }
 
 impl Protection {
@@ -130,7 +129,9 @@ impl Protection {
             match self.perform(&recorder, &*claim, verdict, names::PVC_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return action_for_write_error::<Claim>(&self.context.writer, key, &error).await,
+                Some(Err(error)) => {
+                    return action_for_write_error::<Claim>(&self.context.writer, key, &error).await;
+                }
             }
         }
         Action::Requeue
@@ -146,7 +147,9 @@ impl Protection {
             match self.perform(&recorder, &*volume, verdict, names::PV_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}
-                Some(Err(error)) => return action_for_write_error::<Volume>(&self.context.writer, name, &error).await,
+                Some(Err(error)) => {
+                    return action_for_write_error::<Volume>(&self.context.writer, name, &error).await;
+                }
             }
         }
         Action::Requeue
@@ -162,7 +165,12 @@ impl Protection {
                 None => return Action::Done,
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    return action_for_write_error::<VolumeAttributesClass>(&self.context.writer, name, &error).await;
+                    return action_for_write_error::<VolumeAttributesClass>(
+                        &self.context.writer,
+                        name,
+                        &error,
+                    )
+                    .await;
                 }
             }
         }

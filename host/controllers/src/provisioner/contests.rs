@@ -13,7 +13,7 @@ use crate::node_local::NodeDeployment;
 /// A random part of the base delay is subtracted, so that the nodes do not compete at the same time. The
 /// delay doubles with each attempt. The random part is a digest of claim, node and attempt, which makes tests
 /// reproducible.
-pub fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
+pub(super) fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
     let longest = deployment
         .base_delay
         .saturating_mul(2_u32.saturating_pow(attempt))

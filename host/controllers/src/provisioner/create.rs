@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{Intent, queue::Action};
+use cofferdam_cluster::{Intent, observer::StepResult, queue::Action};
 use cofferdam_domain::storage::{CreatedVolume, StorageError};
 use tokio::time::Instant;
 
@@ -11,11 +11,7 @@ use super::{
     reconcile::Provisioner,
     rules::{self, CreateVerdict},
 };
-use crate::{
-    context::{ManagedDriver, StepRecorder},
-    events::EventSpec,
-    provisioner::ROLE,
-};
+use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 /// A claim whose driver call takes longer gets the event `Provisioning`.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
@@ -62,7 +58,7 @@ impl Provisioner {
             }
             CreateVerdict::Failed { message, permanent } => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 driver.journal.remove(uid);
                 if permanent {
                     let duration = self.context.calls.retry_interval_max;
@@ -71,13 +67,13 @@ impl Provisioner {
                 self.requeue_after(self.fail(uid, message, permanent), uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 driver.journal.remove(uid);
                 self.reschedule(uid, &node, message).await
             }
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
-                self.metrics.record_provision_failure(&intent.class.name);
+                self.context.metrics.record_provision_failure(&intent.class.name);
                 self.requeue_after(self.fail(uid, message, false), uid, retry_after)
             }
         }

@@ -6,19 +6,26 @@ use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     OrphanReport,
     deletion_freeze::{self, RestoreMarker},
-    metrics::Metrics,
     orphan_report,
     writer::CachedKind,
 };
-use cofferdam_domain::{CsiNode, Node, VolumeAttachment, VolumeAttributesClass, storage::Ability};
+use cofferdam_domain::{
+    CsiNode, DriverName, Node, VolumeAttachment, VolumeAttributesClass,
+    storage::{Ability, Feature},
+};
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::{metrics::ProvisionerMetrics, placement::LocalNode, reconcile::Provisioner};
+use super::{
+    metrics::ProvisionerMetrics,
+    reconcile::{Provisioner, ProvisionerContext},
+    rules::ProvisionerOptions,
+};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
-    orphans::{OrphanScanner, metrics::OrphanMetrics},
+    context::ProcessContext,
+    controller::DeclaredController,
+    node_local::LocalNode,
+    orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
+    protection, pv_controller,
     rbac::{
         CORE, DriverPlacement, NodeTopologySource, READ, Rule, RuleSet, STORAGE, WATCH, WATCH_CSI_NODES,
         WATCH_NODES,
@@ -57,7 +64,7 @@ const NODE_LOCAL: &[Rule] = &[
 /// node-local drivers are not scanned.
 fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
     let is_cluster_wide = |backend: &Arc<dyn Backend>| !settings.is_node_local(&**backend);
-    settings.orphan_scan_interval.filter(|_| backends.iter().any(is_cluster_wide))
+    settings.provisioner.orphan_scan_interval.filter(|_| backends.iter().any(is_cluster_wide))
 }
 
 /// The watch of a kind that has topology: every object if volumes of a driver can be anywhere, the object of
@@ -76,7 +83,54 @@ fn topology_watch<K: CachedKind>(
     Some(WatchSpec::named::<K>(node.node.as_str()))
 }
 
-impl Controller for Provisioner {
+/// Options of the rules.
+fn options(process: &ProcessContext) -> ProvisionerOptions {
+    let settings = &process.settings;
+    let drivers_with = |has: &dyn Fn(&dyn Backend) -> bool| {
+        let drivers = process.drivers.iter().filter(|(_, driver)| has(&*driver.backend));
+        drivers.map(|(name, _)| name.clone()).collect()
+    };
+    ProvisionerOptions {
+        prefix: settings.provisioner.volume_name_prefix.clone(),
+        default_fs_type: settings.provisioner.default_fs_type.clone(),
+        extra_create_metadata: settings.provisioner.extra_create_metadata,
+        cluster: process.cluster.clone(),
+        runs_pv_controller: pv_controller::is_enabled(settings),
+        single_node_multi_writer_drivers: drivers_with(&|backend| {
+            backend.description().has_feature(Feature::SingleNodeMultiWriter)
+        }),
+        modification_drivers: drivers_with(&|backend| backend.abilities().contains(&Ability::Modification)),
+        topology_drivers: drivers_with(&|backend| backend.has_topology()),
+        strict_topology: settings.provisioner.strict_topology,
+        immediate_topology: settings.provisioner.immediate_topology,
+        local_node: process.local_node.clone(),
+    }
+}
+
+/// Dependencies of the scan for orphaned volumes.
+fn orphan_context(process: &ProcessContext, interval: Duration, metrics: OrphanMetrics) -> OrphanContext {
+    let is_node_local =
+        |name: &DriverName| process.local_node.as_ref().is_some_and(|local_node| local_node.has_driver(name));
+    let drivers = process.drivers.iter().filter(|(name, _)| !is_node_local(name));
+    OrphanContext {
+        cache: Arc::clone(&process.cache),
+        writer: process.writer.clone(),
+        events: process.events.clone(),
+        clock: Arc::clone(&process.clock),
+        cluster: process.cluster.clone(),
+        // One report a driver: the processes of several nodes would write over each other.
+        drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
+        namespace: process.settings.namespace.clone(),
+        identity: process.settings.identity.clone(),
+        interval,
+        calls: process.settings.calls,
+        restore_check: process.restore_check.clone(),
+        metrics,
+        queue_metrics: process.queue_metrics.clone(),
+    }
+}
+
+impl DeclaredController for Provisioner {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Provisions volumes for PersistentVolumeClaims and deletes released volumes";
     const REPLACES: &'static str = "external-provisioner";
@@ -88,8 +142,11 @@ impl Controller for Provisioner {
         let has = |ability| backends.iter().any(|backend| backend.abilities().contains(&ability));
         let namespace = &settings.namespace;
         let mut watches = vec![WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(namespace))];
-        // A volume is not deleted while a VolumeAttachment names it.
-        if has(Ability::Publishing) {
+        // A volume is not deleted while a VolumeAttachment names it. Node-local volumes are not attached.
+        let publishes = |backend: &Arc<dyn Backend>| {
+            backend.abilities().contains(&Ability::Publishing) && !settings.is_node_local(&**backend)
+        };
+        if backends.iter().any(publishes) {
             watches.push(WatchSpec::all::<VolumeAttachment>());
         }
         if has(Ability::Modification) {
@@ -119,25 +176,31 @@ impl Controller for Provisioner {
         (ProvisionerMetrics::register(registry), OrphanMetrics::register(registry))
     }
 
-    fn new(
-        context: Arc<ControllerContext>,
-        queues: &Metrics,
-        (metrics, orphan_metrics): Self::Metrics,
-    ) -> Arc<Self> {
-        let backends: Vec<_> = context.drivers.values().map(|driver| Arc::clone(&driver.backend)).collect();
-        let orphans = orphan_scan_interval(&context.settings, &backends)
-            .map(|interval| OrphanScanner::new(Arc::clone(&context), interval, queues, orphan_metrics));
-        Self::new(context, queues, metrics, orphans)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-        self.subscribe_to_messages();
-        self.orphans.iter().for_each(OrphanScanner::subscribe);
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let scans = self.orphans.iter().map(|orphans| orphans.run(stop.clone()));
-        tokio::join!(self.run_queues(stop.clone()), futures::future::join_all(scans));
+    fn context(
+        process: &ProcessContext,
+        (metrics, orphan_metrics): (ProvisionerMetrics, OrphanMetrics),
+    ) -> ProvisionerContext {
+        let settings = &process.settings;
+        let backends: Vec<_> = process.drivers.values().map(|driver| Arc::clone(&driver.backend)).collect();
+        ProvisionerContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            events: process.events.clone(),
+            recorders: process.recorders(ROLE),
+            drivers: Arc::clone(&process.drivers),
+            local_node: process.local_node.clone(),
+            node_deployment: settings.node.clone(),
+            namespace: settings.namespace.clone(),
+            options: options(process),
+            workers: settings.provisioner.worker_threads,
+            calls: settings.calls,
+            runs_protection: protection::is_enabled(settings),
+            channels: Arc::clone(&process.channels),
+            restore_check: process.restore_check.clone(),
+            orphans: orphan_scan_interval(settings, &backends)
+                .map(|interval| OrphanScanner::new(orphan_context(process, interval, orphan_metrics))),
+            metrics,
+            queue_metrics: process.queue_metrics.clone(),
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! node to the claim, and the one whose write succeeds provisions the volume.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{ApiError, queue::Action, writer::PatchTarget};
+use cofferdam_cluster::{ApiError, observer::StepResult, queue::Action, writer::PatchTarget};
 use cofferdam_domain::{
     Claim, DriverName, NodeName, names,
     storage::{Ability, CapacityQuery, CreateVolume},
@@ -10,7 +10,7 @@ use cofferdam_domain::{
 use serde_json::json;
 
 use super::reconcile::Provisioner;
-use crate::events::EventSpec;
+use crate::{events::EventSpec, reconcile::action_for_write_error};
 
 impl Provisioner {
     /// Selects the node of this process for the claim, after the process's delay and if the node has
@@ -23,7 +23,7 @@ impl Provisioner {
         node: &NodeName,
         request: Option<CreateVolume>,
     ) -> Option<Action> {
-        let Some(deployment) = &self.context.settings.node else { return Some(Action::Done) };
+        let Some(deployment) = &self.context.node_deployment else { return Some(Action::Done) };
         let uid = &claim.meta.uid;
         let recorder = self.context.recorders.of_claim(&claim.key);
         if let Some(delay) = self.contests.lock().next_attempt(deployment, uid) {

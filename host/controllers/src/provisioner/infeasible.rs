@@ -1,9 +1,6 @@
 //! Claims whose request the driver has rejected as invalid.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::Uid;
 use parking_lot::Mutex;

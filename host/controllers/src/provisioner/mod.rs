@@ -1,5 +1,6 @@
 //! `provisioner`: provisions volumes for claims and deletes released volumes. Replaces external-provisioner.
 
+mod contests;
 mod create;
 mod declaration;
 mod immediate_binding;
@@ -13,6 +14,7 @@ pub mod reconcile;
 mod release_hints;
 pub mod rules;
 mod save;
+pub(crate) mod settings;
 pub mod topology;
 mod undo;
 

@@ -2,21 +2,23 @@
 //! Released. One effect at a time.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{ApiError, Lookup, Precondition, deletion_freeze, queue::Action};
+use cofferdam_cluster::{
+    ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
+};
 use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names, storage::Ability};
 use tokio::time::Instant;
 
 use super::{
     parameters,
-    placement::LocalNode,
     reconcile::Provisioner,
     rules::{self, ReclaimVerdict},
 };
 use crate::{
-    context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, StepRecorder},
     events::EventSpec,
+    node_local::LocalNode,
     protection::{self, rules::FinalizerVerdict},
-    provisioner::ROLE,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
+    step_recorder::StepRecorder,
 };
 
 impl Provisioner {
@@ -30,7 +32,7 @@ impl Provisioner {
             let local_node = self.context.local_node.as_ref().is_some_and(has_volume);
             let is_managed_driver = |driver: &DriverName| {
                 self.context.drivers.contains_key(driver)
-                    && (local_node || !self.context.is_node_local(driver))
+                    && (local_node || self.context.local_node_of(driver).is_none())
             };
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
@@ -53,7 +55,7 @@ impl Provisioner {
                     let mut finalizers = vec![(at, finalizer)];
                     // One write removes the finalizer of the protection controller too, if it runs in this
                     // process.
-                    if protection::is_enabled(&self.context.settings)
+                    if self.context.runs_protection
                         && let FinalizerVerdict::Remove(at) = protection::rules::decide_volume(&volume, false)
                     {
                         finalizers.push((at, names::PV_PROTECTION));
@@ -125,8 +127,7 @@ impl Provisioner {
             );
             return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
-        let local_node =
-            self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(&csi.driver));
+        let local_node = self.context.local_node_of(&csi.driver);
         let segments =
             local_node.and_then(|local_node| local_node.segments(&csi.driver, &self.context.cache).ok());
         let may_share_storage =
@@ -146,7 +147,8 @@ impl Provisioner {
             );
             return Some(Action::BackoffFor(self.context.calls.retry_interval_max));
         }
-        let publishes = driver.backend.abilities().contains(&Ability::Publishing);
+        // Node-local volumes are not attached, and their VolumeAttachments not watched.
+        let publishes = local_node.is_none() && driver.backend.abilities().contains(&Ability::Publishing);
         let attached = self.context.cache.attachments_of_volume(&volume.name);
         if let Some(attachment) = attached.first().filter(|_| publishes) {
             let text =
@@ -167,7 +169,9 @@ impl Provisioner {
             // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
             Ok(false) => return Some(Action::Backoff),
             Err(error) => {
-                return Some(action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await);
+                return Some(
+                    action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
+                );
             }
         }
         if deletion_freeze::is_frozen(&self.context.cache) {
@@ -180,7 +184,7 @@ impl Provisioner {
         let class = volume.class.as_ref().into();
         match driver.backend.delete_volume(call, csi.handle.clone()).await {
             Ok(()) => {
-                self.metrics.record_deletion(&class, started.elapsed());
+                self.context.metrics.record_deletion(&class, started.elapsed());
                 recorder.record(
                     StepResult::Applied,
                     format!("{} deletes the volume", csi.driver),
@@ -189,7 +193,7 @@ impl Provisioner {
                 None
             }
             Err(error) => {
-                self.metrics.record_deletion_failure(&class);
+                self.context.metrics.record_deletion_failure(&class);
                 let text = format!("{} cannot delete the volume: {error}", csi.driver);
                 recorder.record(StepResult::Failed, text, Some(started.elapsed()));
                 let event = EventSpec::warning("VolumeFailedDelete", error.to_string());
@@ -224,7 +228,7 @@ impl Provisioner {
         let text = format!(
             "The cluster was restored from a backup: the volume is not deleted until ConfigMap {}/{} is \
              deleted",
-            self.context.settings.namespace,
+            self.context.namespace,
             deletion_freeze::RESTORE_MARKER_NAME
         );
         recorder.record(StepResult::Waiting, text.clone(), None);

@@ -1,23 +1,34 @@
-//! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time. `super::create`,
-//! `super::save` and `super::undo` continue the reconcile of a claim, `super::reclaim` is that of a
-//! PersistentVolume.
+//! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
+//!
+//! A claim becomes a volume in these steps. Each is a call of [`Provisioner::reconcile_claim`], or continues
+//! it:
+//!
+//! | step | function |
+//! |---|---|
+//! | the watch delivers the claim | `claim_changed` |
+//! | decide | [`rules::provision`] |
+//! | record the request in the journal | `super::create`: `record` |
+//! | call the driver | `super::create`: `create` |
+//! | create the PersistentVolume, remove the journal entry | `super::save` |
+//! | or delete a volume that the claim does not need | `super::undo` |
+//!
+//! `super::reclaim` reconciles a PersistentVolume.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
-use cofferdam_backend::Backend;
 use cofferdam_cluster::{
-    Change, Intent, Lookup,
+    Cache, Change, Intent, Lookup, Writer,
     deletion_freeze::RestoreMarker,
     metrics::Metrics,
+    observer::StepResult,
     queue::{Action, Queue},
 };
 use cofferdam_domain::{
     Claim, CsiNode, DriverName, Node, NodeName, StorageClass, Uid, Volume, VolumeAttachment,
     VolumeAttributesClass, VolumeName, names,
-    storage::{Ability, Feature},
 };
 use parking_lot::Mutex;
 use serde_json::json;
@@ -25,27 +36,63 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    contests::ImmediateBindingContests,
     infeasible::InfeasibleClaims,
     metrics::ProvisionerMetrics,
-    placement::ImmediateBindingContests,
     release_hints::ReleaseHints,
     rules::{self, ProvisionVerdict, ProvisionerOptions},
 };
 use crate::{
-    context::{ControllerContext, MAX_EFFECTS, ManagedDriver, StepRecorder, subscribe},
-    events::EventSpec,
+    channels::Channels,
+    controller::Controller,
+    drivers::ManagedDriver,
+    events::{EventRecorder, EventSpec},
+    messages::{ProvisioningRequested, VolumeReleased},
+    node_local::{LocalNode, NodeDeployment},
     orphans::OrphanScanner,
-    provisioner::ROLE,
-    pv_controller::{
-        self,
-        messages::{ProvisioningRequested, VolumeReleased},
-    },
+    reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
+    restore_check::RestoreCheck,
+    settings::CallSettings,
+    step_recorder::StepRecorders,
 };
+
+/// Dependencies of the provisioner.
+pub(crate) struct ProvisionerContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
+    /// The node of the process, with its node-local drivers.
+    pub(super) local_node: Option<LocalNode>,
+    pub(super) node_deployment: Option<NodeDeployment>,
+    /// Namespace of the restore marker.
+    pub(super) namespace: String,
+    pub(super) options: ProvisionerOptions,
+    /// Maximum concurrent claims; the same limit applies separately to volumes.
+    pub(super) workers: usize,
+    pub(super) calls: CallSettings,
+    /// The role protection runs in this process.
+    pub(super) runs_protection: bool,
+    /// Receives messages of the PersistentVolume controller.
+    pub(super) channels: Arc<Channels>,
+    pub(super) restore_check: RestoreCheck,
+    /// The scan for orphaned volumes, in a process that scans.
+    pub(super) orphans: Option<Arc<OrphanScanner>>,
+    pub(super) metrics: ProvisionerMetrics,
+    pub(super) queue_metrics: Metrics,
+}
+
+impl ProvisionerContext {
+    /// The node of the process, if the driver is node-local.
+    pub(super) fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
+        self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
+    }
+}
 
 /// The provisioner.
 pub(crate) struct Provisioner {
-    pub(super) context: Arc<ControllerContext>,
-    options: ProvisionerOptions,
+    pub(super) context: ProvisionerContext,
     /// Claims by uid, as in the journal: a request outlives its claim.
     pub(super) claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
@@ -54,43 +101,15 @@ pub(crate) struct Provisioner {
     /// Claims waiting for topology labels on Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
     /// Claims without a selected node that this process may select its node for.
-    contests: Mutex<ImmediateBindingContests>,
+    pub(super) contests: Mutex<ImmediateBindingContests>,
     pub(super) release_hints: ReleaseHints,
-    pub(super) metrics: ProvisionerMetrics,
-    /// The scan for orphaned volumes, in a process that scans.
-    pub(super) orphans: Option<Arc<OrphanScanner>>,
 }
 
-impl Provisioner {
-    pub(super) fn new(
-        context: Arc<ControllerContext>,
-        queue_metrics: &Metrics,
-        metrics: ProvisionerMetrics,
-        orphans: Option<Arc<OrphanScanner>>,
-    ) -> Arc<Self> {
-        let settings = &context.settings;
-        let backoff = settings.backoff();
-        let drivers_with = |has: &dyn Fn(&dyn Backend) -> bool| {
-            let drivers = context.drivers.iter().filter(|(_, driver)| has(&*driver.backend));
-            drivers.map(|(name, _)| name.clone()).collect()
-        };
-        let options = ProvisionerOptions {
-            prefix: settings.volume_name_prefix.clone(),
-            default_fs_type: settings.default_fs_type.clone(),
-            extra_create_metadata: settings.extra_create_metadata,
-            cluster: context.cluster.clone(),
-            runs_pv_controller: pv_controller::is_enabled(settings),
-            single_node_multi_writer_drivers: drivers_with(&|backend| {
-                backend.description().has_feature(Feature::SingleNodeMultiWriter)
-            }),
-            modification_drivers: drivers_with(&|backend| {
-                backend.abilities().contains(&Ability::Modification)
-            }),
-            topology_drivers: drivers_with(&|backend| backend.has_topology()),
-            strict_topology: settings.strict_topology,
-            immediate_topology: settings.immediate_topology,
-            local_node: context.local_node.clone(),
-        };
+impl Controller for Provisioner {
+    type Context = ProvisionerContext;
+
+    fn new(context: ProvisionerContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         Arc::new(Self {
             claims: Queue::new("provisioner_claims", backoff, queue_metrics),
             volumes: Queue::new("provisioner_volumes", backoff, queue_metrics),
@@ -98,15 +117,33 @@ impl Provisioner {
             waiting_for_topology: Mutex::default(),
             contests: Mutex::default(),
             release_hints: ReleaseHints::default(),
-            metrics,
-            orphans,
-            options,
             context,
         })
     }
 
+    fn subscribe(self: &Arc<Self>) {
+        let cache = &self.context.cache;
+        subscribe(self, &cache.claims, Self::claim_changed);
+        subscribe(self, &cache.volumes, Self::volume_changed);
+        subscribe(self, &cache.classes, Self::class_changed);
+        subscribe(self, &cache.attributes_classes, Self::attributes_class_changed);
+        subscribe(self, &cache.attachments, Self::attachment_changed);
+        subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
+        subscribe(self, &cache.nodes, Self::node_changed);
+        subscribe(self, &cache.restore_markers, Self::restore_marker_changed);
+        self.subscribe_to_messages();
+        self.context.orphans.iter().for_each(OrphanScanner::subscribe);
+    }
+
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let scans = self.context.orphans.iter().map(|orphans| orphans.run(stop.clone()));
+        tokio::join!(self.run_queues(stop.clone()), futures::future::join_all(scans));
+    }
+}
+
+impl Provisioner {
     /// Subscribes to the messages of the PersistentVolume controller.
-    pub(super) fn subscribe_to_messages(self: &Arc<Self>) {
+    fn subscribe_to_messages(self: &Arc<Self>) {
         let claims = self.claims.clone();
         self.context.channels.subscribe(move |request: &ProvisioningRequested| {
             claims.add_if_absent(request.claim.clone());
@@ -119,22 +156,10 @@ impl Provisioner {
         });
     }
 
-    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
-        let cache = &self.context.cache;
-        subscribe(self, &cache.claims, Self::claim_changed);
-        subscribe(self, &cache.volumes, Self::volume_changed);
-        subscribe(self, &cache.classes, Self::class_changed);
-        subscribe(self, &cache.attributes_classes, Self::attributes_class_changed);
-        subscribe(self, &cache.attachments, Self::attachment_changed);
-        subscribe(self, &cache.csi_nodes, Self::csi_node_changed);
-        subscribe(self, &cache.nodes, Self::node_changed);
-        subscribe(self, &cache.restore_markers, Self::restore_marker_changed);
-    }
-
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
+    /// Processes the queues of claims and volumes until `stop`.
+    async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
-        let workers = self.context.settings.worker_threads;
+        let workers = self.context.workers;
         let (claims, volumes) = (Arc::clone(self), Arc::clone(self));
         let journals = futures::future::join_all(self.context.drivers.values().map(|driver| async {
             loop {
@@ -255,7 +280,7 @@ impl Provisioner {
                 intent,
                 is_managed_driver: &is_managed_driver,
                 infeasible: infeasible.as_ref().map(|(class, _)| class),
-                options: &self.options,
+                options: &self.context.options,
             };
             let done = match rules::provision(input, uid) {
                 // 3. Record the request, then decide again.
@@ -351,7 +376,9 @@ impl Provisioner {
         let write = self.context.writer.json_patch::<Claim>(&claim.key, uid, operations);
         match recorder.record_effect(&format!("removes the selected node {node}"), write).await {
             Ok(_) => Action::Done,
-            Err(error) => match action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await {
+            Err(error) => match action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error)
+                .await
+            {
                 // The driver is not called again without a back-off.
                 Action::Requeue => action,
                 other

@@ -1,15 +1,12 @@
 //! Volumes that the PersistentVolume controller of this process has just released.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::{Volume, VolumeName, ids::ResourceVersion};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::pv_controller::messages::VolumeReleased;
+use crate::messages::VolumeReleased;
 
 /// A live read counts as current for this long: a change within so short a time could as well happen between
 /// a read and the request that follows it.

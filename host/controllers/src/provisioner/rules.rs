@@ -17,11 +17,13 @@ use cofferdam_domain::{
 };
 
 use super::{
-    parameters,
-    placement::{self, LocalNode},
+    parameters, placement,
     topology::{self, TopologyError, TopologyInput},
 };
-use crate::pv_controller::rules::{self as binding, BindingInput, ClaimBindingVerdict as Binding};
+use crate::{
+    node_local::LocalNode,
+    pv_controller::rules::{self as binding, BindingInput, ClaimBindingVerdict as Binding},
+};
 
 /// Options of the provisioner.
 #[derive(Clone, Debug, PartialEq, Eq)]

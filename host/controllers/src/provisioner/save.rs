@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{ApiError, Intent, queue::Action};
+use cofferdam_cluster::{ApiError, Intent, observer::StepResult, queue::Action};
 use cofferdam_domain::{Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
@@ -12,10 +12,7 @@ use super::{
     rules,
     undo::recorded_volume_message,
 };
-use crate::{
-    context::{ManagedDriver, StepRecorder},
-    events::EventSpec,
-};
+use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 impl Provisioner {
     /// Creates the PersistentVolume, then removes the journal entry. `started`: the start of the driver call.
@@ -49,7 +46,7 @@ impl Provisioner {
             // 3. Remove the journal entry.
             Ok(_) => {
                 driver.journal.remove(&intent.claim_uid);
-                self.metrics.record_provision(&intent.class.name, started.elapsed());
+                self.context.metrics.record_provision(&intent.class.name, started.elapsed());
                 self.emit_provisioning_succeeded(driver, intent);
                 Action::Done
             }

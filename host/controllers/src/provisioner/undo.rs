@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{ApiError, Intent, Lookup, deletion_freeze, queue::Action, reflector::Scope};
+use cofferdam_cluster::{
+    ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
+};
 use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
 
 use super::{placement, reconcile::Provisioner, rules};
-use crate::{
-    context::{ManagedDriver, StepRecorder},
-};
+use crate::{drivers::ManagedDriver, step_recorder::StepRecorder};
 
 /// Result of live reads about a created volume that its claim seems not to need.
 enum CreatedVolumeCheck {

@@ -34,7 +34,7 @@ pub(crate) fn is_enabled(settings: &Settings) -> bool {
 impl DeclaredController for PvController {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Binds claims and volumes, maintains their phases, releases volumes";
-    const REPLACES: &'static str = "PersistentVolumeController of kube-controller-manager";
+    const REPLACES: &'static str = "the persistent volume controller of kube-controller-manager";
     type Metrics = ();
 
     fn watches(_: &Settings, _: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {

@@ -45,7 +45,7 @@ const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum concurrent claims; the same limit applies separately to volumes.
 const WORKERS: usize = 64;
 
-/// What the PersistentVolume controller uses.
+/// Dependencies of the PersistentVolume controller.
 pub(crate) struct PvControllerContext {
     pub(super) cache: Arc<Cache>,
     pub(super) writer: Writer,
@@ -103,7 +103,6 @@ impl Controller for PvController {
             }),
         );
     }
-
 }
 
 impl PvController {

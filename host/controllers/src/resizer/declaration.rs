@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use cofferdam_backend::Backend;
-use cofferdam_cluster::metrics::Metrics;
 use cofferdam_domain::{CsiNode, Node, Pod, VolumeAttributesClass, storage::Ability};
 use prometheus_client::registry::Registry;
-use tokio_util::sync::CancellationToken;
 
-use super::{expand::is_offline_expansion_only, reconcile::Resizer};
+use super::{
+    expand::is_offline_expansion_only,
+    reconcile::{Resizer, ResizerContext},
+};
 use crate::{
-    context::ControllerContext,
-    controller::Controller,
+    context::ProcessContext,
+    controller::DeclaredController,
     rbac::{
         CORE, DriverPlacement, NodeTopologySource, Rule, RuleSet, STORAGE, WATCH, WATCH_CSI_NODES,
         WATCH_NODES,
@@ -34,7 +35,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
-impl Controller for Resizer {
+impl DeclaredController for Resizer {
     const ROLE: Role = ROLE;
     const HELP: &'static str = "Expands volumes and changes their VolumeAttributesClass, as claims request";
     const REPLACES: &'static str = "external-resizer";
@@ -44,7 +45,7 @@ impl Controller for Resizer {
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
         let mut watches = Vec::new();
         let is_offline_only = |backend: &Arc<dyn Backend>| is_offline_expansion_only(&**backend);
-        if settings.handle_volume_inuse_error && backends.iter().any(is_offline_only) {
+        if settings.resizer.handle_volume_inuse_error && backends.iter().any(is_offline_only) {
             watches.push(WatchSpec::all::<Pod>());
         }
         if backends.iter().any(|backend| backend.abilities().contains(&Ability::Modification)) {
@@ -69,15 +70,18 @@ impl Controller for Resizer {
 
     fn register_metrics(_: &mut Registry) -> Self::Metrics {}
 
-    fn new(context: Arc<ControllerContext>, queues: &Metrics, (): Self::Metrics) -> Arc<Self> {
-        Self::new(context, queues)
-    }
-
-    fn subscribe(self: &Arc<Self>) {
-        self.subscribe_to_cache();
-    }
-
-    async fn run(self: Arc<Self>, stop: CancellationToken) {
-        self.run_queues(stop).await;
+    fn context(process: &ProcessContext, (): ()) -> ResizerContext {
+        ResizerContext {
+            cache: Arc::clone(&process.cache),
+            writer: process.writer.clone(),
+            events: process.events.clone(),
+            recorders: process.recorders(ROLE),
+            clock: Arc::clone(&process.clock),
+            drivers: process.backends(),
+            local_node: process.local_node.clone(),
+            settings: process.settings.resizer,
+            calls: process.settings.calls,
+            queue_metrics: process.queue_metrics.clone(),
+        }
     }
 }

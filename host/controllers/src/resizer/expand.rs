@@ -3,6 +3,7 @@
 use cofferdam_backend::Backend;
 use cofferdam_cluster::{
     ApiError, Lookup,
+    observer::StepResult,
     queue::Action,
     writer::{CachedKind, PatchTarget as Endpoint},
 };
@@ -22,8 +23,8 @@ use super::{
     state::time_left,
 };
 use crate::{
-    context::{MAX_EFFECTS, ManagedDriver},
     events::EventSpec,
+    reconcile::{MAX_EFFECTS, action_for_write_error},
 };
 
 const VOLUME_RESIZE_FAILED: &str = "VolumeResizeFailed";
@@ -33,7 +34,7 @@ impl Resizer {
     pub(super) async fn reconcile_expansion(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         key: &ClaimKey,
     ) -> Action {
         let mut expansion_result: Option<ExpansionResult> = None;
@@ -206,7 +207,7 @@ impl Resizer {
     async fn call_expand(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         claim: &Claim,
         expand: ExpandCall,
     ) -> Result<ExpansionResult, Action> {
@@ -220,7 +221,7 @@ impl Resizer {
         self.emit_event(name, claim, EventSpec::normal("Resizing", text));
         self.state.update_expansion(uid, |state| state.last_finality = Some(Finality::Unknown));
         let started = Instant::now();
-        let response = driver.backend.expand_volume(call, request).await;
+        let response = driver.expand_volume(call, request).await;
         let expanded = match response {
             Ok(expanded) => expanded,
             Err(error) => {
@@ -328,7 +329,7 @@ impl Resizer {
     fn has_pod_watch(&self, driver: &DriverName) -> bool {
         let driver = self.context.drivers.get(driver);
         self.context.settings.handle_volume_inuse_error
-            && driver.is_some_and(|driver| is_offline_expansion_only(&*driver.backend))
+            && driver.is_some_and(|driver| is_offline_expansion_only(&**driver))
     }
 }
 

@@ -8,6 +8,7 @@ mod modify;
 mod object;
 pub mod reconcile;
 pub mod rules;
+pub(crate) mod settings;
 mod state;
 
 pub use declaration::ROLE;

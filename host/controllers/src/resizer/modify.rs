@@ -1,6 +1,7 @@
 //! Modifies volumes as [`modification`] decides, one effect at a time.
 
-use cofferdam_cluster::{Lookup, queue::Action, writer::PatchTarget as Endpoint};
+use cofferdam_backend::Backend;
+use cofferdam_cluster::{Lookup, observer::StepResult, queue::Action, writer::PatchTarget as Endpoint};
 use cofferdam_domain::{
     Claim, ClaimKey, DriverName, ModifyState, Uid, Volume, names,
     storage::{Parameters, StorageError},
@@ -17,8 +18,8 @@ use super::{
     state::time_left,
 };
 use crate::{
-    context::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, ManagedDriver},
     events::EventSpec,
+    reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS},
 };
 
 const VOLUME_MODIFY_FAILED: &str = "VolumeModifyFailed";
@@ -28,7 +29,7 @@ impl Resizer {
     pub(super) async fn reconcile_modification(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         key: &ClaimKey,
     ) -> Action {
         let mut completed: Option<(Uid, Box<str>)> = None;
@@ -156,7 +157,7 @@ impl Resizer {
     async fn call_modify(
         &self,
         name: &DriverName,
-        driver: &ManagedDriver,
+        driver: &dyn Backend,
         claim: &Claim,
         modify: ModifyCall,
     ) -> Result<(), Action> {
@@ -171,7 +172,7 @@ impl Resizer {
         }
         self.state.update_modification(&claim.meta.uid, |state| state.is_last_call_final = false);
         let started = Instant::now();
-        match driver.backend.modify_volume(call, handle, parameters).await {
+        match driver.modify_volume(call, handle, parameters).await {
             Ok(()) => {
                 let text = format!("{name} modifies the volume to class {target}");
                 self.recorder(claim).record(StepResult::Applied, text, Some(started.elapsed()));

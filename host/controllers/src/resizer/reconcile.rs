@@ -3,10 +3,11 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use cofferdam_backend::Call;
+use cofferdam_backend::{Backend, Call};
 use cofferdam_cluster::{
-    ApiError, Change,
+    ApiError, Cache, Change, Clock, Writer,
     metrics::Metrics,
+    observer::StepResult,
     queue::{Action, Queue},
     secrets,
 };
@@ -20,19 +21,38 @@ use tokio_util::sync::CancellationToken;
 use super::{
     modification,
     rules::{self, ResizerAbilities},
+    settings::ResizerSettings,
     state::{ResizeOperation, ResizerState},
 };
 use crate::{
-    context::{ControllerContext, ManagedDriver, StepRecorder, run_periodically, subscribe},
-    events::EventSpec,
-    provisioner::placement::LocalNode,
-    resizer::ROLE,
+    controller::Controller,
+    drivers::Backends,
+    events::{EventRecorder, EventSpec},
+    node_local::LocalNode,
+    reconcile::{run_periodically, subscribe},
+    settings::CallSettings,
+    step_recorder::{StepRecorder, StepRecorders},
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
+/// Dependencies of the resizer.
+pub(crate) struct ResizerContext {
+    pub(super) cache: Arc<Cache>,
+    pub(super) writer: Writer,
+    pub(super) events: EventRecorder,
+    pub(super) recorders: StepRecorders,
+    pub(super) clock: Clock,
+    pub(super) drivers: Backends,
+    /// The node of the process, with its node-local drivers.
+    pub(super) local_node: Option<LocalNode>,
+    pub(super) settings: ResizerSettings,
+    pub(super) calls: CallSettings,
+    pub(super) queue_metrics: Metrics,
+}
+
 /// The resizer.
 pub(crate) struct Resizer {
-    pub(super) context: Arc<ControllerContext>,
+    pub(super) context: ResizerContext,
     queues: HashMap<DriverName, Queues>,
     pub(super) state: ResizerState,
     pub(super) volume_locks: VolumeLocks<ClaimKey, ResizeOperation>,
@@ -53,15 +73,15 @@ impl Queues {
     }
 }
 
-impl Resizer {
-    pub(super) fn new(context: Arc<ControllerContext>, metrics: &Metrics) -> Arc<Self> {
-        let backoff = context.calls.backoff();
+impl Controller for Resizer {
+    type Context = ResizerContext;
+
+    fn new(context: ResizerContext) -> Arc<Self> {
+        let (backoff, queue_metrics) = (context.calls.backoff(), &context.queue_metrics);
         let queues = |name: &DriverName| {
-            let expansion = Queue::new("resizer_expansion", backoff, metrics);
-            (
-                name.clone(),
-                Queues { expansion, modification: Queue::new("resizer_modification", backoff, metrics) },
-            )
+            let expansion = Queue::new("resizer_expansion", backoff, queue_metrics);
+            let modification = Queue::new("resizer_modification", backoff, queue_metrics);
+            (name.clone(), Queues { expansion, modification })
         };
         Arc::new(Self {
             queues: context.drivers.keys().map(queues).collect(),
@@ -71,7 +91,7 @@ impl Resizer {
         })
     }
 
-    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
+    fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
         subscribe(self, &cache.claims, Self::claim_changed);
         subscribe(self, &cache.volumes, Self::volume_changed);
@@ -79,12 +99,11 @@ impl Resizer {
         subscribe(self, &cache.pods, Self::pod_changed);
     }
 
-    /// Processes the queues until `stop`.
-    pub(super) async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
-        let workers = self.context.settings.resizer_workers;
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let workers = self.context.settings.workers;
         let queues = self.queues.iter().flat_map(|(driver, queues)| {
             [ResizeOperation::Expansion, ResizeOperation::Modification].map(|operation| {
-                let (controller, driver) = (Arc::clone(self), driver.clone());
+                let (controller, driver) = (Arc::clone(&self), driver.clone());
                 queues.get(operation).run(workers, stop.clone(), move |key| {
                     let (controller, driver) = (Arc::clone(&controller), driver.clone());
                     async move {
@@ -93,10 +112,10 @@ impl Resizer {
                         };
                         match operation {
                             ResizeOperation::Expansion => {
-                                controller.reconcile_expansion(&driver, backend, &key).await
+                                controller.reconcile_expansion(&driver, &**backend, &key).await
                             }
                             ResizeOperation::Modification => {
-                                controller.reconcile_modification(&driver, backend, &key).await
+                                controller.reconcile_modification(&driver, &**backend, &key).await
                             }
                         }
                     }
@@ -105,7 +124,9 @@ impl Resizer {
         });
         tokio::join!(futures::future::join_all(queues), self.resync(stop.clone()));
     }
+}
 
+impl Resizer {
     /// Enqueues every claim once per resync period (`--resync-period`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync_period, stop, || {
@@ -201,10 +222,8 @@ impl Resizer {
     pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
         let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
-        let has_volume = |local_node: &LocalNode| local_node.has_volume(&volume, cache);
-        csi.driver == *driver
-            && (!self.context.is_node_local(driver)
-                || self.context.local_node.as_ref().is_some_and(has_volume))
+        let local_node = self.context.local_node.as_ref().filter(|local_node| local_node.has_driver(driver));
+        csi.driver == *driver && local_node.is_none_or(|local_node| local_node.has_volume(&volume, cache))
     }
 
     /// Enqueues the operation of a claim that waited for the other operation's call.
@@ -214,15 +233,12 @@ impl Resizer {
         }
     }
 
-    pub(super) fn abilities(driver: &ManagedDriver) -> ResizerAbilities {
-        let abilities = driver.backend.abilities();
+    pub(super) fn abilities(driver: &dyn Backend) -> ResizerAbilities {
+        let abilities = driver.abilities();
         ResizerAbilities {
             expands: abilities.contains(&Ability::Expansion),
             modifies: abilities.contains(&Ability::Modification),
-            single_node_multi_writer: driver
-                .backend
-                .description()
-                .has_feature(Feature::SingleNodeMultiWriter),
+            single_node_multi_writer: driver.description().has_feature(Feature::SingleNodeMultiWriter),
         }
     }
 

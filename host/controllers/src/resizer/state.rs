@@ -3,10 +3,7 @@
 //! After a restart the state is empty: the process then repeats the call that the claim's status records, and
 //! retries infeasible requests once.
 
-use std::{
-    collections::HashMap,
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cofferdam_domain::{Quantity, Uid, storage::Finality};
 use parking_lot::Mutex;

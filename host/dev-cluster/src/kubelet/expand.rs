@@ -19,9 +19,7 @@ use super::{
     node_calls,
     state::{COMPONENT, Kubelet, MountedVolume, VolumeToMount},
 };
-use crate::{
-    client::{PatchType, pod_reference},
-};
+use crate::client::{PatchType, pod_reference};
 
 /// Field of a claim's status with the state of an expansion.
 const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";

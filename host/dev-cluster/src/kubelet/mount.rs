@@ -20,9 +20,7 @@ use super::{
     state::{COMPONENT, Key, Kubelet, MountedVolume, Plugin, PodMount, VolumeToMount},
     volume_id::VolumeId,
 };
-use crate::{
-    client::pod_reference, kinds::FullNode, scheduler::is_reachable_from,
-};
+use crate::{client::pod_reference, kinds::FullNode, scheduler::is_reachable_from};
 
 /// The capabilities of a Node service that kubelet uses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -313,13 +311,7 @@ impl Kubelet {
 
     fn record_call(&self, desired: &VolumeToMount, text: String, started: Instant) {
         let name = pod_reference(&desired.pod.slim.key);
-        self.client.record_timed_step(
-            COMPONENT,
-            name,
-            StepResult::Applied,
-            text,
-            Some(started.elapsed()),
-        );
+        self.client.record_timed_step(COMPONENT, name, StepResult::Applied, text, Some(started.elapsed()));
     }
 
     /// The staging path of a volume, which may be by another PersistentVolume with the same handle.

@@ -24,9 +24,9 @@ impl Kubelet {
                     return Action::Done;
                 }
                 MountStep::Wait(text) => {
-                    desired.iter().for_each(|to_mount| {
-                        self.record_pod_step(&to_mount.pod, StepResult::Waiting, text)
-                    });
+                    desired
+                        .iter()
+                        .for_each(|to_mount| self.record_pod_step(&to_mount.pod, StepResult::Waiting, text));
                     return Action::Done;
                 }
                 MountStep::ReportInUse => {

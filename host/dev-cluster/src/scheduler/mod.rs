@@ -251,12 +251,7 @@ impl Scheduler {
             self.forget_pod(&pod.slim.key);
             return Action::Requeue;
         }
-        self.client.record_step(
-            STEP_COMPONENT,
-            pod_reference(&pod.slim.key),
-            StepResult::Waiting,
-            text,
-        );
+        self.client.record_step(STEP_COMPONENT, pod_reference(&pod.slim.key), StepResult::Waiting, text);
         Action::RequeueAfter(BIND_TIMEOUT - since)
     }
 
@@ -275,12 +270,7 @@ impl Scheduler {
 
     /// Sets the PodScheduled condition to the reason, and emits FailedScheduling.
     async fn mark_unschedulable(&self, pod: &FullPod, reason: &str) -> Action {
-        self.client.record_step(
-            STEP_COMPONENT,
-            pod_reference(&pod.slim.key),
-            StepResult::Waiting,
-            reason,
-        );
+        self.client.record_step(STEP_COMPONENT, pod_reference(&pod.slim.key), StepResult::Waiting, reason);
         let conditions = pod.full.status.as_ref().and_then(|status| status.conditions.as_ref());
         let is_reported = conditions.into_iter().flatten().any(|condition| {
             condition.type_ == "PodScheduled"

@@ -7,9 +7,7 @@ use cofferdam_backend::Backend as _;
 use cofferdam_cluster::observer::NoopStepObserver;
 use cofferdam_controllers::{ControllerManager, Dependencies, ProvisionerSettings, Role, Settings};
 use cofferdam_csi::Address;
-use cofferdam_dev_cluster::{
-    DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView,
-};
+use cofferdam_dev_cluster::{DevCluster, DevClusterOptions, Mounts, NodeDriver, NodePlugin, NodesView};
 use cofferdam_domain::storage::Ability;
 use cofferdam_node::DriverManifest;
 use cofferdam_wasm::{BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, WasmBackend};

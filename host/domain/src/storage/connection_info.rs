@@ -61,9 +61,36 @@ pub enum ConnectionInfoError {
         /// The expected context.
         context: &'static str,
     },
-    /// A field is invalid.
-    #[error("{0}")]
-    Invalid(String),
+    /// The kind, a key or the size is invalid.
+    #[error(transparent)]
+    Invalid(#[from] InvalidConnectionInfo),
+}
+
+/// A violated limit of connection info.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidConnectionInfo {
+    /// The syntax or the length of the kind.
+    #[error("the connection info's kind is {kind:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -")]
+    Kind {
+        /// The kind, printable.
+        kind: String,
+    },
+    /// The total size of keys and values.
+    #[error("the connection info has {bytes} bytes; at most {max} are allowed")]
+    Size {
+        /// The size in bytes.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// The length of a key.
+    #[error("the connection info has a key of {bytes} bytes; expected 1 to {max}")]
+    Key {
+        /// The length in bytes.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
 }
 
 /// The JSON encoding.
@@ -87,29 +114,22 @@ impl ConnectionInfo {
     /// Checks the syntax of the kind, the length of each key, and the total size of keys and values.
     ///
     /// # Errors
-    /// A message with the violated limit.
-    pub fn validate(&self, max_key_bytes: usize, max_fields_bytes: usize) -> Result<(), String> {
+    /// The violated limit.
+    pub fn validate(
+        &self,
+        max_key_bytes: usize,
+        max_fields_bytes: usize,
+    ) -> Result<(), InvalidConnectionInfo> {
         if !is_valid_kind(&self.kind) {
-            return Err(format!(
-                "the connection info's kind is {:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -",
-                printable(&self.kind)
-            ));
+            return Err(InvalidConnectionInfo::Kind { kind: printable(&self.kind) });
         }
         let bytes = total_bytes(&self.fields);
         if bytes > max_fields_bytes {
-            return Err(format!(
-                "the connection info has {bytes} bytes; at most {max_fields_bytes} are allowed"
-            ));
+            return Err(InvalidConnectionInfo::Size { bytes, max: max_fields_bytes });
         }
-        match self
-            .fields
-            .keys()
-            .find(|invalid_key| invalid_key.is_empty() || invalid_key.len() > max_key_bytes)
-        {
-            Some(invalid_key) => Err(format!(
-                "the connection info has a key of {} bytes; expected 1 to {max_key_bytes}",
-                invalid_key.len()
-            )),
+        let is_invalid = |key: &&String| key.is_empty() || key.len() > max_key_bytes;
+        match self.fields.keys().find(is_invalid) {
+            Some(key) => Err(InvalidConnectionInfo::Key { bytes: key.len(), max: max_key_bytes }),
             None => Ok(()),
         }
     }
@@ -157,7 +177,7 @@ pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     let EncodedConnectionInfo { version: _, kind, kind_version, fields } =
         serde_json::from_str(document).map_err(malformed)?;
     let connection_info = ConnectionInfo { kind, version: kind_version, fields };
-    connection_info.validate(MAX_KEY_BYTES, MAX_FIELDS_BYTES).map_err(ConnectionInfoError::Invalid)?;
+    connection_info.validate(MAX_KEY_BYTES, MAX_FIELDS_BYTES)?;
     Ok(connection_info)
 }
 

@@ -102,33 +102,61 @@ fn largest_connection_info_fits_the_size_limit() {
 fn malformed_connection_infos_are_rejected() {
     let malformed = "malformed connection info: ";
     let large = format!("{{\"version\":1{}}}", " ".repeat(MAX_ENCODED_BYTES));
-    #[rustfmt::skip] // one row a document
     let table = [
-        ("",                                                                        malformed.to_owned() + "EOF while parsing"),
-        ("directory",                                                               malformed.to_owned() + "expected value"),
-        ("[1]",                                                                     malformed.to_owned()),
-        ("{}",                                                                      malformed.to_owned() + "missing field `version`"),
-        (r#"{"version":"1"}"#,                                                      malformed.to_owned() + "invalid type: string \"1\""),
-        (r#"{"version":-1}"#,                                                       malformed.to_owned() + "invalid value"),
-        (r#"{"version":0}"#,                                                        malformed.to_owned() + "its version is 0; expected 1"),
-        (r#"{"version":2,"attachment":{}}"#,                                        "connection info has version 2; this program supports version 1: update it".to_owned()),
-        (r#"{"version":18446744073709551615}"#,                                     "connection info has version 18446744073709551615;".to_owned()),
-        (r#"{"version":1,"version":1}"#,                                            malformed.to_owned() + "duplicate field `version`"),
-        (r#"{"version":1,"kind":"a","kindVersion":1}"#,                             malformed.to_owned() + "missing field `fields`"),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{},"root":"/"}"#,      malformed.to_owned() + "unknown field `root`"),
-        (r#"{"version":1,"kind":"a","kind":"b","kindVersion":1,"fields":{}}"#,      malformed.to_owned() + "duplicate field `kind`"),
-        (r#"{"version":1,"kind":"a","kindVersion":4294967296,"fields":{}}"#,        malformed.to_owned() + "invalid value"),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":1}}"#,            malformed.to_owned() + "invalid type: integer `1`"),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":"1","a":"1"}}"#,  malformed.to_owned() + "the field \"a\" occurs twice"),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{}} {}"#,              malformed.to_owned() + "trailing characters"),
-        (r#"{"version":1,"kind":"A","kindVersion":1,"fields":{}}"#,                 "the connection info's kind is \"A\"; expected up to 63 of a-z, 0-9 and -".to_owned()),
-        (r#"{"version":1,"kind":"","kindVersion":1,"fields":{}}"#,                  "the connection info's kind is \"\";".to_owned()),
-        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"":"x"}}"#,           "the connection info has a key of 0 bytes; expected 1 to 128".to_owned()),
-        (&large,                                                                    "connection info has 49165 bytes; expected at most 49152".to_owned()),
+        ("", malformed, "EOF while parsing"),
+        ("directory", malformed, "expected value"),
+        ("[1]", malformed, ""),
+        ("{}", malformed, "missing field `version`"),
+        (r#"{"version":"1"}"#, malformed, "invalid type: string \"1\""),
+        (r#"{"version":-1}"#, malformed, "invalid value"),
+        (r#"{"version":0}"#, malformed, "its version is 0; expected 1"),
+        (r#"{"version":1,"version":1}"#, malformed, "duplicate field `version`"),
+        (r#"{"version":1,"kind":"a","kindVersion":1}"#, malformed, "missing field `fields`"),
+        (
+            r#"{"version":1,"kind":"a","kindVersion":1,"fields":{},"root":"/"}"#,
+            malformed,
+            "unknown field `root`",
+        ),
+        (
+            r#"{"version":1,"kind":"a","kind":"b","kindVersion":1,"fields":{}}"#,
+            malformed,
+            "duplicate field `kind`",
+        ),
+        (r#"{"version":1,"kind":"a","kindVersion":4294967296,"fields":{}}"#, malformed, "invalid value"),
+        (
+            r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":1}}"#,
+            malformed,
+            "invalid type: integer `1`",
+        ),
+        (
+            r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"a":"1","a":"1"}}"#,
+            malformed,
+            "the field \"a\" occurs twice",
+        ),
+        (r#"{"version":1,"kind":"a","kindVersion":1,"fields":{}} {}"#, malformed, "trailing characters"),
+        (
+            r#"{"version":2,"attachment":{}}"#,
+            "",
+            "connection info has version 2; this program supports version 1: update it",
+        ),
+        (r#"{"version":18446744073709551615}"#, "", "connection info has version 18446744073709551615;"),
+        (
+            r#"{"version":1,"kind":"A","kindVersion":1,"fields":{}}"#,
+            "",
+            "the connection info's kind is \"A\"; expected up to 63 of a-z, 0-9 and -",
+        ),
+        (r#"{"version":1,"kind":"","kindVersion":1,"fields":{}}"#, "", "the connection info's kind is \"\";"),
+        (
+            r#"{"version":1,"kind":"a","kindVersion":1,"fields":{"":"x"}}"#,
+            "",
+            "the connection info has a key of 0 bytes; expected 1 to 128",
+        ),
+        (&large, "", "connection info has 49165 bytes; expected at most 49152"),
     ];
-    for (document, expected) in table {
+    for (document, prefix, expected) in table {
         let error = decode(document).expect_err(document).to_string();
-        assert!(error.starts_with(&expected), "{document}: {error}");
+        let found = error.strip_prefix(prefix).unwrap_or_default();
+        assert!(error.starts_with(prefix) && found.starts_with(expected), "{document}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }
     let fields = [("a".to_owned(), "x".repeat(4 << 10))].into();

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use cofferdam_domain::{
     },
 };
 use futures::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     action::UserAction,
@@ -326,7 +327,7 @@ impl ScriptedDriver {
     }
 
     fn lock(&self) -> MutexGuard<'_, Array> {
-        self.array.lock().unwrap_or_else(PoisonError::into_inner)
+        self.array.lock()
     }
 
     fn create(

@@ -2,12 +2,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// An effect of a process.
@@ -86,7 +87,7 @@ impl Effects {
 
     /// The effects so far.
     pub fn log(&self) -> Vec<Effect> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.log.lock().clone()
     }
 
     /// Waits until the process has crashed.
@@ -122,7 +123,7 @@ impl Effects {
 
     /// Records an effect. Never returns if the process crashes after it.
     pub(crate) async fn record(&self, effect: Effect) {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(effect);
+        self.log.lock().push(effect);
         let count = self.count.fetch_add(1, Ordering::SeqCst) + 1;
         if self.crash_after == Some(count) {
             self.kill();

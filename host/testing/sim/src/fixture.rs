@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use cofferdam_domain::{
 use http::{Method, Request};
 use http_body_util::BodyExt as _;
 use kube::client::Body;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::time::Instant;
 use tower::BoxError;
@@ -128,17 +129,17 @@ impl SimulationFixture {
 
     /// Records the violation of an invariant.
     pub(crate) fn report_violation(&self, violation: String) {
-        self.violations.lock().unwrap_or_else(PoisonError::into_inner).push(violation);
+        self.violations.lock().push(violation);
     }
 
     pub(crate) fn violations(&self) -> Vec<String> {
-        self.violations.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.violations.lock().clone()
     }
 
     /// Records a VolumeAttachment that a process has created for a PersistentVolume. Returns all that were
     /// created for it.
     pub(crate) fn record_attachment(&self, volume: &str, attachment: &str) -> HashSet<String> {
-        let mut all = self.created_attachments.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.created_attachments.lock();
         let attachments = all.entry(volume.to_owned()).or_default();
         attachments.insert(attachment.to_owned());
         attachments.clone()
@@ -146,12 +147,12 @@ impl SimulationFixture {
 
     /// Accesses the history that invariants depend on.
     pub(crate) fn with_history<T>(&self, access: impl FnOnce(&mut History) -> T) -> T {
-        access(&mut self.history.lock().unwrap_or_else(PoisonError::into_inner))
+        access(&mut self.history.lock())
     }
 
     /// Sets the faults of API writes. Each fault applies to one request.
     pub(crate) fn set_api_faults(&self, api_faults: Vec<ApiFault>) {
-        *self.api_faults.lock().unwrap_or_else(PoisonError::into_inner) = api_faults;
+        *self.api_faults.lock() = api_faults;
     }
 
     /// Removes and returns the fault of a request, together with the request, whose body is read for this.
@@ -166,7 +167,7 @@ impl SimulationFixture {
         let body = body.collect().await?.to_bytes();
         let text = String::from_utf8_lossy(&body);
         let fault = {
-            let mut faults = self.api_faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut faults = self.api_faults.lock();
             let is_matching = |fault: &ApiFault| {
                 fault.method == parts.method.as_str()
                     && parts.uri.path().starts_with(fault.path_prefix)
@@ -180,11 +181,11 @@ impl SimulationFixture {
 
     /// The faults that have not been applied yet.
     pub(crate) fn unused_api_faults(&self) -> Vec<ApiFault> {
-        self.api_faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.api_faults.lock().clone()
     }
 
     fn lock_processes(&self) -> MutexGuard<'_, Vec<LiveProcess>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.processes.lock()
     }
 
     /// Performs an action of a user or an administrator.

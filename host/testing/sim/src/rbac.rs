@@ -1,12 +1,10 @@
 //! RBAC of the simulated processes.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use cofferdam_controllers::rbac::{PolicyRule, ResourceAttributes};
 use http::{Method, Uri};
+use parking_lot::Mutex;
 
 /// The RBAC rules of a process, and which of them it used.
 #[derive(Debug)]
@@ -24,12 +22,12 @@ impl Rbac {
 
     /// Requests that no rule allowed, as `verb group/resource namespace/name`.
     pub(crate) fn denied(&self) -> Vec<String> {
-        self.denied.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.denied.lock().iter().cloned().collect()
     }
 
     /// The used rules, as `verb group/resource`.
     pub(crate) fn used(&self) -> BTreeSet<String> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.used.lock().clone()
     }
 
     pub(crate) fn is_allowed(&self, method: &Method, uri: &Uri) -> bool {
@@ -45,11 +43,11 @@ impl Rbac {
         };
         if self.rules.iter().any(|rule| rule.allows(&request, &self.namespace)) {
             let used = format!("{verb} {group}/{resource}");
-            self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(used);
+            self.used.lock().insert(used);
             return true;
         }
         let denied = format!("{verb} {group}/{resource} {namespace}/{name}");
-        self.denied.lock().unwrap_or_else(PoisonError::into_inner).insert(denied);
+        self.denied.lock().insert(denied);
         false
     }
 }

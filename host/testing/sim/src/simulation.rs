@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,6 +18,7 @@ use cofferdam_controllers::{
     resizer, table,
 };
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -315,7 +316,7 @@ impl Simulation {
     /// The metrics of the process that was started last, in the Prometheus text format.
     pub fn metrics(&self) -> String {
         let mut text = String::new();
-        let registry = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.metrics.lock();
         // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
         text
@@ -407,7 +408,7 @@ impl Simulation {
         let mut registry = Registry::default();
         let process = ControllerManager::new(settings, parts, &mut registry).map(Arc::new);
         self.fixture.add_process(&effects, process.as_ref().ok(), spec.node);
-        *self.metrics.lock().unwrap_or_else(PoisonError::into_inner) = registry;
+        *self.metrics.lock() = registry;
         let fixture = Arc::clone(&self.fixture);
         let task = tokio::spawn(async move {
             let run = async |process: Arc<ControllerManager>| {

@@ -1,10 +1,6 @@
 //! Clusters that the scenarios run on. The same table runs on each of them.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use cofferdam_apiserver::{ApiServer, Options, ServeOptions, ServerHandle};
@@ -17,6 +13,7 @@ use kube::{
     client::Body,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use parking_lot::Mutex;
 use tower::{ServiceExt as _, util::BoxCloneSyncService};
 
 pub use crate::driver::Clock;
@@ -166,12 +163,12 @@ impl TestCluster for InProcessCluster {
     }
 
     fn backup(&self) -> ClusterFuture<'_> {
-        *self.backup.lock().unwrap_or_else(PoisonError::into_inner) = Some(self.api.snapshot());
+        *self.backup.lock() = Some(self.api.snapshot());
         Box::pin(std::future::ready(Ok(())))
     }
 
     fn restore(&self) -> ClusterFuture<'_> {
-        let snapshot = self.backup.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let snapshot = self.backup.lock().take();
         let result = snapshot.map(|snapshot| self.api.restore(&snapshot)).ok_or("there is no backup");
         Box::pin(std::future::ready(result.map_err(BoxError::from)))
     }

@@ -10,7 +10,7 @@ use cofferdam_domain::{
 };
 
 use super::{AttachDetach, Key, VolumeOperation, desired_state};
-use crate::context::subscribe;
+use crate::reconcile::subscribe;
 
 /// Fields of a pod that the controller reads.
 type RelevantPodFields<'a> = (&'a Uid, Option<&'a NodeName>, bool, &'a [Arc<str>], &'a [Arc<str>]);
@@ -43,7 +43,7 @@ fn changed_volumes<'a>(
 }
 
 impl AttachDetach {
-    pub(in crate::attach_detach) fn subscribe_to_cache(self: &Arc<Self>) {
+    pub(super) fn subscribe_to_cache(self: &Arc<Self>) {
         let cache = &self.context.cache;
         subscribe(self, &cache.pods, Self::pod_changed);
         subscribe(self, &cache.claims, Self::claim_changed);
@@ -112,7 +112,7 @@ impl AttachDetach {
             && change.new.as_ref().is_none_or(|new| new.meta.uid != old.meta.uid)
             && let Some((driver, took)) = self.state.remove(&old.name)
         {
-            self.metrics.observe_operation(VolumeOperation::Detach, &driver, took, true);
+            self.context.metrics.observe_operation(VolumeOperation::Detach, &driver, took, true);
         }
         if let (Some(old), None) = (&change.old, &change.new)
             && self.context.cache.attachments_of_node(&old.node).is_empty()
@@ -125,14 +125,14 @@ impl AttachDetach {
             && names::is_pod_attachment(&new.name)
         {
             let took = self.state.attaching_for(&new.name, || true);
-            self.metrics.observe_operation(VolumeOperation::Attach, &new.attacher, took, false);
+            self.context.metrics.observe_operation(VolumeOperation::Attach, &new.attacher, took, false);
         }
         if let (Some(old), Some(new)) = (&change.old, &change.new)
             && new.detach_error.is_some()
             && new.detach_error != old.detach_error
             && let Some(took) = self.state.detaching_for(&new.name)
         {
-            self.metrics.observe_operation(VolumeOperation::Detach, &new.attacher, took, false);
+            self.context.metrics.observe_operation(VolumeOperation::Detach, &new.attacher, took, false);
         }
         // The volume and node of an attachment are immutable: the new state leads to the same keys as the old
         // one.

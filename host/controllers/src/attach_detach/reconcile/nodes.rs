@@ -12,11 +12,8 @@ use tokio::time::Instant;
 
 use super::{AttachDetach, is_result_unknown, node_volume_entry, rules};
 use crate::{
-    attach_detach::{
-        ROLE,
-        state::{PreparedUpdate, REQUEST_MAY_APPLY},
-    },
-    context::{MAX_EFFECTS, StepRecorder},
+    attach_detach::state::{PreparedUpdate, REQUEST_MAY_APPLY},
+    reconcile::{MAX_EFFECTS, action_for_write_error},
 };
 
 impl AttachDetach {

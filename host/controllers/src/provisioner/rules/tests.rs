@@ -14,11 +14,11 @@ use cofferdam_domain::{
 use cofferdam_sim::objects::with;
 use serde_json::{Value, json};
 
-use super::super::placement::LocalNode;
 use super::{
     CreateVerdict, ProvisionVerdict, ProvisionerInput, ProvisionerOptions, ReclaimVerdict, capability_modes,
     decide_after_create, provision, reclaim,
 };
+use crate::node_local::LocalNode;
 
 const UID: &str = "1234";
 
