@@ -60,7 +60,7 @@ fn variable(name: &str) -> Result<OsString, Box<dyn Error>> {
     Ok(env::var_os(name).ok_or_else(|| format!("cargo has not set {name}"))?)
 }
 
-/// A directory beside the host's profiles: `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
+/// The guests' target directory, `<target>/guests`. `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
 fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
     let out = PathBuf::from(variable("OUT_DIR")?);
     let target = out
@@ -110,8 +110,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Reports if the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
-/// must not inherit it.
+/// Returns `true` if the outer cargo, clippy or a coverage tool set this variable for the host's compilation.
+/// Guests must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];
     let prefixes = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC", "CLIPPY", "LLVM_PROFILE", "DEP_"];

@@ -137,7 +137,7 @@ pub struct StorageError {
     pub message: String,
     /// Requested delay before a retry, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// Whether the call may have, or may still get, an effect.
+    /// The possible effect of the call.
     pub finality: Finality,
 }
 
