@@ -11,7 +11,7 @@ fn grpc_codes_map_to_error_kind_and_finality() {
     use ErrorKind as K;
     use Finality::{Final, InProgress, Unknown};
     use ResourceExhaustedMeaning::{Final as P, InDoubt as R};
-    #[rustfmt::skip] // gRPC code, kind, finality where ResourceExhausted is final, finality where it is in doubt
+    #[rustfmt::skip] // one row a code: its number, what it is here, and its finality for creating and for changing
     let table = [
         (1,  K::Cancelled,          Unknown,    Unknown),
         (2,  K::Unknown,            Final,      Final),

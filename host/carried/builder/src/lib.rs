@@ -60,7 +60,7 @@ fn variable(name: &str) -> Result<OsString, Box<dyn Error>> {
     Ok(env::var_os(name).ok_or_else(|| format!("cargo has not set {name}"))?)
 }
 
-/// The guests' target directory, `<target>/guests`. `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
+/// A directory beside the host's profiles: `OUT_DIR` is `<target>/<profile>/build/<package>/out`.
 fn target_directory() -> Result<PathBuf, Box<dyn Error>> {
     let out = PathBuf::from(variable("OUT_DIR")?);
     let target = out

@@ -62,7 +62,7 @@ pub enum ConnectionInfoError {
         /// The expected context.
         context: &'static str,
     },
-    /// The kind, a key or the total size of the fields is invalid.
+    /// A field is invalid.
     #[error("{0}")]
     Invalid(String),
 }
