@@ -18,7 +18,7 @@ use futures::future::BoxFuture;
 pub struct Call {
     /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
     pub deadline: Duration,
-    /// Secrets that the StorageClass or VolumeSnapshotClass names for this call.
+    /// Secrets for this call. They are added to those that the operator configured for the driver.
     pub secrets: Secrets,
 }
 
@@ -32,7 +32,7 @@ impl Call {
 /// The pending result of a call.
 pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, StorageError>>;
 
-/// The result of a method that the driver does not implement.
+/// The final `Unimplemented` error of a method whose ability the driver lacks.
 pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, T> {
     let error =
         StorageError::final_outcome(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
@@ -44,7 +44,7 @@ pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'stat
 /// Calls are independent and idempotent by name or handle. The
 /// [`Finality`](cofferdam_domain::storage::Finality) of an error tells if the call may still have an effect.
 /// After an error that is not `Final`, only a retry with the same arguments or the inverse call may follow.
-/// Methods beyond the driver's [`abilities`](Self::abilities) fail with `Unimplemented`, finally.
+/// A method whose ability is not in [`abilities`](Self::abilities) fails with a final `Unimplemented` error.
 pub trait Backend: Send + Sync + 'static {
     /// The driver's description of itself. It is read once, when the driver is loaded.
     fn description(&self) -> &Description;
@@ -52,8 +52,9 @@ pub trait Backend: Send + Sync + 'static {
     /// The optional abilities of the driver; it can always create, delete and validate volumes.
     fn abilities(&self) -> &BTreeSet<Ability>;
 
-    /// True if the driver's volumes may be reachable from some nodes only. CSI
-    /// `VOLUME_ACCESSIBILITY_CONSTRAINTS`: such a driver does not list its topology keys; CSINode has them.
+    /// Returns `true` if volumes may be accessible from some nodes only (CSI
+    /// `VOLUME_ACCESSIBILITY_CONSTRAINTS`). A component's description has its topology keys; those of an
+    /// existing CSI driver are in CSINode only.
     fn has_topology(&self) -> bool {
         !self.description().topology_keys.is_empty()
     }
@@ -80,7 +81,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Publishing)
     }
 
-    /// Makes a volume unreachable from a node, or from all nodes without one. CSI
+    /// Makes a volume unreachable from a node, or from all nodes if `node` is `None`. CSI
     /// `ControllerUnpublishVolume`.
     fn unpublish_volume(
         &self,
@@ -96,7 +97,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Expansion)
     }
 
-    /// Changes a volume's mutable parameters, all or none. CSI `ControllerModifyVolume`.
+    /// Changes a volume's mutable parameters. If it fails, no parameter is changed. CSI
+    /// `ControllerModifyVolume`.
     fn modify_volume(
         &self,
         _call: Call,
@@ -116,7 +118,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Describes a snapshot. CSI `GetSnapshot`.
+    /// Returns a snapshot's properties. CSI `GetSnapshot`.
     fn get_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         unimplemented(Ability::Snapshots)
     }
@@ -151,7 +153,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Describes a group snapshot. CSI `GetVolumeGroupSnapshot`.
+    /// Returns a group snapshot with its members. CSI `GetVolumeGroupSnapshot`.
     fn get_group_snapshot(
         &self,
         _call: Call,
@@ -166,7 +168,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Listing)
     }
 
-    /// Describes a volume. CSI `ControllerGetVolume`.
+    /// Returns a volume with its status. CSI `ControllerGetVolume`.
     fn get_volume(&self, _call: Call, _handle: VolumeHandle) -> BackendFuture<'_, VolumeStatus> {
         unimplemented(Ability::Inspection)
     }

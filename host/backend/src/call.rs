@@ -43,8 +43,8 @@ impl CallContext {
         Self { deadline, redactor: Redactor::new(secrets.clone()), secrets, operation_permit: None }
     }
 
-    /// Marks the operation as in doubt until the call has finished. An exchange calls it immediately before
-    /// the driver can see the request.
+    /// Records that the driver may have seen the request: from now on, a call that ends without a result
+    /// leaves its operation in doubt. An exchange calls it immediately before it sends the request.
     pub fn reached(&self) {
         if let Some(permit) = &self.operation_permit {
             permit.reached();
@@ -81,7 +81,8 @@ pub trait Exchange: Send {
         request: Self::Request,
     ) -> impl Future<Output = Result<Self::Response, Self::Failure>> + Send;
 
-    /// Observes the result of the call, after the checks of the response.
+    /// Observes the result of the call, after the checks of the response. Also called for a call that was not
+    /// admitted or not sent.
     fn conclude(&mut self, _result: Result<(), &Self::Failure>) {}
 
     /// The label `outcome` of a failure in metrics.
@@ -124,9 +125,10 @@ impl ConcurrencyLimit {
     }
 }
 
-/// An object whose creation ends with a handle.
+/// The response of a create call, which has the handle that the driver gave to the new object.
 pub trait CreatedObject {
-    /// The operation key of the handle. `None`: the object's name and handle must stay separate keys.
+    /// The operation key of the handle, which becomes an alias of the name's key. `None` if both must stay
+    /// separate keys.
     fn operation_key(&self) -> Option<OperationKey>;
 }
 
@@ -148,7 +150,7 @@ impl CreatedObject for GroupSnapshot {
     }
 }
 
-/// Effect of a successful call on the aliases of the operation table.
+/// Effect of a successful call on the operation table's aliases between names and handles.
 enum AliasUpdate<U> {
     None,
     Add(fn(&U) -> Option<OperationKey>),
@@ -164,7 +166,7 @@ type ResponseConverter<R, U> = Box<dyn FnOnce(R, &Redactor) -> Result<U, Contrac
 
 /// One call: its method, its operation, and the conversion of its response of type `R` to a `U`.
 pub struct CallSpec<R, U> {
-    /// CSI's path of the method: the sidecars' label of their metrics.
+    /// gRPC path of the CSI method, the sidecars' metric label `method_name`.
     method: &'static str,
     /// Absent for calls that change nothing.
     operation: Option<OperationRequest>,
@@ -181,13 +183,13 @@ impl<R, U> fmt::Debug for CallSpec<R, U> {
     }
 }
 
-/// Methods of CSI. Each `convert` checks the response as well.
+/// One constructor per CSI method. `convert` converts and checks the response.
 impl<R, U> CallSpec<R, U> {
     fn new(method: &'static str, operation: Option<OperationRequest>, convert: impl Convert<R, U>) -> Self {
         Self { method, operation, convert: Box::new(convert), alias_update: AliasUpdate::None }
     }
 
-    /// CSI's path of the method.
+    /// gRPC path of the CSI method, such as `/csi.v1.Controller/CreateVolume`.
     pub const fn method(&self) -> &'static str {
         self.method
     }
@@ -295,7 +297,7 @@ impl<R, U> CallSpec<R, U> {
     }
 }
 
-/// Methods whose responses are empty.
+/// Constructors for the CSI methods whose responses are empty.
 impl<R> CallSpec<R, ()> {
     fn without_response(method: &'static str, operation: OperationRequest) -> Self {
         Self::new(method, Some(operation), |_, _| Ok(()))
@@ -350,7 +352,8 @@ fn volume_operation(
     OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
 }
 
-/// True if a deletion of the volume is in doubt: it may still delete the volume.
+/// Returns `true` if an earlier deletion of this handle is in doubt: it may still delete the volume that a
+/// CreateVolume call now returns.
 pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
     in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
@@ -373,7 +376,7 @@ impl CallRunner {
         Self { secrets, timeout, in_flight: InFlightTable::default(), metrics }
     }
 
-    /// The operations of the driver.
+    /// The table of the driver's operations that are running or in doubt.
     pub const fn in_flight(&self) -> &InFlightTable {
         &self.in_flight
     }
@@ -395,8 +398,8 @@ impl CallRunner {
     /// A dropped future leaves the operation in doubt if the driver was reached.
     ///
     /// # Errors
-    /// The driver's error, or the reason for a call without a usable response. Only errors of the driver can
-    /// be final.
+    /// The driver's error, or the reason for a call without a usable response. Only an error that the driver
+    /// reported can be final.
     pub async fn run<X: Exchange, U>(
         &self,
         started: Instant,
@@ -440,7 +443,8 @@ impl CallRunner {
         result
     }
 
-    /// Records a call whose task was lost, e.g. by a panic of the host.
+    /// Records metrics of a call whose task ended without a result, e.g. by a panic of the host, and returns
+    /// its error.
     pub fn record_lost_call<X: Exchange>(
         &self,
         started: Instant,
@@ -473,8 +477,8 @@ impl CallRunner {
     }
 }
 
-/// Records the result of an operation. A failure stays in doubt if an earlier attempt may still have an
-/// effect.
+/// Records the result of an operation and updates its alias. An inconclusive error becomes unknown if an
+/// earlier attempt may still have an effect.
 fn finish_operation<U>(
     permit: &OperationPermit,
     result: Result<U, StorageError>,

@@ -33,8 +33,8 @@ impl ResponseLimits {
     /// The CSI specification's limits. They apply to components.
     pub const CSI_SPEC: Self = Self { max_id_bytes: MAX_STRING, max_map_bytes: 4 << 10 };
     /// Limits for existing CSI drivers. The sidecars check no lengths, and some drivers exceed CSI's limits.
-    /// The largest map is the largest total of annotations of a Kubernetes object. The longest id, which is
-    /// repeated in messages and logs, is the longest path of Linux.
+    /// Maps have Kubernetes' limit for an object's annotations, 256 KiB. Ids are repeated in messages and
+    /// logs; their limit is that of Linux for paths, 4 KiB.
     pub const KUBERNETES_API: Self = Self { max_id_bytes: 4 << 10, max_map_bytes: 256 << 10 };
 
     /// Checks a created volume. The caller compares its capacity with the request: a volume that is too small
@@ -86,8 +86,8 @@ impl ResponseLimits {
         page.volumes.iter().try_for_each(|volume| self.check_volume_status(volume))
     }
 
-    /// Checks a page of snapshots, of one source volume or of all: its entries, their number, and its next
-    /// token.
+    /// Checks a page of snapshots: its entries, their number, and its next token. If `source` is set, all
+    /// snapshots must be of that volume.
     ///
     /// # Errors
     /// The first rule that the page breaks.
@@ -185,11 +185,12 @@ impl ResponseLimits {
 
 /// CSI's limit for a driver name, in bytes. The name is used as a label value.
 const MAX_DRIVER_NAME: usize = 63;
-/// Maximum topology keys, topology segments' keys and features. No real driver has as many.
+/// Maximum topology keys and maximum features of a description, and maximum keys of a topology segment. No
+/// real driver has as many.
 const MAX_DESCRIPTION_ITEMS: usize = 64;
 /// Maximum topology segments of a volume.
 const MAX_TOPOLOGY_SEGMENTS: usize = 1_024;
-/// Maximum nodes that a volume is published to: twice the nodes of the largest supported Kubernetes cluster.
+/// Maximum nodes to which a volume is published: twice the 5,000 nodes of the largest supported cluster.
 const MAX_PUBLISHED_NODES: usize = 10_000;
 /// CSI's limit for a node id, in bytes.
 const MAX_NODE_ID: usize = 256;
@@ -219,7 +220,7 @@ pub fn unique_map(
 /// Checks that a response describes the requested object.
 ///
 /// # Errors
-/// Another object.
+/// The response describes another object.
 pub fn same_handle<H: PartialEq + std::fmt::Display>(
     object: &'static str,
     expected: &H,
@@ -316,7 +317,7 @@ fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest
 /// Rejects a map with a secret of the call: maps are stored in the cluster in plain text.
 ///
 /// # Errors
-/// The first key with a secret in its name or value.
+/// The first entry with a secret in its key or value.
 pub fn no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Redactor) -> CheckResult {
     match map.iter().find(|(key, value)| redactor.contains_secret(key) || redactor.contains_secret(value)) {
         Some((key, _)) => {
@@ -330,7 +331,7 @@ pub fn no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Red
 /// Short secrets, such as a user's name, occur in ids by chance and are accepted.
 ///
 /// # Errors
-/// The secret's field.
+/// The id contains a secret of 8 bytes or more. The error has the field, not the secret.
 pub fn no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor) -> CheckResult {
     if redactor.contains_long_secret(id) { Err(ContractViolation::SecretInId { field }) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! One test for each rule.
+//! Tests of the response checks.
 
 use cofferdam_domain::{DriverName, storage::Placement};
 

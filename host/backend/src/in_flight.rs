@@ -5,8 +5,8 @@
 //! one node blocks only operations for that node: after a forced detach its caller never retries it, and
 //! other nodes must not wait.
 //!
-//! A permit is shared. Work that outlives its call, such as an HTTP exchange or a copy in the pool, keeps the
-//! operation in flight until the work has ended.
+//! A permit is shared. Work that outlives its call, such as an HTTP exchange or the copy of a pool volume,
+//! keeps the operation in flight until the work has ended.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
@@ -22,8 +22,8 @@ use cofferdam_domain::{
     storage::{ErrorKind, Finality, StorageError},
 };
 
-/// Maximum operations in doubt, and maximum aliases: ten times the concurrent calls of one backend. The
-/// oldest operation is dropped first; then only the callers keep rule 4.
+/// Maximum operations in doubt, and maximum pairs of aliases. If there are more operations, the oldest is
+/// dropped: the table then accepts calls that conflict with it.
 const MAX_IN_DOUBT: usize = 10_240;
 
 /// The object of an operation.
@@ -52,11 +52,11 @@ struct Operation {
     node: Option<NodeId>,
 }
 
-/// The operations that a success resolves, beside the operation itself.
+/// The operations in doubt that the success of an operation resolves, beside the operation itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InverseOf {
     Nothing,
-    /// Operations of this method for the same node, or for every node without one.
+    /// Operations of this method for the same node; for all nodes if the operation has no node.
     MethodOnNode(&'static str),
     AllOperations,
 }
@@ -81,12 +81,13 @@ impl OperationRequest {
         Self { key, sources: Vec::new(), operation, inverse_of: InverseOf::Nothing }
     }
 
-    /// A deletion. It is always allowed, and its success resolves every operation on the object.
+    /// A deletion. Operations in doubt do not block it, and its success resolves all of the object's.
     pub fn deletion(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
         Self { inverse_of: InverseOf::AllOperations, ..Self::new(key, method, arguments) }
     }
 
-    /// The inverse of a method for the same node, or for every node without one. It is always allowed.
+    /// Makes the operation the inverse of a method for a node, or for all nodes if `node` is `None`.
+    /// Operations in doubt do not block it, and its success resolves those of the method.
     pub fn inverse(self, method: &'static str, node: Option<NodeId>) -> Self {
         Self { inverse_of: InverseOf::MethodOnNode(method), ..self.on_node(node) }
     }
@@ -106,9 +107,9 @@ impl OperationRequest {
 /// Reason an operation cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationConflict {
-    /// Another operation on the object is running, or work that outlived its call.
+    /// Another operation on the object, or work that outlived its call, is running.
     Busy,
-    /// This operation is in doubt.
+    /// An operation of this method is in doubt.
     PendingOperation(&'static str),
 }
 
@@ -148,7 +149,7 @@ struct Inner {
     /// Number of operations that read each object.
     readers: HashMap<OperationKey, usize>,
     in_doubt: HashMap<OperationKey, Vec<InDoubtOperation>>,
-    /// Operations in doubt by age.
+    /// Object of each operation in doubt, by age. A smaller number is older.
     in_doubt_by_age: BTreeMap<u64, OperationKey>,
     next_age: u64,
     /// Name and handle of objects that this process created, in both directions: both are the same object.
@@ -167,7 +168,7 @@ struct InDoubtOperation {
 pub struct OperationPermit {
     table: InFlightTable,
     request: OperationRequest,
-    /// The object's key with its alias.
+    /// The object's key, and its alias if it has one.
     keys: Vec<OperationKey>,
     /// True if the same operation was already in doubt.
     is_repeat: bool,
@@ -227,8 +228,8 @@ impl InFlightTable {
 }
 
 impl OperationPermit {
-    /// Returns the error of an operation, as unknown if it is inconclusive and an earlier attempt is in
-    /// doubt: a final error of this attempt says nothing about the earlier one.
+    /// Returns the error, with finality `Unknown` if it is inconclusive and an earlier attempt of the
+    /// operation is in doubt: a final error of this attempt says nothing about the earlier one.
     pub fn keep_in_doubt(&self, mut error: StorageError) -> StorageError {
         if self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
             error.finality = Finality::Unknown;
@@ -242,7 +243,7 @@ impl OperationPermit {
         self.is_unresolved.store(true, Ordering::Release);
     }
 
-    /// Records the result, if the driver was reached.
+    /// Records the result, with `None` for success. Without effect if the driver was not reached.
     pub fn finish(&self, error: Option<&StorageError>) {
         if !self.is_unresolved.swap(false, Ordering::AcqRel) {
             return;
@@ -274,7 +275,8 @@ impl OperationPermit {
     pub fn add_alias(&self, handle: OperationKey) {
         let mut inner = self.table.lock();
         if inner.aliases.len() >= 2 * MAX_IN_DOUBT {
-            // Any alias will do: it only prevents a rare race of two callers.
+            // An arbitrary alias is dropped. Without it, calls by name and calls by handle do not exclude
+            // each other.
             if let Some(any_key) = inner.aliases.keys().next().cloned() {
                 inner.remove_alias(&any_key);
             }
@@ -432,13 +434,13 @@ mod tests {
             try_acquire(&table, publish("healthy", 0)),
             Err(OperationConflict::PendingOperation("expand"))
         );
-        // The node has another name by now: of the former one nothing is left open.
+        // The node was renamed. NotFound for its former id resolves the publish to it.
         let table = InFlightTable::default();
         run_to_end(&table, publish("former", 0), Some(in_doubt_error()));
         let missing = StorageError::final_outcome(ErrorKind::NotFound, "no such node");
         run_to_end(&table, unpublish(Some("former")), Some(missing));
         assert_eq!(table.in_doubt_count(), 0);
-        // Any other failure settles nothing but itself.
+        // Another final error resolves only the failed operation itself.
         run_to_end(&table, publish("n", 0), Some(in_doubt_error()));
         run_to_end(&table, unpublish(Some("n")), Some(final_error()));
         assert_eq!(try_acquire(&table, publish("n", 1)), Err(OperationConflict::PendingOperation("publish")));
@@ -473,7 +475,7 @@ mod tests {
         let repeated = table.acquire(create(1)).unwrap();
         assert_eq!(try_acquire(&table, delete()), Err(OperationConflict::Busy));
         drop(repeated);
-        // An outcome that is open under one name is open under the other.
+        // An operation in doubt under the name is also in doubt under the handle, and vice versa.
         run_to_end(&table, create(1), Some(in_doubt_error()));
         assert_eq!(try_acquire(&table, volume("expand")), Err(OperationConflict::PendingOperation("create")));
         run_to_end(&table, delete(), Some(in_doubt_error()));
@@ -497,7 +499,7 @@ mod tests {
         run_to_end(&table, create(1), Some(final_error()));
         assert_eq!(try_acquire(&table, create(2)), Ok(()));
         assert_eq!(table.in_doubt_count(), 0);
-        // A call that was refused before it reached the guest leaves everything as it was.
+        // A call that fails before it reaches the driver does not resolve the operation in doubt.
         run_to_end(&table, create(1), Some(in_doubt_error()));
         table.acquire(create(1)).unwrap().finish(Some(&final_error()));
         assert_eq!(try_acquire(&table, create(2)), Err(OperationConflict::PendingOperation("create")));
@@ -522,7 +524,7 @@ mod tests {
         let table = InFlightTable::default();
         run_to_end(&table, volume("expand"), Some(in_doubt_error()));
         assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
-        // One that fails for good has changed nothing: the outcome of the expansion is still open.
+        // A delete with a final error changed nothing: the expansion is still in doubt.
         run_to_end(&table, delete(), Some(final_error()));
         assert_eq!(try_acquire(&table, volume("modify")), Err(OperationConflict::PendingOperation("expand")));
         run_to_end(&table, delete(), Some(in_doubt_error()));

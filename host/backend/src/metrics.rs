@@ -129,7 +129,7 @@ impl CallMetrics {
     }
 }
 
-/// A call that is running or waiting; counted until it is dropped.
+/// Counts a call in the gauge of calls in flight until it is dropped.
 #[derive(Debug)]
 pub struct InFlightGuard(Gauge<i64, AtomicI64>);
 

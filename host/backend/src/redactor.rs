@@ -29,7 +29,8 @@ impl Redactor {
         Self { secrets, derived: Arc::default() }
     }
 
-    /// Adds a secret derived from the call's secrets. Returns false if there are too many.
+    /// Adds a secret derived from the call's secrets. Returns `false` if it was not added, because the call
+    /// has too many.
     pub fn add_secret(&self, text: Secret) -> bool {
         let mut derived = self.lock_derived();
         if derived.contains(&text) {
@@ -51,7 +52,7 @@ impl Redactor {
         self.with_secrets(|secrets| redact_all(text, secrets.iter().copied()))
     }
 
-    /// Replaces the secrets in a text, also where they are escaped in quotes.
+    /// Replaces the secrets in a text, also in the escaped form that `Debug` gives to quoted strings.
     pub fn redact_escaped(&self, text: &str) -> String {
         self.with_secrets(|secrets| {
             let quoted: Vec<_> = secrets.iter().map(|secret| secret.escape_debug().to_string()).collect();
@@ -59,7 +60,7 @@ impl Redactor {
         })
     }
 
-    /// True if a text is a secret, or contains one of at least `MIN_SUBSTRING_BYTES`.
+    /// Returns `true` if a text equals a secret, or contains one of at least 4 bytes.
     pub fn contains_secret(&self, text: &str) -> bool {
         self.with_secrets(|secrets| {
             secrets.iter().any(|secret| {
@@ -69,14 +70,14 @@ impl Redactor {
         })
     }
 
-    /// True if a text contains a secret that is too long to occur by chance.
+    /// Returns `true` if a text contains a secret of at least 8 bytes, too long to occur by chance.
     pub fn contains_long_secret(&self, text: &str) -> bool {
         self.with_secrets(|secrets| {
             secrets.iter().any(|secret| secret.len() >= MIN_ID_SECRET_BYTES && text.contains(secret))
         })
     }
 
-    /// Bytes of the longest secret.
+    /// Length of the longest secret in bytes; 0 without secrets.
     pub fn max_secret_bytes(&self) -> usize {
         self.with_secrets(|secrets| secrets.iter().map(|secret| secret.len()).max().unwrap_or_default())
     }
@@ -119,10 +120,11 @@ fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> 
     Cow::Owned(clean)
 }
 
-/// Minimum length of a secret that is searched for within a text: a secret `1` occurs in every other address.
+/// Minimum length in bytes of a secret that is searched for within a text. A shorter one, such as `1`, occurs
+/// by chance, e.g. in addresses.
 const MIN_SUBSTRING_BYTES: usize = 4;
 
-/// Minimum length of a secret that does not occur in ids by chance.
+/// Minimum length in bytes of a secret that does not occur in ids by chance.
 const MIN_ID_SECRET_BYTES: usize = 8;
 
 #[cfg(test)]

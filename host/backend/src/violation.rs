@@ -54,7 +54,7 @@ pub enum ContractViolation {
         object: &'static str,
         /// Number of elements.
         count: usize,
-        /// The elements' name, in the plural.
+        /// Plural noun for the elements, such as `topology keys`.
         elements: &'static str,
         /// Minimum number of elements.
         min: usize,
@@ -64,7 +64,7 @@ pub enum ContractViolation {
     /// A list has an element twice.
     #[error("{field} {text:?} is given twice")]
     Duplicate {
-        /// The element's name, in the singular.
+        /// Noun for the element, such as `the feature`.
         field: &'static str,
         /// The element.
         text: String,
@@ -153,7 +153,7 @@ pub enum ContractViolation {
         /// The handle.
         handle: String,
     },
-    /// The connection info is invalid; the domain's message.
+    /// The connection info is invalid. The text is the message of `ConnectionInfo::validate`.
     #[error("{0}")]
     ConnectionInfo(String),
     /// A page's next token is the token that it was requested with: the listing would never end.
@@ -173,7 +173,7 @@ pub enum ContractViolation {
         /// The snapshot's handle.
         handle: String,
     },
-    /// A member of a group snapshot does not name the group as its own.
+    /// A member of a group snapshot has another group id, or none.
     #[error("the member {handle:?} does not name the group as its group")]
     ForeignMember {
         /// The member's handle.

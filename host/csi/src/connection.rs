@@ -42,9 +42,9 @@ pub(crate) struct ConnectionOptions {
     pub(crate) expected_driver: Option<DriverName>,
     /// Timeout of one call.
     pub(crate) call_timeout: Duration,
-    /// Timeout of the first connection.
+    /// Maximum time for which the first connection is attempted.
     pub(crate) connect_timeout: Duration,
-    /// Timeout of the wait for readiness; absent for no timeout.
+    /// Timeout of the first wait for readiness; `None` for no timeout.
     pub(crate) ready_timeout: Option<Duration>,
     pub(crate) metrics: BackendMetrics,
 }
@@ -121,7 +121,7 @@ impl Connection {
         }
     }
 
-    /// Waits until the driver is connected, or disconnected.
+    /// Waits until the driver is connected, or, if `is_connected` is false, until it is disconnected.
     pub(crate) async fn wait_until(&self, is_connected: bool) {
         // An error means that the process is exiting.
         let _ = self
@@ -133,8 +133,8 @@ impl Connection {
 }
 
 impl ConnectionOptions {
-    /// Opens the first session. Waits for a driver that does not listen yet; an error response is returned
-    /// immediately.
+    /// Opens the first session. Repeats lost and refused connections until `connect_timeout`; an error
+    /// response of the driver is returned immediately.
     async fn open_first_session(&self) -> Result<DriverSession, ConnectError> {
         let started = Instant::now();
         let mut last_logged = started;
@@ -244,7 +244,7 @@ impl ConnectionOptions {
         }
     }
 
-    /// Opens a new session with the same driver.
+    /// Opens a new session with the same driver. Retries until it succeeds.
     async fn reconnect(
         &self,
         expected: &CsiIdentity,

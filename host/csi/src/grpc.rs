@@ -95,7 +95,7 @@ pub(crate) struct GrpcConnection(http2::SendRequest<tonic::body::Body>);
 pub(crate) type ClosedFuture = BoxFuture<'static, String>;
 
 impl GrpcConnection {
-    /// Connects. The returned future drives the connection and must be polled.
+    /// Connects. The returned future drives the connection and must be polled. It ends with the connection.
     pub(crate) async fn connect(address: &Address) -> Result<(Self, ClosedFuture), ConnectionLost> {
         let stream =
             UnixStream::connect(address.path()).await.map_err(|error| ConnectionLost(error.to_string()))?;

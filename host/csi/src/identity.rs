@@ -50,11 +50,11 @@ impl CsiIdentity {
 /// A failed identification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IdentityError {
-    /// The connection was lost. A new one may succeed.
+    /// The connection was lost, or NodeGetCapabilities failed temporarily. A new connection may succeed.
     ConnectionLost(String),
     /// The driver is not ready.
     NotReady(String),
-    /// A call failed.
+    /// A call failed: its gRPC path and the driver's error.
     CallFailed(&'static str, StorageError),
     /// A response is invalid.
     InvalidResponse(String),
@@ -69,8 +69,8 @@ pub(crate) struct IdentityQuery<'a> {
 }
 
 impl IdentityQuery<'_> {
-    /// Probes the driver. As CSI specifies, a response without `ready` means ready. A timeout means not
-    /// ready.
+    /// Probes the driver; `name` is for the metrics. As CSI specifies, a response without `ready` means
+    /// ready. A timeout means not ready.
     ///
     /// # Errors
     /// [`IdentityError`]

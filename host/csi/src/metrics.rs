@@ -1,4 +1,4 @@
-//! Metrics of the connections to CSI drivers. Calls are counted by the metrics of all backends.
+//! Metrics of the connections to CSI drivers. Calls are counted by `BackendMetrics`.
 
 use std::sync::atomic::AtomicI64;
 

@@ -17,8 +17,8 @@ pub(crate) fn secrets(secrets: &Secrets) -> std::collections::BTreeMap<String, S
     secrets.iter().map(|(name, secret)| (name.to_owned(), secret.expose().to_owned())).collect()
 }
 
-/// A volume capability. SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER are only sent to drivers that
-/// know them.
+/// A volume capability. To a driver without SINGLE_NODE_MULTI_WRITER, SINGLE_NODE_WRITER is sent in place of
+/// SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER.
 pub(crate) fn volume_capability(
     capability: VolumeCapability,
     has_multi_writer: bool,
@@ -46,7 +46,7 @@ pub(crate) fn volume_capability(
     v1::VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access) }
 }
 
-/// A number of bytes as CSI's signed integer.
+/// A number of bytes as CSI's signed integer; 0 for `None`.
 fn to_csi_bytes(field: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
         let bytes = bytes.unwrap_or_default();
@@ -79,7 +79,7 @@ pub(crate) fn topology_requirement(requirement: TopologyRequirement) -> v1::Topo
     }
 }
 
-/// Maximum entries and starting token of a page.
+/// Maximum entries and starting token of a page. 0 is no maximum, and an empty token is the first page.
 pub(crate) fn page_request(page: &PageRequest) -> (i32, String) {
     let limit = page.max_entries.map_or(0, |limit| i32::try_from(limit).unwrap_or(i32::MAX));
     (limit, page.starting_token.clone().unwrap_or_default())

@@ -17,7 +17,7 @@ use crate::v1;
 /// Limits of drivers' responses; see [`ResponseLimits::KUBERNETES_API`].
 pub(crate) const RESPONSE_LIMITS: ResponseLimits = ResponseLimits::KUBERNETES_API;
 
-/// A number of bytes. 0 means unknown in CSI.
+/// A number of bytes; `None` for 0, which means unknown in CSI.
 fn optional_bytes(field: &'static str, bytes: i64) -> Result<Option<u64>, ContractViolation> {
     match u64::try_from(bytes) {
         Ok(0) => Ok(None),
@@ -44,7 +44,7 @@ fn missing(object: &'static str, field: &'static str) -> ContractViolation {
     ContractViolation::Missing { object, field }
 }
 
-/// Absent instead of empty.
+/// `None` for an empty text.
 fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
@@ -77,7 +77,7 @@ pub(crate) fn has_content_source(volume: Option<&v1::Volume>, requested: &v1::Vo
     volume.and_then(|volume| volume.content_source.as_ref()) == Some(requested)
 }
 
-/// Confirmed if the driver confirms every requested capability.
+/// `Confirmed` if the driver confirms every requested capability, else `Refused`.
 pub(crate) fn validation(
     response: v1::ValidateVolumeCapabilitiesResponse,
     requested: &[v1::VolumeCapability],
@@ -92,7 +92,7 @@ pub(crate) fn validation(
     }
 }
 
-/// An expanded volume of at least the required size.
+/// An expanded volume. A size below the required one is a violation.
 pub(crate) fn expanded_volume(
     response: v1::ControllerExpandVolumeResponse,
     required: Option<u64>,
@@ -124,7 +124,7 @@ pub(crate) fn snapshot(response: Option<v1::Snapshot>) -> Result<Snapshot, Contr
     RESPONSE_LIMITS.check_snapshot(&snapshot).map(|()| snapshot)
 }
 
-/// A page of snapshots, of one source volume or of all.
+/// A page of snapshots. If `source` is set, all must be of that volume.
 pub(crate) fn snapshot_page(
     response: v1::ListSnapshotsResponse,
     request: &PageRequest,

@@ -12,7 +12,7 @@ const FILES: [&str; 2] = ["csi.proto", "registration.proto"];
 /// Replaces the value of a secret field in `Debug` output, as in the Go sidecars' logs.
 const STRIPPED: &str = "***stripped***";
 
-/// A message with the names of its secret fields.
+/// A message type with the names of its secret fields.
 type Secretive = (MessageDescriptor, Vec<String>);
 
 #[test]

@@ -69,7 +69,7 @@ impl ResizeState {
         }
     }
 
-    /// Parses the value in the API.
+    /// Parses the value in the API. `None` for a value that Kubernetes does not define.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == text)
     }
@@ -96,7 +96,7 @@ impl ModifyState {
         }
     }
 
-    /// Parses the value in the API.
+    /// Parses the value in the API. An unknown value is `Pending`.
     pub fn parse(text: &str) -> Self {
         match text {
             "InProgress" => Self::InProgress,
@@ -115,7 +115,7 @@ pub struct ModifyVolumeStatus {
     pub target_class: Box<str>,
 }
 
-/// Condition types of expansion and modification.
+/// Types of the claim conditions about expansion and modification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClaimConditionType {
     /// The volume is being expanded.
@@ -193,13 +193,13 @@ impl Progress {
         self.conditions.iter().find(|condition| condition.condition_type == kind)
     }
 
-    /// Returns `true` if a condition is True.
+    /// Returns `true` if the condition of this type has status True.
     pub fn is_condition_true(&self, kind: ClaimConditionType) -> bool {
         self.condition(kind).is_some_and(|condition| condition.is_true)
     }
 }
 
-/// `spec.dataSource`, else `spec.dataSourceRef`.
+/// The object in `spec.dataSource` or `spec.dataSourceRef`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSource {
     /// `apiGroup`, empty for the core group.
@@ -217,7 +217,7 @@ pub struct Claim {
     pub key: ClaimKey,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// Uid of the controlling owner: the pod of a generic ephemeral volume.
+    /// `uid` of the ownerReference with `controller: true`. For a generic ephemeral volume, it is the pod's.
     pub controller_uid: Option<Uid>,
     /// `spec.volumeName`
     pub volume: Option<VolumeName>,
@@ -234,7 +234,7 @@ pub struct Claim {
     pub selector: Option<Box<Result<LabelSelector, InvalidRequirement>>>,
     /// `spec.volumeAttributesClassName`, empty when absent.
     pub attributes_class: Box<str>,
-    /// `spec.dataSource` or `spec.dataSourceRef`
+    /// `spec.dataSource`, else `spec.dataSourceRef`.
     pub source: Option<Box<DataSource>>,
     /// `status.phase`
     pub phase: ClaimPhase,
@@ -244,12 +244,12 @@ pub struct Claim {
     pub status_capacity: Option<Quantity>,
     /// `status.currentVolumeAttributesClassName`
     pub status_attributes_class: Option<Box<str>>,
-    /// Expansion and modification status; `None` for most claims.
+    /// Expansion and modification status; `None` if the claim's status has none.
     pub progress: Option<Box<Progress>>,
 }
 
 impl Claim {
-    /// The expansion and modification status.
+    /// The expansion and modification status; empty if the claim's status has none.
     pub fn progress(&self) -> &Progress {
         static NONE: Progress = Progress::NONE;
         self.progress.as_deref().unwrap_or(&NONE)
@@ -271,12 +271,13 @@ impl Claim {
         self.meta.annotation(names::CLASS_BETA).or(self.class.as_deref()).unwrap_or_default()
     }
 
-    /// Returns `true` if a class is set. The empty class counts: it means no class.
+    /// Returns `true` if the claim sets a class, even the empty one. The default class is for claims that set
+    /// none.
     pub fn has_class(&self) -> bool {
         self.meta.has_annotation(names::CLASS_BETA) || self.class.is_some()
     }
 
-    /// Returns `true` if the claim was bound before.
+    /// Returns `true` if the claim is bound or was bound before.
     pub fn is_bind_completed(&self) -> bool {
         self.meta.has_annotation(names::BIND_COMPLETED)
     }

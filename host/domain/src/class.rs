@@ -33,7 +33,7 @@ pub struct StorageClass {
     pub mount_options: Vec<String>,
     /// `volumeBindingMode`. The API server always sets it; binding fails for a class without it.
     pub binding_mode: Option<BindingMode>,
-    /// `allowedTopologies`: terms of keys with their allowed values.
+    /// `allowedTopologies`: for each term, its topology keys with their allowed values.
     pub allowed_topologies: Vec<Vec<(String, Vec<String>)>>,
 }
 
@@ -59,8 +59,8 @@ pub struct VolumeAttributesClass {
     pub parameters: Parameters,
 }
 
-/// The class of a claim without a class: the newest default class, then the smallest name, as in Kubernetes'
-/// DefaultStorageClass admission and its retroactive assignment.
+/// The default class, for claims that set none. Of several, the newest is chosen, then the one with the
+/// smallest name, as in Kubernetes' DefaultStorageClass admission and its retroactive assignment.
 pub fn default_class<'a, C: std::ops::Deref<Target = StorageClass> + 'a>(
     classes: impl IntoIterator<Item = C>,
 ) -> Option<C> {

@@ -238,7 +238,7 @@ impl ObjectMeta {
         self.annotations.contains_key(key)
     }
 
-    /// Index of a finalizer.
+    /// Index of a finalizer in the list; `None` if the object does not have it.
     pub fn finalizer_index(&self, name: &str) -> Option<usize> {
         self.finalizers.iter().position(|f| &**f == name)
     }

@@ -37,13 +37,13 @@ pub const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletio
 /// PV: namespace of the Secret for DeleteVolume.
 pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
 
-/// Finalizer of a PV while it is Bound.
+/// Finalizer of every PV. It delays the deletion while the PV is Bound.
 pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
-/// Finalizer of a PVC while a pod uses it.
+/// Finalizer of every PVC. It delays the deletion while a pod uses the claim.
 pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
-/// Finalizer of a VolumeAttributesClass while a PV or a PVC references it.
+/// Finalizer of every VolumeAttributesClass. It delays the deletion while a PV or a PVC references the class.
 pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
-/// Finalizer of a PV until the driver's volume is deleted.
+/// Finalizer of a PV with reclaim policy Delete, until the driver's volume is deleted.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
@@ -53,7 +53,7 @@ const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 
 /// Node: the attach-detach controller, not the kubelet, attaches volumes. The value is ignored.
 pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-/// Node: key of the taint that declares a node shut down. Value and effect are ignored.
+/// Node: key of the taint by which an administrator declares a node shut down. Value and effect are ignored.
 pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
 /// Prefix of VolumeAttachment names that Kubernetes creates for pods.
 const VOLUME_ATTACHMENT_PREFIX: &str = "csi-";
@@ -75,7 +75,8 @@ pub fn sha256_hex<const N: usize>(parts: [&str; N]) -> String {
     format!("{:x}", digest.finalize())
 }
 
-/// Returns `true` if the name is one that Kubernetes and Cofferdam generate for VolumeAttachments of pods.
+/// Returns `true` if the name has the form of [`volume_attachment_name`]: `csi-` and 64 lowercase hexadecimal
+/// digits. Kubernetes and Cofferdam give such names to VolumeAttachments of pods.
 pub fn is_pod_attachment(name: &VolumeAttachmentName) -> bool {
     let digest = name.as_str().strip_prefix(VOLUME_ATTACHMENT_PREFIX).unwrap_or_default();
     digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
@@ -106,10 +107,10 @@ pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key of the encoded connection info in volume attributes and attachment metadata.
 pub const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
-/// Topology key whose value is the node's name. It needs no driver and no Node label.
+/// Topology key whose value on every node is the node's name. It is not a label of the Node.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
-/// Volume attribute with the kind of content source, `volume` or `snapshot`. Nodes never format a volume with
-/// it.
+/// Volume attribute with the kind of content source, `volume` or `snapshot`. The node service never formats a
+/// volume that has this attribute.
 pub const CONTENT_SOURCE: &str = "cofferdam.dev/content-source";
 /// Prefix of Cofferdam's volume attributes. Drivers neither set nor receive them.
 pub const RESERVED_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";

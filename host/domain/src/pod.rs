@@ -13,12 +13,13 @@ pub struct Pod {
     pub meta: ObjectMeta,
     /// `spec.nodeName`, if not empty.
     pub node: Option<NodeName>,
-    /// Phase Failed or Succeeded, or a deletionTimestamp and no running container.
+    /// True if the phase is Failed or Succeeded, or if the pod has a deletionTimestamp and no running
+    /// container.
     pub terminated: bool,
-    /// A deletionTimestamp and a grace period of zero.
+    /// True if the pod has a deletionTimestamp and `deletionGracePeriodSeconds` is 0.
     pub zero_grace_period: bool,
-    /// Claims of `persistentVolumeClaim` volumes.
+    /// Names of the claims of `persistentVolumeClaim` volumes.
     pub claims: Box<[Arc<str>]>,
-    /// Claims of generic ephemeral volumes (`<pod>-<volume>`).
+    /// Names of the claims of generic ephemeral volumes (`<pod>-<volume>`).
     pub ephemeral_claims: Box<[Arc<str>]>,
 }

@@ -87,10 +87,11 @@ impl Quantity {
     }
 }
 
+/// The factor that a quantity's suffix stands for.
 enum Scale {
-    /// Bits to shift by.
+    /// Exponent of a power of two.
     Binary(u32),
-    /// Power of ten.
+    /// Exponent of a power of ten.
     Decimal(i32),
 }
 

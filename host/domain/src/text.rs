@@ -1,9 +1,11 @@
 //! Sanitizes text from drivers and other programs.
 
-/// Maximum length of a message in bytes. The API server limits event messages to 1,024 bytes.
+/// Maximum length of a message in bytes, without the `…` of a truncated one. The API server limits event
+/// messages to 1,024 bytes.
 const MAX_MESSAGE_BYTES: usize = 1_000;
 
-/// Replaces control characters with spaces and truncates the text at a character boundary.
+/// Replaces control characters with spaces, and truncates a text of more than 1,000 bytes at a character
+/// boundary.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_MESSAGE_BYTES));
     for c in text.chars() {

@@ -229,12 +229,13 @@ pub struct Volume {
     pub claim_ref: Option<ClaimRef>,
     /// `spec.mountOptions`
     pub mount_options: Vec<String>,
-    /// `spec.nodeAffinity.required`: the labels with exactly one allowed value, by term. Other requirements
-    /// of a term only restrict it further.
+    /// `spec.nodeAffinity.required`: for each term, the labels that must have one given value. Other
+    /// requirements of a term are dropped; they only restrict it further.
     pub node_affinity_terms: Box<[StringMap]>,
     /// `spec.csi`; `None` for in-tree sources.
     pub csi: Option<CsiVolumeSource>,
-    /// The field of `spec` with an in-tree source that must be attached or is migrated to a CSI driver.
+    /// Name of the `spec` field with an in-tree source, such as `awsElasticBlockStore`, if the source must be
+    /// attached or is migrated to a CSI driver.
     pub in_tree_source: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,

@@ -17,7 +17,7 @@ pub enum VolumeAttachmentSource {
     Volume(VolumeName),
     /// `inlineVolumeSpec`, used for migrated in-tree volumes only.
     Inline,
-    /// None or both of the two fields; has their number.
+    /// Neither or both of the two fields are set. The value is the number of fields set, 0 or 2.
     Invalid(usize),
 }
 
@@ -54,7 +54,7 @@ pub struct VolumeAttachment {
 }
 
 impl VolumeAttachment {
-    /// The PersistentVolume of a valid `spec.source`.
+    /// Name of the PersistentVolume; `None` for an inline or invalid `spec.source`.
     pub fn volume(&self) -> Option<&VolumeName> {
         match &self.source {
             VolumeAttachmentSource::Volume(name) => Some(name),
@@ -77,7 +77,7 @@ pub struct CsiNode {
 }
 
 impl CsiNode {
-    /// Returns `true` if the driver is registered on the node.
+    /// Returns `true` if the driver is registered on the node with a node id.
     pub fn has_driver(&self, driver: &DriverName) -> bool {
         self.node_ids.get(driver).is_some_and(|id| !id.as_str().is_empty())
     }
@@ -117,7 +117,7 @@ pub struct NodeVolumeStatus {
     pub name: UniqueVolumeName,
     /// True if the volume is in `status.volumesAttached`, so that the kubelet may mount it.
     pub attached: bool,
-    /// `devicePath` of the entry; empty for CSI volumes.
+    /// `devicePath` of the entry in `status.volumesAttached`; empty if there is none, as for CSI volumes.
     pub device_path: Box<str>,
     /// True if the volume is in `status.volumesInUse`: the kubelet has mounted it or may mount it.
     pub in_use: bool,
@@ -135,7 +135,7 @@ pub struct Node {
     /// True if the attach-detach controller, not the kubelet, attaches volumes
     /// (`volumes.kubernetes.io/controller-managed-attach-detach`).
     pub controller_managed: bool,
-    /// True if the condition `Ready` is true.
+    /// True if the condition `Ready` has status True.
     pub ready: bool,
     /// True if the taint `node.kubernetes.io/out-of-service` is set.
     pub out_of_service: bool,
@@ -144,7 +144,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The status of a volume.
+    /// The status of a volume; `None` if it is neither in `volumesAttached` nor in `volumesInUse`.
     pub fn volume(&self, name: &UniqueVolumeName) -> Option<&NodeVolumeStatus> {
         let index = self.volumes.binary_search_by(|volume| volume.name.cmp(name)).ok()?;
         self.volumes.get(index)

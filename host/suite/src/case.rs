@@ -18,7 +18,7 @@ pub enum CaseRequirement {
     LacksFeature(Feature),
     /// The driver exports `listing` or `inspection`.
     ListingOrInspection,
-    /// The driver imports `state`, `pool` or `http`, so that its calls can be killed between two host calls.
+    /// The driver imports `state`, `pool` or `http`, so that its calls can be killed at a call to the host.
     HostCalls,
     /// The driver has topology keys, and the run has a topology segment.
     Topology,
@@ -58,7 +58,7 @@ pub struct ConformanceCase {
     pub rule: &'static str,
     /// Source of the rule: an interface of the contract, or a call of CSI 1.12.
     pub source: &'static str,
-    /// Requirements; the case is skipped without them.
+    /// Requirements; the case is skipped if one is not met.
     pub requirements: &'static [CaseRequirement],
     pub(crate) run: for<'a> fn(&'a SuiteContext) -> BoxFuture<'a, CaseResult>,
 }

@@ -24,15 +24,15 @@ pub(crate) enum CaseError {
 /// Result of a case or of a step.
 pub(crate) type CaseResult<T = ()> = Result<T, CaseError>;
 
-/// Maximum length of a result in a report, in characters.
+/// Maximum length of the observed result of a failed case, in characters.
 const MAX_ANSWER_CHARS: usize = 400;
 
-/// A failed case.
+/// Fails a case. A long `found` is truncated.
 pub(crate) fn fail<T>(expected: impl Into<String>, found: impl Into<String>) -> CaseResult<T> {
     Err(CaseError::Failed { expected: expected.into(), found: truncate(found.into(), MAX_ANSWER_CHARS) })
 }
 
-/// Shortens a text to a number of characters.
+/// Truncates a text to a number of characters, and marks a truncated text with `…`.
 pub(crate) fn truncate(mut text: String, characters: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(characters) {
         text.truncate(end);
@@ -41,7 +41,7 @@ pub(crate) fn truncate(mut text: String, characters: usize) -> String {
     text
 }
 
-/// A case that cannot be tested.
+/// Skips a case whose rule cannot be tested on this driver.
 pub(crate) fn skip<T>(reason: impl Into<String>) -> CaseResult<T> {
     Err(CaseError::Skipped(reason.into()))
 }
@@ -84,7 +84,7 @@ pub(crate) fn expect_final_error<T: Debug>(
     }
 }
 
-/// Expects an error of this kind, final or not.
+/// Expects an error of this kind, with any finality.
 pub(crate) fn expect_error<T: Debug>(
     what: &str,
     answer: &Result<T, StorageError>,

@@ -29,17 +29,18 @@ use crate::{
     process::{CallRecorder, RecordingBackend},
 };
 
-/// Initial delay before a call with an unknown outcome is repeated, unless the driver requests one.
+/// Initial delay before a call is repeated, unless the driver requests a delay. It doubles with each attempt.
 const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum delay.
+/// Maximum delay before a call is repeated, also if the driver requests a longer one.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// Maximum errors that are recorded for the cases about errors.
+/// Maximum errors of a run that are recorded. The cases in `robustness::final_checks` check them.
 const MAX_ERRORS: usize = 10_000;
 
 /// After this many calls without a final result, the remaining cases are skipped.
 pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
 
-/// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown.
+/// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown and its
+/// kind is Aborted, Unavailable or DeadlineExceeded.
 fn is_retryable(error: &StorageError) -> bool {
     match error.finality {
         Finality::Final => false,
@@ -50,7 +51,7 @@ fn is_retryable(error: &StorageError) -> bool {
     }
 }
 
-/// Delay before the nth repetition of a call.
+/// Delay before a call is repeated. The first repetition has attempt 0.
 pub(crate) fn retry_pause(attempt: u32) -> Duration {
     INITIAL_RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(attempt)).min(MAX_RETRY_PAUSE)
 }
@@ -60,9 +61,9 @@ pub(crate) fn retry_pause(attempt: u32) -> Duration {
 pub(crate) enum VolumeOrigin {
     /// No source: an empty volume.
     Empty,
-    /// A volume.
+    /// A clone of another volume.
     Volume(VolumeHandle),
-    /// A snapshot.
+    /// A restored snapshot.
     Snapshot(SnapshotHandle),
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct CreatedResources {
     open_groups: Vec<CreateGroupSnapshot>,
 }
 
-/// Environment of a case.
+/// Environment of all cases of a run.
 pub(crate) struct SuiteContext {
     pub(crate) engine: Engine,
     pub(crate) source: ComponentSource,
@@ -87,11 +88,11 @@ pub(crate) struct SuiteContext {
     pub(crate) backend: Arc<RecordingBackend>,
     pub(crate) call_recorder: CallRecorder,
     pub(crate) faults: FaultPlan,
-    /// Contents of state and pool before the first case.
+    /// Keys of the driver's state and items of its pool before the first case.
     pub(crate) initial_storage: BTreeSet<String>,
     name_prefix: String,
     name_counter: AtomicU32,
-    /// Number of calls without a final result within the time for repetitions.
+    /// Number of calls that had no final result within `SuiteOptions::retry_timeout`.
     unfinished_calls: AtomicU32,
     created: Mutex<CreatedResources>,
     /// Every volume and snapshot of the run, deleted ones included.
@@ -128,12 +129,12 @@ impl SuiteContext {
         }
     }
 
-    /// Contents of state and pool.
+    /// Keys of the driver's state and items of its pool.
     pub(crate) fn stored_entries(&self) -> BTreeSet<String> {
         stored_entries(&self.backend, &self.options)
     }
 
-    /// True if the driver returns the owner of a volume; none if no case has checked.
+    /// True if the driver returns the owner of a volume; `None` if no case has checked.
     pub(crate) fn keeps_owners(&self) -> Option<bool> {
         *lock(&self.keeps_owners)
     }
@@ -185,7 +186,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a call while its outcome is unknown, and records its error.
+    /// Repeats a call until its result is final, or until `SuiteOptions::retry_timeout`. Records every error.
     pub(crate) async fn retry_until_final<'a, T>(
         &self,
         method: &'static str,
@@ -227,7 +228,7 @@ impl SuiteContext {
         lock(&self.errors).clone()
     }
 
-    /// Starts to create a volume from a process. The caller passes the result to `keep`.
+    /// Starts to create a volume from a process. The caller passes the result to [`Self::record_create`].
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,
@@ -243,12 +244,12 @@ impl SuiteContext {
         backend.create_volume(call, CreateVolume { source, ..request.clone() })
     }
 
-    /// Records a volume of the run that no call returned.
+    /// Records a volume of the run that was found in a listing, for the cleanup.
     pub(crate) fn record_volume(&self, handle: &VolumeHandle) {
         lock(&self.created).volumes.insert(handle.clone());
     }
 
-    /// Records the result of a create.
+    /// Records the result of a create, for the cleanup. A create without a final result is repeated then.
     pub(crate) fn record_create(
         &self,
         request: &CreateVolume,
@@ -314,7 +315,7 @@ impl SuiteContext {
         answer
     }
 
-    /// Records that a volume is, or may be, published.
+    /// Records that a volume is, or may be, published. The cleanup unpublishes it.
     pub(crate) fn record_published(&self, handle: &VolumeHandle) {
         lock(&self.created).published_volumes.insert(handle.clone());
     }
@@ -386,7 +387,7 @@ impl SuiteContext {
         answer
     }
 
-    /// Returns true if the run created this volume.
+    /// Returns true if the run created this volume: a call returned its handle, or its owner is this run.
     pub(crate) fn is_own_volume(&self, status: &VolumeStatus) -> bool {
         let is_of_run = |owner: &VolumeOwner| owner.cluster_id.as_str() == self.name_prefix;
         lock(&self.all_created).0.contains(&status.volume.handle)
@@ -480,7 +481,7 @@ fn stored_entries(backend: &WasmBackend, options: &SuiteOptions) -> BTreeSet<Str
     let keys = backend.state_keys().into_iter().map(|key| format!("key {key}"));
     let pool = options.config.pool.as_ref().map(|pool| std::fs::read_dir(&pool.directory));
     let entries = pool.and_then(Result::ok).into_iter().flatten().flatten();
-    // Other keys belong to the host.
+    // The host's own files in the pool have other names.
     let items = entries
         .filter_map(|entry| entry.file_name().into_string().ok())
         .filter(|name| name.starts_with(|first: char| first.is_ascii_alphanumeric()))

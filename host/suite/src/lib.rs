@@ -1,12 +1,12 @@
 //! The driver conformance suite.
 //!
 //! [`run()`] loads a component, calls it as a cluster does, also with timeouts, crashes and lost responses,
-//! and returns a report. Each case tests one rule of the contract ([`cases()`] lists them): create is
-//! idempotent, a listing is complete, a killed call is completed by repeating it. Cases for interfaces that
-//! the driver does not export are skipped, with a reason.
+//! and returns a report. Each case tests one rule of the driver contract or of CSI, such as: create is
+//! idempotent, a listing is complete, a killed call is completed by repeating it. [`cases()`] lists them.
+//! Cases for interfaces that the driver does not export are skipped, with a reason.
 //!
-//! The driver may use real storage. Names have a prefix of the run, volumes are small and few, and everything
-//! created is deleted; the report lists objects that could not be deleted.
+//! The driver may use real storage. Nearly all names have the run's prefix, volumes are small and few, and
+//! everything created is deleted; the report lists objects that could not be deleted.
 #![forbid(unsafe_code)]
 
 mod case;

@@ -26,7 +26,7 @@ pub struct SuiteOptions {
     pub capability: VolumeCapability,
     /// Topology segment of the volumes, for drivers with topology.
     pub topology: Option<Segments>,
-    /// Two nodes to which the driver can publish.
+    /// CSI node ids of two nodes to which the driver can publish.
     pub nodes: [NodeId; 2],
     /// Size of a volume in bytes. A case requests up to four times as much.
     pub size: u64,
@@ -40,7 +40,8 @@ pub struct SuiteOptions {
     pub deadline: Duration,
     /// Time for which a call with an unknown outcome is repeated, and a snapshot may take to become ready.
     pub retry_timeout: Duration,
-    /// Concurrent calls in cases about concurrency. At least as many volumes exist at the same time.
+    /// Concurrent creates of the case `concurrency/different-names`, at least 2. Other cases make at most 4
+    /// concurrent calls.
     pub concurrency: usize,
 }
 
@@ -74,7 +75,7 @@ impl Default for SuiteOptions {
 }
 
 impl SuiteOptions {
-    /// Returns true if a case is selected.
+    /// Returns true if the case with this id is selected by `only`.
     pub fn is_selected(&self, id: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|pattern| matches(pattern, id))
     }

@@ -1,4 +1,4 @@
-//! A process that calls the driver, and a record of its calls for the report of a failed case.
+//! A simulated process that calls the driver, and a record of its calls for the report of a failed case.
 
 mod summary;
 
@@ -27,7 +27,7 @@ use summary::ArgumentSummary as _;
 
 use crate::check::{answer_line, truncate};
 
-/// Maximum recorded calls of a case.
+/// Maximum recorded calls of a case; later ones are not recorded.
 const MAX_CALLS: usize = 1_000;
 /// Maximum length of a recorded argument or result, in characters.
 const MAX_TEXT_CHARS: usize = 300;
@@ -47,13 +47,14 @@ struct RecordedCall {
 }
 
 impl CallRecorder {
-    /// Clears the calls of the previous case, and its processes except the first.
+    /// Clears the calls of the previous case. Its processes other than the first no longer count.
     pub(crate) fn clear(&self) {
         self.lock().clear();
         self.process_count.store(1, Ordering::Relaxed);
     }
 
-    /// The last calls, each with its result; processes other than the first are named.
+    /// The last calls, each with its result. A call of another process than the first has the process's
+    /// number.
     pub(crate) fn last_calls(&self, limit: usize) -> Vec<String> {
         let calls = self.lock();
         let start = calls.len().saturating_sub(limit);
@@ -91,7 +92,7 @@ impl CallRecorder {
     }
 }
 
-/// A process with the driver. Its calls are recorded.
+/// One simulated process with the driver. Its calls are recorded.
 #[derive(Debug)]
 pub(crate) struct RecordingBackend {
     backend: Arc<WasmBackend>,
@@ -108,7 +109,7 @@ impl Deref for RecordingBackend {
 }
 
 impl RecordingBackend {
-    /// The first process.
+    /// A process with the next free number. The first process has number 0.
     pub(crate) fn new(backend: Arc<WasmBackend>, recorder: CallRecorder) -> Self {
         Self { number: recorder.process_count.fetch_add(1, Ordering::Relaxed), backend, recorder }
     }
@@ -118,7 +119,7 @@ impl RecordingBackend {
         Arc::new(Self::new(self.backend.second_process(), self.recorder.clone()))
     }
 
-    /// Records a call when it starts, and its result.
+    /// Records a call when its future is first polled, and its result.
     fn record<'a, T: Debug + Send + 'a>(
         &'a self,
         function: &'static str,

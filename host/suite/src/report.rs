@@ -12,19 +12,20 @@ use crate::ConformanceCase;
 /// Results of a run.
 #[derive(Clone, Debug)]
 pub struct SuiteReport {
-    /// The component as given on the command line.
+    /// The component's path, or its name if it was passed as bytes.
     pub source: String,
     /// Seed of the names of the run.
     pub seed: u64,
     /// The command that repeats the run, without seed and case selection.
     pub command: String,
-    /// Description of the driver; none if it was not loaded.
+    /// Description of the driver; `None` if it could not be loaded.
     pub driver: Option<DriverIdentity>,
-    /// Every case of the run, in the order of the table.
+    /// The selected cases, or all if the driver could not be loaded, in the order of
+    /// [`cases()`](crate::cases()).
     pub entries: Vec<CaseReport>,
     /// Objects that could not be deleted.
     pub leftovers: Vec<String>,
-    /// True if listing or inspection returns the owner of a volume; none if the run did not check.
+    /// True if listing or inspection returns the owner of a volume; `None` if the run did not check.
     pub keeps_owners: Option<bool>,
 }
 
@@ -65,7 +66,7 @@ pub enum CaseOutcome {
         expected: String,
         /// Observed result, in one line.
         found: String,
-        /// The last calls before the failure, each with its result.
+        /// The last calls of the case, each with its result.
         calls: Vec<String>,
     },
     /// The rule was not tested, for this reason.
@@ -97,7 +98,7 @@ impl SuiteReport {
         failed == 0 && passed > 0
     }
 
-    /// Numbers of passed, failed and skipped cases.
+    /// Numbers of passed, failed and skipped cases, in this order.
     pub fn totals(&self) -> (usize, usize, usize) {
         let count = |is_counted: fn(&CaseOutcome) -> bool| {
             self.entries.iter().filter(|entry| is_counted(&entry.outcome)).count()
@@ -115,13 +116,13 @@ impl SuiteReport {
         self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
     }
 
-    /// The command that repeats this run, or one case of it.
+    /// The command that repeats this run, or only the case with this id.
     pub(crate) fn rerun_command(&self, case: Option<&str>) -> String {
         let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
         format!("{}{only} --seed {}", self.command, self.seed)
     }
 
-    /// The report as text, with colours if the terminal supports them.
+    /// The report as text, with ANSI colours if `colour` is true.
     pub fn to_text(&self, colour: bool) -> String {
         text::write(self, colour)
     }

@@ -20,7 +20,7 @@ const MAX_CALLS_SHOWN: usize = 8;
 
 /// Loads a component and runs every selected case on it, one after the other.
 ///
-/// Faults of the driver are part of the report, also if they prevent it from being loaded.
+/// Defects of the driver are part of the report, even if it cannot be loaded because of them.
 ///
 /// # Errors
 ///
@@ -31,7 +31,7 @@ pub async fn run(
     source: ComponentSource,
     mut options: SuiteOptions,
 ) -> Result<SuiteReport, LoadError> {
-    // Calls die on purpose, several in a row.
+    // The suite kills several calls in succession, which would open the circuit breaker.
     options.config.limits.breaker_failures = u32::MAX;
     let name = match &source {
         ComponentSource::File(path) => path.display().to_string(),
@@ -63,7 +63,7 @@ pub async fn run(
     Ok(report)
 }
 
-/// Returns true if a component cannot be loaded because of a fault of its own.
+/// Returns true if a component cannot be loaded because of a defect of its own.
 fn is_driver_fault(error: &LoadError) -> bool {
     matches!(
         error,

@@ -99,14 +99,14 @@ async fn memory_driver_passes_with_topology_and_known_nodes() {
         .await;
 }
 
-/// Errors with an unknown outcome break no rule.
+/// A driver may return errors with an unknown outcome: they break no rule.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_driver_passes_when_calls_end_with_unknown_outcome() {
     let errors = "create:unavailable:2,create:deadline-exceeded:2:after,\
                   delete:aborted:2:in-progress,publish:unavailable:1:after";
     let source = ComponentSource::Bytes { name: "memory.wasm".to_owned(), bytes: cofferdam_carried::MEMORY };
     let report = run(&common::engine(), source, options_with_settings([("errors", errors)])).await.unwrap();
-    // The driver counts its failures in its state.
+    // The driver stores a count of the errors it has injected in its state, which is never deleted.
     assert_eq!(report.failures(), ["cleanup/nothing-is-left"], "{}", report.to_text(false));
     assert_eq!(report.leftovers, [""; 0]);
 }
@@ -120,7 +120,7 @@ fn pool_options(directory: &std::path::Path) -> SuiteOptions {
     options
 }
 
-/// Contents of a pool, without the host's lock.
+/// File names in a pool's directory, without the host's `.lock`.
 fn pool_entries(directory: &std::path::Path) -> Vec<String> {
     let names = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).filter(|name| name != ".lock").collect()
@@ -141,7 +141,8 @@ async fn pool_driver_passes_with_images() {
     let directory = tempfile::tempdir().unwrap();
     let mut options = pool_options(directory.path());
     options.capability.access_type = AccessType::Block;
-    // Without reflinks on this file system images are copied.
+    // Images are copied if the file system has no reflinks. The driver allows this with `consistency: none`
+    // only.
     for parameters in [&mut options.parameters, &mut options.snapshot_parameters] {
         parameters.insert("consistency".to_owned(), "none".to_owned());
     }

@@ -1,4 +1,4 @@
-//! Runs the suite on a driver that breaks one rule at a time: its case fails, and few others.
+//! Runs the suite on a driver that breaks one rule at a time: the rule's case fails, and few others.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -14,7 +14,8 @@ use futures::{StreamExt as _, future, stream};
 /// Concurrent runs. A run mostly waits for its driver.
 const CONCURRENT_RUNS: usize = 4;
 
-/// Maximum failed cases per broken rule: a driver that fails everything does not test a single rule.
+/// Maximum failed cases per broken rule. With more, the driver would not show that the rule's case detects
+/// it.
 const MAX_FAILURES: usize = 5;
 
 /// Additional settings that a case requires: missing features, or a topology segment.
@@ -33,12 +34,13 @@ const SECRET: (&str, &str) = ("secret", "token");
 const VOLUMES_PER_NODE: (&str, &str) = ("volumes-per-node", "3");
 const TOPOLOGY: (&str, &str) = ("topology", "broken.example/zone=a");
 
-/// An HTTP server for drivers that call one. They ignore its response.
+/// Starts an HTTP server for the broken driver, which ignores its responses. Returns its URL.
 async fn start_server() -> (String, FakeArray) {
     FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
-/// Breaks the rule of a case, and runs the cases of its interface. Returns the problems found.
+/// Breaks the rule of a case, and runs the cases of its interface. Returns a report if the case did not fail,
+/// or if too many did.
 async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
     let mut settings = vec![("broken-rule", case.id), ("url", url)];
     settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));

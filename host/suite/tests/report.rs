@@ -77,7 +77,7 @@ async fn a_component_that_fails_to_load_is_one_failure() {
     assert_eq!(report.totals().0, 0, "nothing else was tried");
 }
 
-/// Calls of the failed case.
+/// Runs a failing case with this seed. Returns the calls of its report.
 async fn calls_of_seed(seed: u64) -> serde_json::Value {
     let options = SuiteOptions {
         seed,

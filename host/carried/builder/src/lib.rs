@@ -163,8 +163,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Reports if the outer cargo, clippy or a coverage tool set this variable for the host's compilation. Guests
-/// must not inherit it.
+/// Returns `true` if the outer cargo, clippy or a coverage tool set this variable for the host's compilation.
+/// Guests must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];
     let prefixes = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC", "CLIPPY", "LLVM_PROFILE", "DEP_"];

@@ -33,14 +33,14 @@ use crate::{
 const CSI_CONNECTION_KIND: &str = "csi";
 const CSI_CONNECTION_VERSION: u32 = 1;
 
-/// Attempts to delete a withheld volume; external-provisioner's number.
+/// Attempts to delete a withheld volume, as many as in external-provisioner.
 const MAX_CLEANUP_ATTEMPTS: usize = 5;
 
 pub(super) fn failed_call<T: Send + 'static>(error: StorageError) -> BackendFuture<'static, T> {
     Box::pin(ready(Err(error)))
 }
 
-/// The same error with an unknown outcome: an earlier attempt may have reached the driver.
+/// The same error with finality `Unknown`, because an earlier attempt may have reached the driver.
 pub(super) fn as_unknown(error: StorageError) -> StorageError {
     StorageError { finality: Finality::Unknown, ..error }
 }
@@ -49,15 +49,15 @@ pub(super) fn handle_text(handle: &impl ToString) -> String {
     handle.to_string()
 }
 
-/// A created volume, or one that must not be handed out.
+/// A created volume. If `withheld_reason` is set, the volume must be deleted and not returned to the caller.
 struct CreatedOrWithheld {
     volume: CreatedVolume,
     withheld_reason: Option<&'static str>,
 }
 
 impl CreatedObject for CreatedOrWithheld {
-    /// A withheld volume is deleted. While that deletion is in doubt, the volume's name must stay usable: the
-    /// creation must be repeatable.
+    /// `None` for a withheld volume. Its deletion may stay in doubt, and with an alias this would block a
+    /// repeated create call for the same name.
     fn operation_key(&self) -> Option<OperationKey> {
         self.withheld_reason.is_none().then(|| OperationKey::Volume(self.volume.handle.clone()))
     }
@@ -94,8 +94,8 @@ impl CsiBackend {
         )
     }
 
-    /// The same for a creation. An earlier attempt, perhaps of another process, may have reached the driver
-    /// when it still had the capability: the outcome is unknown.
+    /// [`Self::missing_capability`] for a create call. The error is not final: an earlier attempt, perhaps of
+    /// another process, may have reached the driver when it still had the capability.
     pub(super) fn missing_create_capability(&self, capability: ControllerCapability) -> Option<StorageError> {
         self.missing_capability(capability).map(as_unknown)
     }
@@ -115,7 +115,7 @@ impl CsiBackend {
         request::secrets(&self.runner.secrets(call))
     }
 
-    /// Logs warnings about a response.
+    /// Returns the checker that logs warnings about a response.
     pub(super) fn response_warnings(&self) -> ResponseWarnings {
         ResponseWarnings::new(self.driver().clone(), Arc::clone(&self.warnings_logged))
     }
@@ -159,7 +159,8 @@ impl CsiBackend {
         })
     }
 
-    /// Creates a volume. Withholds it if the driver does not confirm its content source.
+    /// Creates a volume. A volume with a content source is withheld if the driver does not confirm the
+    /// source, or if an earlier deletion of the volume is in doubt.
     async fn create_or_withhold(
         &self,
         call: Call,
@@ -200,8 +201,8 @@ impl CsiBackend {
         self.call(call, spec, request).await
     }
 
-    /// Creates a volume from a content source. A volume whose source the driver does not confirm may be
-    /// empty: it is deleted.
+    /// Creates a volume from a content source. A withheld volume is deleted, and the call fails: if the
+    /// driver does not confirm the source, the volume may be empty.
     async fn create_from_source(
         &self,
         call: Call,

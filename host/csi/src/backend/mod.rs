@@ -29,8 +29,8 @@ use crate::{
 };
 use response_warnings::WarningsLogged;
 
-/// Maximum concurrent calls of one driver, without publish calls; further calls wait until their deadline.
-/// The sidecars' limits are 10 to 100.
+/// Maximum concurrent calls of one driver, except publish and unpublish calls. Further calls wait until their
+/// deadline. The sidecars' limits are 10 to 100.
 const MAX_VOLUME_CALLS: usize = 128;
 /// Maximum concurrent publish and unpublish calls. They have a limit of their own: hanging creations must not
 /// block pods.
@@ -47,7 +47,7 @@ pub struct CsiConfig {
     pub secrets: Secrets,
     /// Maximum duration of a call. The caller's deadline may be shorter.
     pub call_timeout: Duration,
-    /// Maximum duration of the first connection attempts.
+    /// Maximum time for which the first connection is attempted.
     pub connect_timeout: Duration,
     /// Maximum wait for a driver that is not ready, at the first connection; unlimited if absent, as in the
     /// sidecars.
@@ -88,7 +88,7 @@ impl fmt::Debug for CsiBackend {
     }
 }
 
-/// Semaphore of a call.
+/// Selects the concurrency limit of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CsiCallQueue {
     Volumes,
@@ -113,12 +113,12 @@ impl<Q, R> CsiRequest<Q, R> {
         }
     }
 
-    /// The same for a method after whose ResourceExhausted the driver may still be working.
+    /// The same for a method whose ResourceExhausted is not final: the driver may still be working.
     fn with_resource_exhausted_in_doubt(self) -> Self {
         Self { resource_exhausted: ResourceExhaustedMeaning::InDoubt, ..self }
     }
 
-    /// The same in the queue of publish calls.
+    /// The same under the concurrency limit of publish and unpublish calls.
     fn in_publish_queue(self) -> Self {
         Self { queue: CsiCallQueue::Publishing, ..self }
     }
@@ -180,7 +180,7 @@ impl CsiBackend {
         self.identity.plugin_capabilities.iter().copied()
     }
 
-    /// Waits until the driver is connected and ready, or until it is not connected.
+    /// Waits until the driver is connected and ready, or, if `connected` is false, until it is not.
     pub async fn wait_connected(&self, connected: bool) {
         self.connection.wait_until(connected).await;
     }

@@ -11,7 +11,7 @@ use cofferdam_backend::{
 };
 use cofferdam_domain::{DriverName, storage::Parameters};
 
-/// Length warnings that were logged for a driver. Each is logged once.
+/// True for each length warning that was logged for a driver. Each is logged once.
 #[derive(Debug, Default)]
 pub(super) struct WarningsLogged {
     long_id: AtomicBool,
@@ -30,12 +30,12 @@ impl ResponseWarnings {
         Self { driver, logged }
     }
 
-    /// Checks an id.
+    /// Logs a warning if an id contains a long secret, or the first time that an id exceeds CSI's limit.
     pub(super) fn check_id(&self, field: &str, id: &str, redactor: &Redactor) {
         self.log(self.id_warnings(field, id, redactor));
     }
 
-    /// Checks a map.
+    /// Logs a warning if a map contains a long secret, or the first time that a map exceeds CSI's limit.
     pub(super) fn check_map(&self, field: &str, map: &Parameters, redactor: &Redactor) {
         self.log(self.map_warnings(field, map, redactor));
     }
@@ -70,7 +70,7 @@ impl ResponseWarnings {
         has_secret.chain(self.length_warning(field, bytes, max_bytes, &self.logged.long_map)).collect()
     }
 
-    /// A warning about a length above CSI's limit; `None` after the first.
+    /// A warning about a length above CSI's limit; `None` if `logged` is already true.
     fn length_warning(
         &self,
         field: &str,

@@ -18,7 +18,7 @@ use super::{
 /// Response of a call that panicked. The log has the panic message.
 pub const PANIC_RESPONSE: &str = "a bug in this program ended the call; see its log";
 
-/// Maximum length of a service name that an error repeats.
+/// Maximum length of a service name in an error message, in characters.
 const MAX_SERVICE_NAME: usize = 100;
 
 /// The services of one socket. `B` is the request body.
@@ -66,7 +66,7 @@ impl<B: Send + 'static> Dispatcher<B> {
         self.services.insert(S::NAME, BoxCloneSyncService::new(service));
     }
 
-    /// Handles one call.
+    /// Handles one call. An error becomes a response with a gRPC status.
     pub(super) async fn handle(&self, request: Request<B>) -> Response<Body> {
         self.metrics.call_started();
         let call_guard = ServerCallGuard {

@@ -93,7 +93,7 @@ impl DriverServerMetrics {
     }
 }
 
-/// Returns the method label of a path.
+/// Returns the method label of a path: the path itself, or `unknown`.
 pub(super) fn method_label(path: &str) -> &'static str {
     METHOD_PATHS.iter().find(|known| **known == path).copied().unwrap_or(UNKNOWN_METHOD)
 }

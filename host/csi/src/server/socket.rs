@@ -14,8 +14,8 @@ use crate::address::Address;
 
 /// Maximum connections waiting to be accepted.
 const BACKLOG: u32 = 128;
-/// Timeout of the wait for another process that sets up a socket in the same directory, and of the connect to
-/// an existing socket. Neither takes long.
+/// Timeout of the wait for the directory's lock, which another process may hold while it sets up a socket,
+/// and of the connect to an existing socket.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The file with the group names.
 const GROUP_FILE: &str = "/etc/group";
@@ -53,7 +53,7 @@ pub enum GroupError {
 pub struct UnixSocketMode(u32);
 
 impl Default for UnixSocketMode {
-    /// The owner only: anyone who can connect can delete volumes.
+    /// 0600, the owner only: every process that can connect can delete volumes.
     fn default() -> Self {
         Self(0o600)
     }
@@ -137,7 +137,7 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Options for a socket of the process's user.
+    /// Options for a socket with mode 0600 and the process's own group.
     pub fn new(address: Address) -> Self {
         Self { address, mode: UnixSocketMode::default(), group: None }
     }
@@ -285,7 +285,7 @@ async fn remove_stale_socket(path: &Path) -> Result<(), SocketError> {
             fs::remove_file(path).map_err(io_error("remove the stale socket"))
         }
         Ok(Err(error)) => Err(io_error("check for a listener")(error)),
-        // A busy listener is a listener.
+        // A connect that times out has a listener too: its backlog is full.
         Ok(Ok(_)) | Err(_) => Err(SocketError::InUse { path: path_text() }),
     }
 }

@@ -79,7 +79,7 @@ async fn unsupported_calls_are_not_sent_to_the_driver() {
     let assert_final = |error: cofferdam_domain::storage::StorageError, kind| {
         assert_eq!((error.kind, error.finality), (kind, Finality::Final), "{error}");
     };
-    // An earlier process may have created it while the driver had more capabilities.
+    // An earlier process may have created the volume while the driver had more capabilities.
     let assert_in_doubt = |error: cofferdam_domain::storage::StorageError, kind| {
         assert_eq!((error.kind, error.finality), (kind, Finality::Unknown), "{error}");
     };

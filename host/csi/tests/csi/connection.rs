@@ -123,7 +123,7 @@ async fn csi_capabilities_become_backend_abilities() {
     }
     assert_eq!(backend.controller_capabilities().count(), 15);
 
-    // A node-only driver has no controller service.
+    // A driver without a controller service has no abilities.
     driver.set_plugin_capabilities(&[], &[]);
     let calls = driver.received(CONTROLLER_CAPABILITIES).len();
     let backend = driver.connect().await;

@@ -21,7 +21,7 @@ async fn grpc_codes_of_a_driver_map_to_kind_and_finality() {
     use ErrorKind as K;
     let driver = FakeCsiDriver::start();
     let backend = driver.connect().await;
-    #[rustfmt::skip] // one row a code: of CreateVolume, and of ControllerExpandVolume
+    #[rustfmt::skip] // gRPC code, kind, finality for CreateVolume, finality for ControllerExpandVolume
     let table: [(i32, ErrorKind, Finality, Finality); 16] = [
         (1,  K::Cancelled,          Unknown,    Unknown),
         (2,  K::Unknown,            Final,      Final),
@@ -138,7 +138,7 @@ async fn deadline_is_sent_to_the_driver_and_enforced() {
     );
     assert!(metrics().contains(&line));
 
-    // The operator's timeout applies too.
+    // The configured `call_timeout` applies if it is shorter than the caller's deadline.
     let mut config = driver.config();
     config.call_timeout = SHORT_DEADLINE;
     let backend = crate::fake_driver::connect(config).await.unwrap();

@@ -97,7 +97,7 @@ async fn invalid_base64_status_details_are_ignored() {
         assert_eq!((error.kind, error.finality), (ErrorKind::Internal, Finality::Final), "{error}");
         assert_eq!(error.message, "no");
     }
-    // Also during a reconnect: it continues.
+    // A reconnect continues after such a response to Probe.
     driver.stop();
     backend.wait_connected(false).await;
     for in_headers in [false, true] {

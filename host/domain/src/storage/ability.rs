@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, fmt};
 pub use super::feature::Feature;
 use crate::storage::Description;
 
-/// An optional driver interface. A driver has the ability if it exports the interface.
+/// An optional driver interface. A component has the ability if it exports the interface; an existing CSI
+/// driver has it if it announces the capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
     /// Creates volumes from another volume.

@@ -2,8 +2,8 @@
 //!
 //! The controller stores connection info as JSON under one key of a string map in a PersistentVolume or
 //! VolumeAttachment, from which the node receives it. Both objects can be edited, so decoding is strict: one
-//! version, known fields without duplicates, and the size limits of drivers. The node decides which kinds it
-//! accepts.
+//! version, known fields without duplicates, and CSI's size limits for keys and maps. The node decides which
+//! kinds it accepts.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -46,16 +46,17 @@ pub enum ConnectionInfoError {
         /// The size in bytes.
         found: usize,
     },
-    /// Not a valid encoding.
+    /// The text is not JSON of this encoding.
     #[error("malformed connection info: {0}")]
     Malformed(String),
-    /// Connection info is in the wrong context.
+    /// Connection info is in the volume context of a driver with ControllerPublishVolume, or in the publish
+    /// context of a driver without it.
     #[error("connection info must be in {expected_context}")]
     WrongContext {
         /// The expected context.
         expected_context: &'static str,
     },
-    /// There is no connection info.
+    /// The expected context has no connection info.
     #[error("{context} has no {}", names::CONNECTION_INFO)]
     Missing {
         /// The expected context.
@@ -196,7 +197,7 @@ pub fn into_volume_context(
     context
 }
 
-/// The driver's attributes in a volume context.
+/// Returns a volume context without the keys that Cofferdam added: the driver's own attributes.
 pub fn driver_attributes(context: Parameters) -> Parameters {
     context.into_iter().filter(|(key, _)| !key.starts_with(names::RESERVED_ATTRIBUTE_PREFIX)).collect()
 }

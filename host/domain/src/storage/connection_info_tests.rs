@@ -15,7 +15,7 @@ fn encoding_matches_the_documented_format() {
     assert_eq!(decode(&encode(&directory)), Ok(directory));
 }
 
-/// Any kind, and fields up to the limit out of every character that is awkward in JSON.
+/// A random valid kind, and fields up to the size limit with characters that JSON escapes.
 fn random_connection_info(random: &mut fastrand::Rng) -> ConnectionInfo {
     const KIND: &[u8] = b"abcxyz059";
     let kind: String = (0..random.usize(1..=63))
@@ -75,8 +75,8 @@ fn random_connection_infos_round_trip() {
 
 #[test]
 fn largest_connection_info_fits_the_size_limit() {
-    // The shortest keys that differ, with nothing under them, cost the most beside themselves; so do control
-    // characters.
+    // Short keys with empty values have the largest overhead per byte, and control characters the longest
+    // escapes.
     let keys = (0u16..)
         .map(|n| char::from_u32(u32::from(n % 32)).into_iter().chain(char::from_u32(u32::from(n / 32))));
     let mut fields = BTreeMap::new();

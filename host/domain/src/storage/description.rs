@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{ids::DriverName, storage::Feature};
 
-/// The location of a driver's controller calls.
+/// The processes that may make a driver's controller calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Placement {
@@ -15,7 +15,7 @@ pub enum Placement {
     Node,
 }
 
-/// Self-description of a driver.
+/// Name, version and properties of a driver, as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Description {
@@ -25,7 +25,7 @@ pub struct Description {
     pub version: String,
     /// Supported topology keys.
     pub topology_keys: Vec<String>,
-    /// Location of the controller calls.
+    /// The processes that may make the controller calls.
     pub placement: Placement,
     /// Maximum number of volumes per node; `None` if unlimited.
     pub volumes_per_node: Option<u32>,

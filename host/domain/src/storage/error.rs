@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum ErrorKind {
     /// The arguments are invalid.
     InvalidArgument,
-    /// The volume does not exist.
+    /// The volume, snapshot or node does not exist.
     NotFound,
     /// The name exists with different arguments.
     AlreadyExists,
@@ -19,9 +19,9 @@ pub enum ErrorKind {
     Unauthenticated,
     /// No space or quota left.
     ResourceExhausted,
-    /// The state of the volume does not allow the call.
+    /// The state of the volume or snapshot does not allow the call.
     FailedPrecondition,
-    /// Another call for the volume is in progress.
+    /// Another call for the same object is in progress.
     Aborted,
     /// The size is outside the supported range.
     OutOfRange,
@@ -137,17 +137,17 @@ pub struct StorageError {
     pub message: String,
     /// Requested delay before a retry, in milliseconds.
     pub retry_after_ms: Option<u64>,
-    /// True if the call may still have an effect.
+    /// The possible effect of the call.
     pub finality: Finality,
 }
 
 impl StorageError {
-    /// An error without an effect.
+    /// The error of a call that had no effect.
     pub fn final_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 
-    /// An error with an unknown effect.
+    /// The error of a call whose effect is unknown.
     pub fn unknown_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An optional behaviour within an interface, declared by name.
+/// An optional behaviour of a driver, declared by name in its description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Feature {
     /// Volumes can be published read-only.
@@ -30,7 +30,7 @@ impl Feature {
         Self::VolumeMountGroup,
     ];
 
-    /// Name in `describe`.
+    /// Name in the driver's description.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::PublishReadonly => "publish-readonly",

@@ -66,9 +66,9 @@ pub enum AccessType {
     Block,
     /// A mounted filesystem.
     Filesystem {
-        /// Filesystem type; the driver chooses without it.
+        /// Filesystem type; if `None`, the driver chooses.
         fs_type: Option<String>,
-        /// Mount options in the order of the class.
+        /// Mount options, in the order of the StorageClass or PersistentVolume.
         mount_flags: Vec<String>,
         /// Group that owns the mounted volume.
         mount_group: Option<String>,
@@ -127,11 +127,11 @@ pub struct CreateVolume {
     /// Absent in journal entries of older versions.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub mutable_parameters: Parameters,
-    /// Topology requirement, for drivers with topology.
+    /// Topology requirement; `None` for drivers without topology.
     pub topology: Option<TopologyRequirement>,
     /// The owner.
     pub owner: Option<VolumeOwner>,
-    /// Source of the volume's content; an empty volume without one.
+    /// Source of the volume's content; `None` for an empty volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<ContentSource>,
 }
@@ -258,6 +258,6 @@ pub struct ExpandedVolume {
 pub struct PageRequest {
     /// Token from the previous page; `None` for the first page.
     pub starting_token: Option<String>,
-    /// Maximum number of entries; the driver chooses without it.
+    /// Maximum number of entries; if `None`, the driver chooses.
     pub max_entries: Option<u32>,
 }

@@ -41,7 +41,7 @@ impl Secrets {
         self.0.iter().map(|(name, secret)| (name.as_str(), secret))
     }
 
-    /// The union of both. `others` takes precedence.
+    /// The union of both sets. For a name in both, the secret of `others` is used.
     #[must_use]
     pub fn merged_with(&self, others: &Self) -> Self {
         if others.is_empty() {

@@ -50,7 +50,7 @@ pub struct Snapshot {
     pub created_at_ms: u64,
     /// CSI `ready_to_use`: whether volumes can be created from it.
     pub ready: bool,
-    /// The group snapshot, if any.
+    /// The group snapshot of which it is a member, if any.
     pub group: Option<GroupSnapshotHandle>,
     /// The owner, if the driver stored it.
     pub owner: Option<SnapshotOwner>,

@@ -125,7 +125,7 @@ impl SuiteContext {
     }
 }
 
-/// A content source with its size.
+/// Creates a content source. Returns it with its size in bytes.
 async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseResult<(VolumeOrigin, u64)> {
     let request = context.volume_request("source");
     let request = with_capacity(&request, request.capacity.required.map(|size| size.saturating_mul(2)), None);
@@ -140,7 +140,8 @@ async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseR
     })
 }
 
-/// A volume created from a content source.
+/// Creates a volume from a new content source. Returns the source, its size in bytes, the request and the
+/// volume.
 async fn volume_from_source(
     context: &SuiteContext,
     kind: ContentSourceKind,

@@ -126,7 +126,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// Expands a volume.
+    /// Expands a volume to at least `required` bytes.
     pub(super) async fn expand(
         &self,
         handle: &VolumeHandle,
@@ -151,7 +151,8 @@ impl SuiteContext {
     }
 }
 
-/// An expanded volume, with its create request and its size.
+/// Creates a volume and expands it to twice its size. Returns the create request, the handle and the new
+/// size.
 async fn expanded_volume(
     context: &SuiteContext,
     label: &str,

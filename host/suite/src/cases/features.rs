@@ -1,4 +1,5 @@
-//! One case per feature: a driver that lists a feature has to support it.
+//! Features: a driver supports each feature that it declares, and does not report data of some that it does
+//! not declare.
 
 use cofferdam_domain::{
     NodeId,
@@ -118,7 +119,7 @@ async fn published_nodes(context: &SuiteContext) -> CaseResult {
     check_published_nodes(context, &request, &[]).await
 }
 
-/// Compares the nodes that the driver reports with the expected ones.
+/// Compares the nodes to which the volume is published, as the driver reports them, with the expected ones.
 async fn check_published_nodes(
     context: &SuiteContext,
     request: &PublishVolume,
@@ -151,7 +152,7 @@ async fn online_expansion(context: &SuiteContext) -> CaseResult {
     expect_that(expanded.capacity >= required, expected, || format!("{} bytes", expanded.capacity))
 }
 
-/// Creates a volume with a capability and validates it.
+/// Creates a volume with a capability, and expects that the driver confirms the capability for it.
 async fn check_usable(context: &SuiteContext, capability: VolumeCapability) -> CaseResult {
     let request = CreateVolume { capabilities: vec![capability], ..context.volume_request("for-a-use") };
     let what = format!("a volume for {:?}", request.capabilities);

@@ -125,14 +125,14 @@ impl SuiteContext {
     }
 }
 
-/// Two volumes.
+/// Creates two volumes. Returns their handles.
 pub(super) async fn two_volumes(context: &SuiteContext) -> CaseResult<BTreeSet<VolumeHandle>> {
     let (_, first) = context.new_volume("grouped").await?;
     let (_, second) = context.new_volume("grouped").await?;
     Ok([first.handle, second.handle].into())
 }
 
-/// A group snapshot of two volumes, with its members.
+/// Creates a group snapshot of two new volumes. Returns the request, the group and its members' handles.
 pub(super) async fn new_group(
     context: &SuiteContext,
 ) -> CaseResult<(CreateGroupSnapshot, GroupSnapshot, GroupMembers)> {
@@ -235,7 +235,7 @@ async fn get_missing(context: &SuiteContext) -> CaseResult {
     expect_final_error("a group that does not exist", &answer, &[ErrorKind::NotFound])
 }
 
-/// Members of which one belongs to another group.
+/// The members' handles, one of them replaced by that of a snapshot that does not exist.
 fn foreign_members(context: &SuiteContext, members: &GroupMembers) -> GroupMembers {
     let mut foreign = members.clone();
     foreign.pop_last();
@@ -275,7 +275,7 @@ async fn delete_members(context: &SuiteContext) -> CaseResult {
     expect_success("delete", context.delete_group_snapshot(&group.handle, &members).await)?;
     for member in &members {
         match context.get_snapshot(member).await {
-            // Recorded for the cleanup.
+            // The deleted group and its members are no longer recorded for the cleanup.
             Ok(_) => {
                 drop(context.delete_snapshot(member).await);
                 return fail("no members without their group", format!("{member} is still there"));

@@ -133,11 +133,11 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
 ];
 
-/// Maximum entries read from a listing, in case its pages repeat.
+/// Maximum entries read from a listing. A listing whose pages repeat would never end.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// All pages of a listing of volumes.
+    /// All listed volumes, read in pages of at most `limit` entries.
     pub(crate) async fn list_all(&self, limit: Option<u32>) -> CaseResult<Vec<VolumeStatus>> {
         let mut all = Vec::new();
         let mut after = None;
@@ -159,7 +159,8 @@ impl SuiteContext {
         self.retry_until_final("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }
 
-    /// The status of a volume by inspection and by listing, as far as the driver exports them.
+    /// The status of a volume from each of `inspection` and `listing` that the driver exports, with the
+    /// source's name.
     pub(super) async fn volume_statuses(
         &self,
         handle: &VolumeHandle,
@@ -181,7 +182,7 @@ impl SuiteContext {
         Ok(statuses)
     }
 
-    /// The status of a volume, by inspection or by listing.
+    /// The status of a volume from `inspection`, or from `listing` if the driver does not export it.
     pub(super) async fn volume_status(&self, handle: &VolumeHandle) -> CaseResult<VolumeStatus> {
         if self.backend.abilities().contains(&Ability::Inspection) {
             return expect_success("the volume's description", self.inspect(handle).await);
@@ -232,7 +233,7 @@ async fn huge_limit(context: &SuiteContext) -> CaseResult {
     expect_that(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
 }
 
-/// Deletes the last entry of the first page, creates a volume, and reads the other pages.
+/// Deletes the case's volumes on the first page that has one, creates a volume, and reads the other pages.
 async fn list_while_changing(context: &SuiteContext) -> CaseResult {
     let mut expected: BTreeSet<_> = create_several(context).await?.into_keys().collect();
     let list = async |after: Option<String>| {

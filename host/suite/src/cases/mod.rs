@@ -14,7 +14,7 @@ mod volumes;
 
 use crate::ConformanceCase;
 
-/// A row of the table.
+/// A row of the table: id, rule, source, requirements, test function, and further arguments of the function.
 macro_rules! case {
     ($id:literal, $rule:literal, $source:literal, [$($need:expr),*], $run:path $(, $argument:expr)*) => {
         $crate::ConformanceCase {
@@ -28,7 +28,7 @@ macro_rules! case {
 }
 use case;
 
-/// The case that fails when a component cannot be loaded.
+/// The case that fails when a component cannot be loaded. All others are skipped then.
 pub(crate) const LOAD_CASE: &str = "identity/loads";
 
 static CASES: &[&[ConformanceCase]] = &[

@@ -109,7 +109,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// A request to publish a volume to one of the nodes, with its capability.
+    /// A request to publish a volume to the run's first node (0) or second node, with the run's capability.
     pub(super) fn publish_request(&self, volume: &CreatedVolume, node: usize) -> PublishVolume {
         let [first, second] = &self.options.nodes;
         PublishVolume {
@@ -128,7 +128,7 @@ impl SuiteContext {
         self.retry_until_final("publish", || self.backend.publish_volume(self.call(), request.clone())).await
     }
 
-    /// Unpublishes a volume from a node, or from all.
+    /// Unpublishes a volume from a node, or from all nodes if `node` is `None`.
     pub(super) async fn unpublish(
         &self,
         handle: &VolumeHandle,
@@ -138,7 +138,7 @@ impl SuiteContext {
         self.retry_until_final("unpublish", call).await
     }
 
-    /// Creates a volume with one of these access modes; skips the case if the driver supports none.
+    /// Creates a volume with a capability for each of these access modes. Skips the case if the create fails.
     pub(super) async fn volume_for(
         &self,
         label: &str,
@@ -157,7 +157,7 @@ impl SuiteContext {
     }
 }
 
-/// Publishes a volume to the first node.
+/// Creates a SINGLE_NODE_WRITER volume and publishes it to the first node.
 async fn published_volume(context: &SuiteContext, label: &str) -> CaseResult<(CreatedVolume, PublishVolume)> {
     let (_, volume) = context.volume_for(label, &[CsiAccessMode::SingleNodeWriter]).await?;
     let mut request = context.publish_request(&volume, 0);
@@ -220,7 +220,7 @@ async fn unpublish_is_idempotent(context: &SuiteContext) -> CaseResult {
     )
 }
 
-/// Unpublishes a single-node volume, and shows it by publishing to the second node.
+/// Unpublishes a single-node volume from all nodes. It can then be published to the second node.
 async fn unpublish_all(context: &SuiteContext) -> CaseResult {
     let (volume, request) = published_volume(context, "everywhere").await?;
     expect_success("unpublish from all nodes", context.unpublish(&volume.handle, None).await)?;
@@ -246,7 +246,7 @@ async fn delete_while_published(context: &SuiteContext) -> CaseResult {
     expect_success("delete once it is unpublished", context.delete(&volume.handle).await)
 }
 
-/// Publishes a multi-node volume to both nodes; returns it with the requests.
+/// Creates a multi-node volume and publishes it to both nodes. Returns the two requests.
 async fn published_to_both(context: &SuiteContext, label: &str) -> CaseResult<[PublishVolume; 2]> {
     use CsiAccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
     let (mode, volume) = match context.volume_for(label, &[MultiNodeMultiWriter]).await {

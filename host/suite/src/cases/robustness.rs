@@ -222,7 +222,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
 ];
 
-/// Creates a volume with unusual parameters: the call may succeed or fail, but not trap.
+/// Creates a volume with unusual parameters. It must succeed or fail with a final InvalidArgument.
 async fn check_odd_parameters(context: &SuiteContext, what: &str, parameters: Parameters) -> CaseResult {
     let request = CreateVolume { parameters, ..context.volume_request("odd") };
     expect_success_or_final_error(what, &context.create(&request).await, &[ErrorKind::InvalidArgument])
@@ -239,7 +239,7 @@ async fn many_parameters(context: &SuiteContext) -> CaseResult {
     check_odd_parameters(context, "500 parameters", parameters).await
 }
 
-/// Deadlines before, during and after the work of a driver.
+/// Deadlines that are likely to pass before, during and after the work of a driver.
 const SHORT_DEADLINES: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(1),

@@ -218,7 +218,7 @@ async fn is_idempotent(context: &SuiteContext) -> CaseResult {
     for backend in [&context.backend, &context.second_process()] {
         let again =
             expect_success("the same snapshot again", context.create_snapshot(backend, &request).await)?;
-        // It may have become ready meanwhile, and its size known.
+        // The snapshot may have become ready meanwhile, and the driver may know its size now.
         let again = Snapshot { ready: first.ready, size: first.size, ..again };
         expect_equal("the same snapshot again", &first, &again)?;
     }

@@ -22,7 +22,7 @@ use crate::{
     context::{SuiteContext, VolumeOrigin},
 };
 
-/// Error kinds of a rejected size.
+/// Error kinds that a driver may return for a size that it rejects.
 pub(super) const BAD_SIZE: [ErrorKind; 3] =
     [ErrorKind::OutOfRange, ErrorKind::InvalidArgument, ErrorKind::ResourceExhausted];
 
@@ -220,7 +220,7 @@ impl SuiteContext {
         .await
     }
 
-    /// A handle that no volume has.
+    /// A volume with a handle that the driver never returned.
     pub(super) fn nonexistent_volume(&self) -> CreatedVolume {
         CreatedVolume {
             handle: VolumeHandle::new(self.unique_name("ghost")),
@@ -300,7 +300,7 @@ async fn size_in_range(context: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-/// A size, or none.
+/// A size in bytes, or `any size`.
 pub(super) fn format_size(size: Option<u64>) -> String {
     size.map_or_else(|| "any size".to_owned(), |size| format!("{size} bytes"))
 }

@@ -84,7 +84,7 @@ fn format_capabilities(capabilities: &[VolumeCapability]) -> String {
     format!("for {}", capabilities.iter().map(ArgumentSummary::summary).collect::<Vec<_>>().join(" and "))
 }
 
-/// Parameters, if not empty.
+/// `, <what> <parameters>`, or an empty text without parameters.
 fn format_parameters(what: &str, parameters: &Parameters) -> String {
     if parameters.is_empty() { String::new() } else { format!(", {what} {parameters:?}") }
 }

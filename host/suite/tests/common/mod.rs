@@ -26,7 +26,8 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
         addresses: Some(vec!["127.0.0.1".to_owned()]),
         ..OriginConfig::default()
     });
-    // A broken rule may use up the time; without one, the limit is for busy machines.
+    // With a broken rule, calls may be repeated until the timeout, so it is short. Otherwise it is reached on
+    // busy machines only.
     let patience = Duration::from_millis(if setting("broken-rule").is_some() { 500 } else { 10_000 });
     let http = HttpConfig { origins: origins.collect() };
     let mut grants = BackendConfig::default().grants;

@@ -26,7 +26,7 @@ fn ok_response<T>(message: T) -> GrpcResult<T> {
     Ok(Response::new(message))
 }
 
-/// The content source of a new volume.
+/// The content source of a new volume, by its validated id.
 enum ContentSourceId {
     Volume(CheckedId<VolumeHandle>),
     Snapshot(CheckedId<SnapshotHandle>),
@@ -83,7 +83,8 @@ impl BackendServer {
         write_result(self.backend().create_volume(call, CreateVolume { source, ..request }).await)
     }
 
-    /// Lists the snapshot with an id: one entry or none.
+    /// Lists the snapshot with an id. The response is empty if the snapshot does not exist, or if
+    /// `source_volume` is set and is not its source.
     async fn list_one_snapshot(
         &self,
         call: Call,

@@ -41,8 +41,8 @@ const fn is_final(code: Code) -> bool {
     !matches!(code, Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted)
 }
 
-/// Converts an error. CSI encodes finality only in the code: an error in doubt must not have a final code, or
-/// the caller would forget the volume.
+/// Converts an error. CSI encodes finality only in the code. The error of a write in doubt must not have a
+/// final code, or the caller would assume that the call had no effect.
 pub(super) fn to_status(error: StorageError, access: CallAccess) -> Status {
     let own_code = grpc_code(error.kind);
     let code = match (access, error.finality) {

@@ -112,8 +112,8 @@ impl BackendServer {
         self.0.locks.try_acquire(key)
     }
 
-    /// Splits a request into its message and a [`Call`] with the deadline. Secrets are added by the methods
-    /// that have them.
+    /// Splits a request into its message and a [`Call`] with the deadline. The call has no secrets: each
+    /// method whose message has secrets adds them.
     fn receive<T: fmt::Debug>(&self, method: &'static str, request: Request<T>) -> (T, Call) {
         let call = Call::with_deadline(Deadline::remaining(&request));
         let message = request.into_inner();
@@ -123,7 +123,7 @@ impl BackendServer {
     }
 }
 
-/// Adds secrets to a call.
+/// Sets the secrets of a call.
 fn with_secrets(call: Call, secrets: Secrets) -> Call {
     Call { secrets, ..call }
 }

@@ -12,7 +12,7 @@ use crate::v1;
 /// CSI's limit for maps, in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
 
-/// Converts a number of bytes. Larger values were rejected as invalid responses.
+/// Converts a number of bytes. Response checks have rejected values that do not fit.
 fn to_csi_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -61,7 +61,7 @@ pub(super) fn volume(volume: CreatedVolume, source: Option<v1::VolumeContentSour
     }
 }
 
-/// A volume and the announced parts of its status.
+/// A volume, its published nodes, and its condition if the driver announces VOLUME_CONDITION.
 struct VolumeWithStatus {
     volume: v1::Volume,
     nodes: Vec<String>,

@@ -23,7 +23,7 @@ use crate::v1::{
 const MAX_TEXT_BYTES: usize = 128;
 /// CSI's limit for node ids in bytes.
 const MAX_NODE_ID_BYTES: usize = 256;
-/// CSI's limit for maps and lists in bytes.
+/// CSI's limit for the total size of a map or list in bytes.
 const MAX_MAP_BYTES: usize = 4 << 10;
 /// Limit for a volume context in bytes: the driver's attributes and the connection info.
 const MAX_CONTEXT_BYTES: usize = 256 << 10;
@@ -54,7 +54,8 @@ pub(super) fn invalid_argument(message: impl Into<String>) -> Status {
 pub(super) enum CheckedId<H> {
     /// An object may have this id.
     Valid(H),
-    /// No object can have this id, because no backend may return it. It is not passed to backends.
+    /// No object can have this id, because responses with such an id are rejected. It is not passed to
+    /// backends.
     NonExistent,
 }
 
@@ -155,7 +156,7 @@ impl RequestValidator {
         Ok(VolumeCapability { access_mode: mode, access_type: access })
     }
 
-    /// Returns an unannounced capability that a volume capability requires.
+    /// Returns a capability that a volume capability requires and the driver does not announce, if any.
     pub(super) fn missing_capability(&self, capability: &VolumeCapability) -> Option<&'static str> {
         let is_single_node_writer_mode = matches!(
             capability.access_mode,
@@ -238,7 +239,7 @@ impl RequestValidator {
         }))
     }
 
-    /// Validates the topology of GetCapacity. Absent if it is empty.
+    /// Validates the topology of GetCapacity. An empty topology becomes `None`.
     pub(super) fn accessible_topology(
         &self,
         topology: Option<v1::Topology>,
@@ -345,8 +346,8 @@ pub(super) fn capacity_range(range: v1::CapacityRange) -> Result<CapacityRange, 
     }
 }
 
-/// Validates the page of a listing. A token that no listing can have returned is `ABORTED`, so that the
-/// caller starts over.
+/// Validates the page of a listing. A token that is too long is `ABORTED`, because no listing can have
+/// returned it: the caller starts over.
 pub(super) fn page_request(max_entries: i32, starting_token: String) -> Result<PageRequest, Status> {
     let limit = u32::try_from(max_entries)
         .map_err(|_| invalid_argument(format!("max_entries is {max_entries}; expected 0 or more")))?;

@@ -29,7 +29,7 @@ pub(super) async fn different_names(context: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-/// Repeats a create, and checks that no listing shows a second volume of the name.
+/// Repeats a create, and checks that no second volume with the request's owner is listed. Returns the volume.
 async fn ensure_single_volume(context: &SuiteContext, request: &CreateVolume) -> CaseResult<CreatedVolume> {
     let volume = expect_success("the same create again", context.create(request).await)?;
     if context.backend.abilities().contains(&Ability::Listing) {

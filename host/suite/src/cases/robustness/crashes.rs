@@ -1,4 +1,5 @@
-//! Calls that are killed after each of their host calls.
+//! Calls that are killed at a host call, or lose an HTTP response. Each case repeats its call for every such
+//! point.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +21,7 @@ use crate::{
     process::RecordingBackend,
 };
 
-/// Maximum crash points of a call.
+/// Maximum host calls, or HTTP requests, of a call. A call with more fails its case.
 const MAX_HOST_CALLS: u32 = 64;
 
 /// Crash points: before the first host call, and after each.
@@ -48,7 +49,7 @@ async fn crash_call<T>(
     context.faults.disarm()
 }
 
-/// Ends a case at the first crash point that a call does not reach. Skips it if that is the first.
+/// Ends a case at the first fault point that a call does not reach. Skips the case if no call reached one.
 fn finish_fault_loop(fault: FaultPoint) -> CaseResult {
     match fault {
         FaultPoint::Before(0) => skip("the call makes no host calls"),
@@ -57,7 +58,7 @@ fn finish_fault_loop(fault: FaultPoint) -> CaseResult {
     }
 }
 
-/// Contents of state and pool that were not there before.
+/// Fails if the driver's state or pool has entries that were not there before.
 fn check_no_leftovers(context: &SuiteContext, before: &BTreeSet<String>, fault: FaultPoint) -> CaseResult {
     let new: Vec<_> = context.stored_entries().difference(before).cloned().collect();
     let expected = || format!("nothing new in the state and the pool after a call {}", describe_fault(fault));
@@ -275,7 +276,8 @@ pub(super) async fn modify(context: &SuiteContext) -> CaseResult {
     fail(format!("a modification within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-/// Listed volumes of a request; none for drivers that do not store owners.
+/// Handles of the listed volumes with the request's owner. Empty for drivers that do not list volumes or do
+/// not store owners.
 async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseResult<Vec<VolumeHandle>> {
     if !context.backend.abilities().contains(&Ability::Listing) {
         return Ok(Vec::new());
@@ -287,7 +289,7 @@ async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseR
     Ok(handles)
 }
 
-/// Compares the listed volumes of a request with the expected ones.
+/// Fails if a volume with the request's owner is listed that is not expected.
 async fn check_listed_volumes(
     context: &SuiteContext,
     request: &CreateVolume,
@@ -301,7 +303,7 @@ async fn check_listed_volumes(
     expect_that(unexpected.is_none(), expected, || format!("{found:?}"))
 }
 
-/// Compares the snapshots of a volume with the expected ones.
+/// Compares the number of a volume's listed snapshots with the expected one.
 async fn check_snapshot_count(
     context: &SuiteContext,
     volume: &VolumeHandle,

@@ -35,7 +35,7 @@ async fn read_all(
         answers.push(("the description", format!("{status:?}")));
     }
     if has_ability(Ability::Listing) {
-        // Other volumes may be created and deleted meanwhile.
+        // Volumes that do not belong to this run may be created and deleted meanwhile.
         let mut listed = context.list_all(None).await?;
         listed.retain(|status| status.volume.handle == volume.handle);
         answers.push(("the listed volume", format!("{listed:?}")));

@@ -24,7 +24,7 @@ async fn provoke_errors(context: &SuiteContext) {
     );
 }
 
-/// Skips the case if the driver needs no secrets for the call.
+/// Creates a volume without secrets. Skips the case if the create succeeds.
 pub(super) async fn without_secrets(context: &SuiteContext) -> CaseResult {
     use ErrorKind::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
     let request = context.volume_request("secretless");

@@ -13,11 +13,11 @@ use crate::{
     context::SuiteContext,
 };
 
-/// Maximum entries read from a listing, in case its pages repeat.
+/// Maximum entries read from a listing. A listing whose pages repeat would never end.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// All pages of a listing of snapshots.
+    /// All listed snapshots, of one volume or of all, read in pages of at most `limit` entries.
     pub(crate) async fn list_snapshots(
         &self,
         source: Option<&VolumeHandle>,
@@ -42,7 +42,7 @@ impl SuiteContext {
     }
 }
 
-/// Creates snapshots of a new volume.
+/// Creates snapshots of a new volume. Returns the volume and the snapshots.
 async fn create_several(
     context: &SuiteContext,
     count: usize,
@@ -59,7 +59,7 @@ async fn create_several(
     Ok((volume.handle, handles))
 }
 
-/// Checks that a listing contains each expected snapshot once.
+/// Checks that a listing contains each expected snapshot once, and no others.
 fn check_complete(what: &str, expected: &BTreeSet<SnapshotHandle>, listed: &[Snapshot]) -> CaseResult {
     let found: BTreeSet<_> = listed.iter().map(|snapshot| snapshot.handle.clone()).collect();
     expect_that(
@@ -114,7 +114,7 @@ pub(super) async fn limit(context: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-/// Deletes the last entry of the first page, creates a snapshot, and reads the other pages.
+/// Deletes the snapshots of the first page, creates a snapshot, and reads the other pages.
 pub(super) async fn while_changing(context: &SuiteContext) -> CaseResult {
     let (volume, mut expected) = create_several(context, 4).await?;
     let list = async |page: PageRequest| {

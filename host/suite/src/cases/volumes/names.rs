@@ -12,7 +12,8 @@ use crate::{
 /// CSI's limit of names, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 
-/// Unlikely names of one byte: a volume with such a name is deleted at the end.
+/// Names of one byte, which have no room for the run's prefix. They are unlikely, because the case deletes
+/// the volume of the name.
 const SHORT_NAMES: [&str; 7] = ["~", "^", "!", "=", "+", "@", "%"];
 
 pub(super) async fn short(context: &SuiteContext) -> CaseResult {
@@ -43,7 +44,7 @@ pub(super) async fn similar(context: &SuiteContext) -> CaseResult {
         .await
 }
 
-/// Creates a volume of each name, and repeats each create.
+/// Creates a volume of each name, and repeats each create. Each name must yield a handle of its own.
 async fn check_distinct<const N: usize>(context: &SuiteContext, names: [String; N]) -> CaseResult {
     let mut handles = BTreeSet::new();
     for name in names {

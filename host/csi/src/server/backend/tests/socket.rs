@@ -113,8 +113,8 @@ async fn requests_reach_the_backend_unchanged_over_a_socket() {
     assert_eq!(client.description().name, fixture.backend.description().name);
     assert_eq!(client.abilities(), fixture.backend.abilities());
 
-    // The connection info of a driver with a publish step is in the publish context, and here also in the
-    // volume context.
+    // The fake backend returns connection info for create and for publish, so it is in the volume context and
+    // in the publish context.
     let assert_received =
         |request: &dyn std::fmt::Debug| assert_eq!(fixture.backend.last_request(), format!("{request:?}"));
     let mut controller_client = fixture.raw_connection().await.0.controller();
