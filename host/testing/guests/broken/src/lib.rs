@@ -75,10 +75,18 @@ pub(crate) fn nonce() -> String {
     format!("{:032x}", u128::from_le_bytes(ambient::random::<16>()))
 }
 
-/// Computes long enough for concurrent calls to interleave, and for a deadline to pass.
+/// Computes long enough for concurrent calls to interleave.
 pub(crate) fn busy_wait() {
     let until = ambient::now() + std::time::Duration::from_millis(100);
     while ambient::now() < until {
+        std::hint::spin_loop();
+    }
+}
+
+/// Computes until the host stops the call at its deadline. A wait of a fixed time could end before the deadline
+/// of a call that started late on a busy machine.
+pub(crate) fn compute_until_stopped() -> ! {
+    loop {
         std::hint::spin_loop();
     }
 }

@@ -11,7 +11,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    BrokenDriver, busy_wait,
+    BrokenDriver, busy_wait, compute_until_stopped,
     db::{self, BrokenDriverState, OwnerEntry, VolumeEntry},
     is_broken, is_broken_for, nonce, request, topology_segment,
 };
@@ -140,7 +140,7 @@ fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
     }
     db::write_marker(&marker)?;
     if is_deadline_case {
-        busy_wait();
+        compute_until_stopped();
     }
     Ok(Some(marker))
 }
@@ -278,10 +278,7 @@ pub(crate) fn delete(handle: &str) -> Result<()> {
     }
     let is_deadline_case = |name: &str| is_broken_for("deadlines/delete", name, "hurried-delete");
     if is_deadline_case(&db::name_of(handle)?) {
-        return db::with_marker(&format!("deleting/{handle}"), || {
-            busy_wait();
-            remove(handle, true)
-        });
+        return db::with_marker(&format!("deleting/{handle}"), || compute_until_stopped());
     }
     let is_race_case = db::load()?
         .volumes
