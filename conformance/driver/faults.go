@@ -29,7 +29,7 @@ type failure struct {
 	times int
 }
 
-// parse reads METHOD=CODE:TIMES.
+// parse reads METHOD=CODE:TIMES: the next TIMES calls of METHOD fail with CODE.
 func (f *faults) parse(text string) error {
 	method, rest, ok := strings.Cut(text, "=")
 	name, count, ok2 := strings.Cut(rest, ":")

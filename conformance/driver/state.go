@@ -92,7 +92,8 @@ func (s *state) volume(id string) (*volume, error) {
 	return nil, status.Errorf(codes.NotFound, "volume %q does not exist", id)
 }
 
-// size returns the size of a new volume for a capacity range.
+// size returns the size of a volume for a capacity range. The volume has at least `least` bytes, those of its
+// source or its current size.
 func size(requested *csi.CapacityRange, least int64) (int64, error) {
 	required, limit := requested.GetRequiredBytes(), requested.GetLimitBytes()
 	if required < 0 || limit < 0 || (limit > 0 && limit < required) {
@@ -140,7 +141,7 @@ func checkCapabilities(requested []*csi.VolumeCapability) error {
 	return nil
 }
 
-// page returns the ids after `token` and the token of the next page.
+// page returns at most `most` ids after `token` (0: all), and the token of the next page.
 func page[T any](all map[string]T, token string, most int32) (ids []string, next string, err error) {
 	if most < 0 {
 		return nil, "", status.Errorf(codes.InvalidArgument, "max_entries %d: expected 0 or more", most)

@@ -10,7 +10,7 @@ use crate::runner::ApiResponse;
 pub struct Difference {
     /// The line of the request.
     pub line: usize,
-    /// Location: `code`, `warnings`, or a JSON pointer into the body.
+    /// Location: `code`, `warnings`, `answer` if one response is missing, or a JSON pointer into the body.
     pub location: String,
     /// Value of the first API server.
     pub expected: String,
@@ -33,7 +33,7 @@ impl std::fmt::Display for Difference {
 pub struct ScriptComparison {
     /// Differences without a deviation.
     pub differences: Vec<Difference>,
-    /// Lines that are marked as deviations, but do not differ.
+    /// Lines of requests that name a deviation, although their responses do not differ.
     pub stale_deviations: Vec<usize>,
 }
 

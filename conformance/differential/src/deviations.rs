@@ -11,7 +11,7 @@ pub struct Deviation {
     pub reason: &'static str,
 }
 
-/// All deviations, as in `docs/deviations.md`.
+/// All deviations, as in the section "The embedded API" of `docs/deviations.md`.
 pub const DEVIATIONS: [Deviation; 9] = [
     Deviation {
         id: "garbage-collector",

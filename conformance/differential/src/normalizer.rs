@@ -119,7 +119,7 @@ fn normalize_scalar(text: String, name: &str) -> String {
     }
 }
 
-/// Owner references are identified by their uids.
+/// Replaces the uid in a key of `managedFields` such as `k:{"uid":"…"}`, which identifies an owner reference.
 fn normalize_key(name: String) -> String {
     match name.strip_prefix("k:{\"uid\":\"").and_then(|rest| rest.strip_suffix("\"}")) {
         Some(uid) if is_uid(uid) => "k:{\"uid\":\"<uid>\"}".to_owned(),
@@ -139,7 +139,7 @@ fn is_age(text: &str) -> bool {
     text.ends_with(['s', 'm', 'h', 'd']) && text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
 }
 
-/// Replaces uids, times and versions in a message, and removes a trailing diff of Go types.
+/// Replaces uids and resource versions in a message, and removes a trailing diff of Go types.
 fn normalize_message(text: &str) -> String {
     let text = text.split("\n@@").next().unwrap_or_default();
     let hide = |word: &str| {
@@ -159,7 +159,8 @@ fn is_version(message: &str) -> bool {
     ["esource version", "ResourceVersion"].iter().any(|word| message.contains(word))
 }
 
-/// Sorts causes, and the fields of Go structs in messages.
+/// Sorts the causes and removes repeated ones. In messages, replaces Go structs and lists of causes, and
+/// sorts lists of errors.
 fn normalize_status(status: &mut Value) {
     let causes = status.pointer_mut("/details/causes").and_then(Value::as_array_mut);
     let mut several = false;

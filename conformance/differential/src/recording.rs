@@ -10,7 +10,7 @@ use crate::{
     runner::{ApiResponse, run_script},
 };
 
-/// In the order of `FILES`.
+/// The recorded responses, in the order of `REQUEST_FILES`.
 const ANSWERS: [&str; 7] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
@@ -32,7 +32,8 @@ pub struct ScriptRun {
     pub comparison: ScriptComparison,
 }
 
-/// Sends the whole set to an empty API server, and compares its responses with the recorded ones.
+/// Sends the whole set to an empty API server, and compares its responses with the recorded ones. `compact`
+/// compacts the server's history.
 ///
 /// # Errors
 /// If the API server does not respond, or a file cannot be read.
@@ -52,7 +53,8 @@ pub async fn compare_with_recording(
     Ok(runs)
 }
 
-/// Sends the whole set to an empty API server, and writes its responses to a directory.
+/// Sends the whole set to an empty API server, and writes its responses to a directory. `compact` compacts
+/// the server's history.
 ///
 /// # Errors
 /// If the API server does not respond, or the responses cannot be written.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set. Each is sent in order; the last one compacts the history.
+/// The files of the set, by name, in the order in which they are sent. The last one compacts the history.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -159,7 +159,7 @@ fn representation(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Replaces variables.
+/// Replaces variables `$NAME` by their values.
 #[must_use]
 pub fn substitute(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut substituted = text.to_owned();

@@ -37,7 +37,7 @@ impl Account {
         Self::in_namespace(run, plane, roles, namespaces::COFFERDAM).await
     }
 
-    /// The same in another namespace.
+    /// As [`new`](Self::new), with the account and Cofferdam's own objects in `namespace`.
     ///
     /// # Errors
     /// As [`new`](Self::new).

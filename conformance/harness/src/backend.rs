@@ -1,5 +1,5 @@
-//! Everything between a driver and a pod: a driver with the roles that call it, and the node roles in a
-//! process of their own, without the driver.
+//! A driver with the roles that call it, and the node roles, which run in another process and do not load the
+//! driver.
 
 use std::{
     fs, io,
@@ -159,7 +159,7 @@ impl BackendFixture {
         let config = inspected.display().to_string();
         fs::write(&inspected, &self.section)?;
         fs::write(&configuration, &self.policy)?;
-        // The state file has one owner, which may be running.
+        // The state file has one owner, a process that may be running.
         let state = file("inspected.redb").display().to_string();
         #[rustfmt::skip] // flags with their values
         let arguments = [
@@ -218,7 +218,7 @@ impl NodeRoles {
             .await
     }
 
-    /// Records of the volumes on the node.
+    /// The node records of the volumes, as the text of each file.
     ///
     /// # Errors
     /// If they cannot be read.

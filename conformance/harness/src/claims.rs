@@ -65,11 +65,11 @@ pub struct ClaimModification {
     pub state: String,
 }
 
-/// A load of claims that continues until it is finished. A fault or replacement that happens before is always
-/// in the middle of the load, however late it is.
+/// A load of claims that continues until [`finish`](Self::finish). A fault or replacement before that call is
+/// always in the middle of the load, however late it is.
 #[derive(Debug)]
 pub struct ClaimLoad {
-    /// Number of started claims.
+    /// Number of the next claim.
     started: Cell<usize>,
     /// Minimum number of claims.
     minimum: usize,
@@ -85,13 +85,13 @@ impl ClaimLoad {
         Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
     }
 
-    /// The same, where the claims before `first` are created already.
+    /// A load whose claims before `first` are created already.
     #[must_use]
     pub(crate) const fn starting_at(first: usize, minimum: usize, concurrency: usize) -> Self {
         Self { started: Cell::new(first), ..Self::new(minimum, concurrency) }
     }
 
-    /// The numbers of the claims, slowly above the minimum.
+    /// The numbers of the claims to create. Above the minimum, each follows after `EXTRA_CLAIM_INTERVAL`.
     pub(crate) fn numbers(&self) -> impl Stream<Item = usize> {
         stream::iter(std::iter::from_fn(|| self.next())).then(async |number| {
             if number >= self.minimum {
@@ -111,7 +111,7 @@ impl ClaimLoad {
         })
     }
 
-    /// Ends the load. Returns its number of claims; not all of them may have been created yet.
+    /// Ends the load. Returns its number of claims; some of them may not have been created yet.
     pub fn finish(&self) -> usize {
         self.is_finished.set(true);
         self.started.get().max(self.minimum)
@@ -364,8 +364,9 @@ impl Claims {
         .await
     }
 
-    /// Checks that every claim is Bound to a volume of its own, that each volume has a claim, and that the
-    /// storage contains exactly these volumes. `stored` is its contents: names by handle.
+    /// Checks that there are `count` claims, that each is Bound to a volume of its own, that each volume has
+    /// a claim, and that the storage contains exactly these volumes. `stored` is the storage's contents:
+    /// names by handle.
     ///
     /// # Errors
     /// The first inconsistency.

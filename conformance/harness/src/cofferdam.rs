@@ -23,7 +23,8 @@ use crate::{
 const PROCESS_NAME: &str = "cofferdam";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The memory driver as a component, under a name of the suite and with persistent state.
+/// The memory driver as a component, under a driver name of the suite. Its state is in a file, except with
+/// [`in_memory`](Self::in_memory).
 #[derive(Clone, Debug)]
 pub struct MemoryDriver {
     component: PathBuf,
@@ -40,7 +41,7 @@ impl MemoryDriver {
         Self::with_durability(run, driver_name, true)
     }
 
-    /// The same with state in memory, like the Go driver.
+    /// As [`new`](Self::new), with the state in memory, like that of the Go driver.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -124,7 +125,7 @@ pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> 
     start_with_flags(run, account, driver, &[]).await
 }
 
-/// The same for roles that do not call a driver.
+/// As [`start`], for roles that do not call a driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -132,7 +133,7 @@ pub(crate) async fn start_without_driver(run: &SuiteRun, account: &Account) -> R
     start_process(run, PROCESS_NAME, account, None, &[]).await
 }
 
-/// The same with an existing CSI driver.
+/// As [`start`], with the socket of an existing CSI driver.
 ///
 /// # Errors
 /// As [`start`].

@@ -315,7 +315,8 @@ impl ControlPlane {
         self.restart_api().await
     }
 
-    /// Restores a copy of etcd with etcd and the API server stopped, as an operator restores a cluster.
+    /// Kills etcd and the API server, restores a copy of etcd and restarts both, as an operator restores a
+    /// cluster.
     ///
     /// # Errors
     /// If there is no such copy, or etcd or the API does not become ready again.
@@ -502,7 +503,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(connect::client(config)?)
 }
 
-/// Requests a path, and ignores the response.
+/// Requests a path. Only a successful response is no error; its body is ignored.
 pub(crate) async fn probe_path(client: &Client, path: &str) -> Result<()> {
     client.request_text(Request::get(path).body(Vec::new())?).await.with_context(|| format!("GET {path}"))?;
     Ok(())

@@ -98,7 +98,7 @@ impl CsiDriverProcess {
         Ok(volumes.into_iter().map(|(id, volume)| (id, tier(volume))).collect())
     }
 
-    /// Nodes of all publications.
+    /// Node of each publication: a volume that is published to two nodes adds both.
     ///
     /// # Errors
     /// If the driver does not respond.
@@ -130,7 +130,7 @@ impl CsiDriverProcess {
             .map(|_| ())
     }
 
-    /// Sets the latency of every controller call.
+    /// Sets the latency of every controller call except ControllerGetCapabilities.
     ///
     /// # Errors
     /// If the driver rejects it.

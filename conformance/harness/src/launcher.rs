@@ -108,7 +108,8 @@ pub async fn run(
         .arg(peers.directory())
         .arg("--first-port")
         .arg(run::first_port(harness, lane).to_string())
-        // Process 1 of the namespace terminates when its standard input is closed, also by our death.
+        // Process 1 of the namespace terminates when its standard input is closed, also if the harness is
+        // killed.
         .stdin(Stdio::piped())
         .stdout(stream())
         .stderr(stream())

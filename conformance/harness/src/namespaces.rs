@@ -2,5 +2,6 @@
 
 /// Namespace of the accounts and of Cofferdam's own objects.
 pub const COFFERDAM: &str = "cofferdam-system";
-/// The same for the scenarios, which use one namespace for everything.
+/// Namespace of the accounts and of Cofferdam's own objects in the scenarios, which use one namespace for
+/// everything.
 pub const SCENARIOS: &str = "default";

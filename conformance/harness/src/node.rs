@@ -88,7 +88,7 @@ impl KubeletNode {
         Self::start_with(run, plane, name, 0, false).await
     }
 
-    /// The same for another node, with a unique number above 0.
+    /// As [`start`](Self::start), for another node of the run. `number` is above 0 and unique.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -101,8 +101,8 @@ impl KubeletNode {
         Self::start_with(run, plane, name, number, false).await
     }
 
-    /// The same with kubelet's root on a disk. kubelet has no statistics of a tmpfs root, and then none of
-    /// pods and volumes.
+    /// As [`start`](Self::start), with kubelet's root on an ext4 disk. On a tmpfs kubelet has no statistics
+    /// of its root, and so none of pods and volumes.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -178,7 +178,8 @@ impl KubeletNode {
         .await
     }
 
-    /// The same without pod networks, which cannot be assigned to a node.
+    /// Waits until no mount or container of a pod is left on this node. Ignores pod networks, whose mounts do
+    /// not name their node.
     ///
     /// # Errors
     /// As [`wait_idle`](Self::wait_idle).
@@ -451,7 +452,7 @@ fn kubelet_command(
         "failCgroupV1": false,
         // Mounts and detaches wait for `volumesInUse` of the Node status.
         "nodeStatusUpdateFrequency": "1s",
-        // The lease is renewed four times as often.
+        // kubelet renews its lease four times within this duration.
         "nodeLeaseDurationSeconds": 8,
         "volumeStatsAggPeriod": "1s",
         "cgroupsPerQOS": false,

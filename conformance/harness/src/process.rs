@@ -106,7 +106,7 @@ impl ManagedProcess {
         Ok(())
     }
 
-    /// The name of the program and of its log.
+    /// The name of the process and of its log.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.spec.name
@@ -256,10 +256,10 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
     id.map_or(Ok(()), |id| kill_process_group(id, which)).map_err(Into::into)
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end, and returns its stdout.
 ///
 /// # Errors
-/// If it cannot be started or does not succeed, with what it said.
+/// If it cannot be started, or fails, with its stderr.
 pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
     let program = program.as_ref();
     let output = Command::new(program)

@@ -57,7 +57,7 @@ pub struct Proxy {
 struct ProxyState {
     api: Client,
     mode: Mutex<ProxyMode>,
-    /// Number of replaced responses.
+    /// Number of error responses that the proxy sent.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
     /// Number of closed connections.
@@ -72,10 +72,11 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy of a control plane for the user of a kubeconfig with a token.
+    /// Starts a proxy to the API server, and writes a copy of the kubeconfig that connects to the proxy. Its
+    /// user needs a token: the proxy forwards headers, but no client certificate.
     ///
     /// # Errors
-    /// If the kubeconfig has no token, or the proxy cannot listen.
+    /// If the kubeconfig cannot be read, or the proxy cannot listen.
     pub async fn start(plane: &ControlPlane, kubeconfig: &Path) -> Result<Self> {
         let mut text: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let server =
@@ -101,7 +102,7 @@ impl Proxy {
         Ok(Self { state, listener, kubeconfig: path })
     }
 
-    /// The kubeconfig of the proxy.
+    /// The kubeconfig that connects to the proxy.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
@@ -112,7 +113,7 @@ impl Proxy {
         *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    /// Number of replaced responses.
+    /// Number of error responses that the proxy sent.
     #[must_use]
     pub fn failed_responses(&self) -> usize {
         self.state.failed_responses.load(Ordering::SeqCst)
@@ -177,7 +178,7 @@ impl ProxyState {
         }
         let is_write = !request.method().is_safe();
         let (mut parts, body) = request.into_parts();
-        // Hop-by-hop headers.
+        // Headers that the client sets for its own connection.
         for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
             parts.headers.remove(hop);
         }

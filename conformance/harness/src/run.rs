@@ -32,12 +32,12 @@ pub(crate) fn first_port(harness: u32, lane: u16) -> u16 {
     FIRST_PORT + (harness * MAX_PARALLEL_SUITES + lane % MAX_PARALLEL_SUITES) * PORTS_PER_SUITE
 }
 
-/// The notes of a run's suite.
+/// File of the notes that a suite adds to the results.
 pub(crate) fn notes_file(directory: &Path) -> PathBuf {
     directory.join("notes.txt")
 }
 
-/// The reason why a run's suite failed.
+/// File of the reason why a suite failed.
 pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }

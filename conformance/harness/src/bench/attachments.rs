@@ -31,7 +31,7 @@ impl AttachmentLoad {
         Ok(Self::on_existing_nodes(client, driver, NODES, volumes))
     }
 
-    /// The load on existing nodes.
+    /// As [`new`](Self::new), on existing nodes.
     pub(super) fn on_existing_nodes(
         client: &Client,
         driver: &str,
@@ -140,7 +140,7 @@ fn attachment_name(number: usize) -> String {
     format!("attachment-{number}")
 }
 
-/// Name of the node of an object.
+/// Name of the node for the object of this number; objects are distributed over the nodes in turn.
 pub(super) fn node_name(number: usize, node_count: usize) -> String {
     format!("node-{}", number % node_count)
 }

@@ -65,7 +65,7 @@ pub(super) async fn measure(
     Ok(results)
 }
 
-/// Measures the same writes, made by a client without controllers.
+/// Measures the writes of the configurations when clients make all of them, without controllers.
 ///
 /// # Errors
 /// If the API server rejects one.

@@ -57,9 +57,9 @@ pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
 pub(super) struct RunningConfiguration {
     /// Driver name in StorageClasses.
     pub(super) driver_name: &'static str,
-    /// Controllers: measured and compared.
+    /// Controllers, whose usage is measured and compared.
     pub(super) controllers: Vec<ManagedProcess>,
-    /// Drivers: measured.
+    /// Drivers, whose usage is measured only.
     pub(super) drivers: Vec<ManagedProcess>,
 }
 
@@ -83,7 +83,7 @@ impl RunningConfiguration {
         self.controllers.iter().chain(&self.drivers)
     }
 
-    /// Names of the compared processes.
+    /// Names of the controllers.
     pub(super) fn names(&self) -> Vec<String> {
         self.controllers.iter().map(|process| process.name().to_owned()).collect()
     }

@@ -46,7 +46,7 @@ impl LoadTiming {
     /// Timing from the times of requests and observations.
     ///
     /// # Errors
-    /// If one was not seen.
+    /// If an object was not observed.
     pub(super) fn from_observations(
         started: Instant,
         sent: &HashMap<String, Instant>,
@@ -132,7 +132,7 @@ struct ListMeta {
     resource_version: String,
 }
 
-/// Time of an observation, and the volume that the object named.
+/// Time of an observation, and `spec.volumeName` of the object.
 #[derive(Clone, Debug)]
 pub(super) struct ObservedObject {
     at: Instant,
@@ -159,10 +159,11 @@ pub(super) struct ObjectObserver {
 }
 
 impl ObjectObserver {
-    /// Starts the watch.
+    /// Lists the objects, records those that are in the state, and watches for others. Returns when the watch
+    /// is open.
     ///
     /// # Errors
-    /// If the API does not show them.
+    /// If the list or the watch fails.
     pub(super) async fn start(client: &Client, path: &str, state: ObjectState) -> Result<Self> {
         let list: List = client.request(Request::get(path).body(Vec::new())?).await?;
         let observed = Arc::new(Mutex::new(HashMap::new()));
@@ -204,7 +205,7 @@ impl ObjectObserver {
         Ok(Self { task, observed, changed })
     }
 
-    /// The time at which an object reached the state.
+    /// The time at which an object reached the state; `None` before that.
     pub(super) fn observed_at(&self, name: &str) -> Option<Instant> {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|observed| observed.at)
     }
@@ -269,7 +270,8 @@ impl Drop for ObjectObserver {
     }
 }
 
-/// Returns true if the object reaches the state for the first time.
+/// Records an object that has reached the state. Returns `true` if its name, or one of its attached volumes,
+/// is new.
 fn record(
     observed: &Mutex<HashMap<String, ObservedObject>>,
     object: WatchedObject,
@@ -322,7 +324,7 @@ impl ClaimLoad {
         Ok(Self { client, namespace, class, volume_mode: "Filesystem" })
     }
 
-    /// The same for block volumes: their expansion does not involve a node.
+    /// Requests block volumes, whose expansion does not involve a node.
     pub(super) fn with_block_mode(self) -> Self {
         Self { volume_mode: "Block", ..self }
     }
@@ -476,7 +478,7 @@ impl ClaimLoad {
     /// Waits until a number of volumes is Available.
     ///
     /// # Errors
-    /// If they cannot.
+    /// If they are not within the time limit.
     pub(super) async fn wait_for_available(&self, count: usize) -> Result<()> {
         ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Phase("Available"))
             .await?
@@ -486,7 +488,8 @@ impl ClaimLoad {
     }
 }
 
-/// Runs a task for each number, with the concurrency of the clients.
+/// Runs a task for each number below `count`, at most [`CONCURRENT_USERS`] at a time. The results have no
+/// order.
 ///
 /// # Errors
 /// The first error.

@@ -62,7 +62,7 @@ impl UsageReading {
     /// Cost per object since an earlier reading.
     ///
     /// # Errors
-    /// If a process has ended, or the API has refused somebody.
+    /// If a process has ended, or the API server has rejected a request with 403.
     pub(super) fn cost_since(
         &self,
         earlier: &Self,
@@ -85,7 +85,7 @@ impl UsageReading {
             memory.insert(process.name().to_owned(), resident_bytes(process)?);
         }
         let mut requests = differences(&self.api.requests, &earlier.api.requests, 1.0);
-        // Fewer are lease renewals, scrapes of the metrics, and lists at the start of watches.
+        // Rarer requests are lease renewals, scrapes of the metrics, and lists at the start of watches.
         requests.retain(|_, each| *each >= 0.005);
         Ok(Cost {
             cpu: differences(&self.cpu, &earlier.cpu, 1000.0),

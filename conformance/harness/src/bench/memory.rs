@@ -30,7 +30,7 @@ const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,\
                                     persistentvolume-protection-controller,\
                                     persistentvolumeclaim-protection-controller,\
                                     persistentvolume-attach-detach-controller";
-/// Sidecars of each driver, with a flag.
+/// Sidecars of each driver, with the flag for their number of workers.
 const SIDECARS: [(&str, &str); 3] = [
     ("csi-provisioner", "--worker-threads=100"),
     ("csi-attacher", "--worker-threads=100"),

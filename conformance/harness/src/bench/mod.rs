@@ -88,11 +88,11 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
-/// Measures everything, or the groups of `LOADS`, and writes the results. Partial results are written to the
-/// run's directory.
+/// Measures everything, or the groups of `LOADS`, and writes the results to the directory in `OUTPUT`, by
+/// default that of the run. Results of single groups are always written to the run's directory.
 ///
 /// # Errors
-/// If something does not run, or a claim is not answered.
+/// If something does not run, or a load does not finish.
 pub(crate) async fn run(run: &SuiteRun) -> Result<()> {
     ensure!(!cfg!(debug_assertions), "this build is not optimised: expected `make bench-peers`");
     let claims = env_number("CLAIMS", DEFAULT_CLAIMS)?;

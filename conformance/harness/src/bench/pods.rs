@@ -62,7 +62,7 @@ impl<'a> PodLoad<'a> {
         count: usize,
     ) -> Result<Self> {
         send(client, "POST", "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await?;
-        // Volumes of a node require a node selected by the scheduler.
+        // Node-local volumes, whose class has the parameter `kind`, require a node selected by the scheduler.
         let binding = if parameters.get("kind").is_some() { "WaitForFirstConsumer" } else { "Immediate" };
         let class = json!({
             "metadata": { "name": name },
@@ -128,7 +128,7 @@ impl<'a> PodLoad<'a> {
 /// The controllers, the driver and the node.
 struct PodConfiguration {
     processes: Vec<ManagedProcess>,
-    /// Number of compared processes.
+    /// Number of controllers; they come first in `processes`.
     controller_count: usize,
     node: KubeletNode,
     roles: NodeRoles,
@@ -163,7 +163,7 @@ impl PodConfiguration {
         Ok(Self { processes, controller_count: controllers, node, roles })
     }
 
-    /// Stops all processes, controllers first.
+    /// Waits until the node is idle, stops all processes, and removes the node's directories.
     async fn stop(mut self, run: &SuiteRun) -> Result<()> {
         self.node.wait_idle(run, TIMEOUT).await?;
         for process in self.processes.iter_mut().chain([&mut self.roles.process]) {
@@ -281,13 +281,13 @@ async fn measure_publish(
     Ok(NodeRoleUsage { resident_bytes: memory, publish_p50, publishes })
 }
 
-/// Latencies of NodePublishVolume in seconds, from the log of the node.
+/// Latencies of successful NodePublishVolume calls, from the log of the node roles.
 fn publish_latencies(log: &str) -> Result<Vec<Duration>> {
     let lines = log.lines().filter(|line| line.contains("/NodePublishVolume\" code=\"OK\""));
     lines.map(|line| log_duration(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
-/// The duration of a log line, in Rust's debug format.
+/// The field `took` of a log line, a duration in Rust's debug format.
 fn log_duration(line: &str) -> Option<Duration> {
     let text = line.split_once("took=")?.1.split(' ').next()?;
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());

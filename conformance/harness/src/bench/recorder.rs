@@ -45,7 +45,7 @@ impl<'a> LoadRecorder<'a> {
         self.loads
     }
 
-    /// Starts the next load.
+    /// Waits until the API server is idle, and starts the next load.
     ///
     /// # Errors
     /// If a process has ended, or the API does not answer.

@@ -62,8 +62,9 @@ pub(super) struct LoadMeasurement {
     /// Seconds from the first request to the last result.
     pub(super) seconds: f64,
     pub(super) per_second: f64,
-    /// Milliseconds from a request to its result.
+    /// Median of the milliseconds from a request to its result.
     pub(super) p50: f64,
+    /// 99th percentile of the same milliseconds.
     pub(super) p99: f64,
     pub(super) cost: Cost,
 }
@@ -75,7 +76,7 @@ pub(super) struct ConfigurationResults {
     pub(super) description: String,
     /// Implementation; none for the API server only.
     pub(super) implementation: Option<Implementation>,
-    /// The compared processes.
+    /// Names of the controllers, whose usage is compared.
     pub(super) controllers: Vec<String>,
     pub(super) loads: Vec<LoadMeasurement>,
 }
@@ -120,8 +121,9 @@ pub(super) struct Cost {
 pub(super) struct NodeRoleUsage {
     /// Resident memory in bytes of `node`, `registrar` and `liveness` in one process, after the load.
     pub(super) resident_bytes: u64,
-    /// Median latency of NodePublishVolume for directories in milliseconds, and the number of calls.
+    /// Median latency of NodePublishVolume for directories in milliseconds.
     pub(super) publish_p50: f64,
+    /// Number of these calls.
     pub(super) publishes: usize,
 }
 

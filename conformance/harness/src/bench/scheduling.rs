@@ -72,7 +72,7 @@ impl ScheduledPods {
     /// Creates all pods concurrently, and waits until the last volume is in its Node's status.
     ///
     /// # Errors
-    /// If the API server rejects one, or a volume is not where it should be.
+    /// If the API server rejects one, or a Node or VolumeAttachment does not have the expected status.
     pub(super) async fn schedule_all(&self) -> Result<LoadTiming> {
         let observer =
             ObjectObserver::start(&self.client, NODES_PATH, ObjectState::InVolumesAttached).await?;
@@ -99,7 +99,8 @@ impl ScheduledPods {
         send(&self.client, "DELETE", &format!("{}/pod-{number}", self.path), &delete_options).await
     }
 
-    /// Checks the status of each Node, and each VolumeAttachment.
+    /// Checks that `volumesAttached` of each Node has exactly the volumes of its pods, and that each volume
+    /// is attached.
     async fn check(&self) -> Result<()> {
         let nodes = list_items(&self.client, NODES_PATH).await?;
         for (number, object) in nodes.iter().map(|object| (string_at(object, "/metadata/name"), object)) {
@@ -154,8 +155,8 @@ impl ScheduledPods {
     }
 }
 
-/// The same pods, with the writes that attach their volumes made by the clients. The Node status is not
-/// updated.
+/// Measures the upper bound: clients create and delete the pods, and make the writes that attach and detach
+/// their volumes. The Node status is not updated.
 ///
 /// # Errors
 /// If the API refuses a write.
@@ -295,7 +296,7 @@ async fn list_items(client: &Client, path: &str) -> Result<Vec<Value>> {
     list.pointer("/items").and_then(Value::as_array).cloned().with_context(|| format!("{path} has no items"))
 }
 
-/// Maps a field of all objects to another field.
+/// A map with an entry of each object: the field at the pointer `key` to the field at the pointer `value`.
 async fn field_by_field(
     client: &Client,
     path: &str,

@@ -129,7 +129,7 @@ impl VolumeLoad {
         }
     }
 
-    /// Makes the same writes as a client.
+    /// Makes the writes of the load and of the controller as a client.
     async fn run_upper_bound(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
         recorder.begin_load().await?;
         match self {

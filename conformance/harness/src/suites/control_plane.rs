@@ -66,8 +66,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works. During its start it exits if the API server does not respond or
-/// has no RBAC rules yet.
+/// Waits until kube-controller-manager works, by the deletion of a namespace. During its start it exits if
+/// the API server does not respond or has no RBAC rules yet.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
@@ -80,7 +80,8 @@ async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     .await
 }
 
-/// RBAC is enabled: requests without a rule are rejected.
+/// Checks that requests without an RBAC rule are rejected, and that a rejected request of an account is
+/// detected.
 async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let scheduler = client(&plane.kubeconfig(ApiUser::Scheduler)?).await?;
     let forbidden = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
@@ -101,7 +102,7 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// A restore of etcd removes later writes and keeps earlier ones.
+/// Checks that a restore of etcd removes later writes and keeps earlier ones.
 async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));

@@ -41,15 +41,16 @@ const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Modify volume not supported",
 ];
 
-/// Expected result of csi-sanity 5.6, which has 102 tests for two sockets.
+/// A run of csi-sanity 5.6, which has 102 tests for two sockets, and its expected result.
 struct SanityRun {
     /// The name of its log.
     name: &'static str,
     backend: fn(&SuiteRun, &str) -> Result<BackendFixture>,
     /// `mount` or `block`.
     access_type: &'static str,
-    /// Parameters of volumes and snapshots as YAML.
+    /// Parameters of volumes as YAML.
     volume_parameters: &'static str,
+    /// Parameters of snapshots as YAML.
     snapshot_parameters: &'static str,
     expected: SanityCounts,
     /// Skip reasons besides those of CSI 1.13.
@@ -169,7 +170,7 @@ fn log_path(run: &SuiteRun, row: &SanityRun) -> PathBuf {
     run.log(&format!("csi-sanity-{}", row.name))
 }
 
-/// Runs csi-sanity to its end.
+/// Runs csi-sanity to its end; returns the counts of its summary and the reasons of skipped tests.
 async fn run_csi_sanity(
     run: &SuiteRun,
     row: &SanityRun,

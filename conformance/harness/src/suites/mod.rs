@@ -57,7 +57,7 @@ impl SuiteLane {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// All suites, the fastest first.
+/// All suites, in the order in which each lane runs them.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "cleanup",

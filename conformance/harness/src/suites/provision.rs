@@ -17,7 +17,8 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const DRIVER: &str = "memory.conformance.cofferdam.dev";
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
-    // The role `protection` removes the finalizers of claims and volumes.
+    // The role `protection` removes the finalizers of claims and volumes, because no upstream controller
+    // runs.
     let plane = ControlPlane::start(run, ControlPlaneOptions::default()).await?;
     let driver = MemoryDriver::new(run, DRIVER)?;
     let account = Account::new(run, &plane, &["provisioner", "pv-controller", "protection"]).await?;

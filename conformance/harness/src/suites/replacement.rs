@@ -21,10 +21,11 @@ use crate::{
 const CLAIMS: usize = 300;
 /// Concurrent requests of the users.
 const CONCURRENT_REQUESTS: usize = 50;
-/// Claims that are deleted after the replacement, so that it has pending deletions.
+/// Claims that are deleted after the replacement, so that the new process has pending deletions.
 const DELETED_LATER: usize = 60;
-/// Bound claims at the first and the second replacement.
+/// Bound claims at the first replacement.
 const BOUND_AT_FIRST_SWAP: usize = 40;
+/// Bound claims at the second replacement.
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
@@ -128,7 +129,7 @@ impl ReplacedController for BinderOfCofferdam<'_> {
     }
 }
 
-/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
+/// Replaces the binder beside Cofferdam's provisioner: upstream, Cofferdam's, and upstream again.
 async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
     let mut binder = BinderOfCofferdam {
@@ -183,7 +184,7 @@ impl ReplacedController for BinderOfCsiProvisioner<'_> {
     }
 }
 
-/// csi-provisioner with Cofferdam's, the upstream and again Cofferdam's binder.
+/// Replaces the binder beside csi-provisioner: Cofferdam's, upstream, and Cofferdam's again.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
@@ -236,8 +237,8 @@ impl ReplacedController for Provisioner<'_> {
     }
 }
 
-/// The upstream binder and one driver with csi-provisioner, Cofferdam's provisioner, csi-provisioner, and
-/// Cofferdam's during deletion.
+/// Replaces the provisioner of one driver beside the upstream binder: csi-provisioner, Cofferdam's,
+/// csi-provisioner again, and Cofferdam's during deletion.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "provisioners", DRIVER).await?;
     let mut provisioner = Provisioner {

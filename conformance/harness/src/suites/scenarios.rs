@@ -73,7 +73,7 @@ struct ScenarioRun {
     rng: fastrand::Rng,
 }
 
-/// Results.
+/// Numbers of scenarios, and the differences that they found.
 #[derive(Default)]
 struct ScenarioSummary {
     completed: usize,
@@ -91,7 +91,7 @@ async fn run_cluster(
     summary: &RefCell<ScenarioSummary>,
 ) -> Result<()> {
     let child_run = child_run?;
-    // The role `protection` removes finalizers.
+    // The role `protection` removes finalizers: no upstream controller runs.
     let mut plane = ControlPlane::start(&child_run, ControlPlaneOptions::default()).await?;
     let client = plane.client().clone();
     let namespaces: Api<Namespace> = Api::all(client.clone());

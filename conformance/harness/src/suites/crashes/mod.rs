@@ -122,14 +122,15 @@ async fn run_workload(
     Ok(())
 }
 
-/// Kills the process after each wave of users, then lets it work.
+/// Starts [`KILLS`] waves of users, and kills the process after the start of each. Then waits until all users
+/// are finished.
 async fn kill_repeatedly(
     run: &SuiteRun,
     cofferdam: &mut CofferdamProcess,
     progress: &SharedProgress,
 ) -> Result<()> {
     let mut rng = seeded_rng()?;
-    // Duration of a start: every other process is killed around it, the others during work.
+    // Duration of a start: every other process is killed around the end of its start, the others during work.
     let started = Instant::now();
     cofferdam.process.stop().await?;
     cofferdam.process.restart()?;
@@ -179,7 +180,7 @@ async fn kill_repeatedly(
     ))
 }
 
-/// `cofferdam` with all roles.
+/// `cofferdam` with every role that runs once per cluster.
 struct CofferdamProcess {
     process: ManagedProcess,
     client: Client,

@@ -24,11 +24,11 @@ enum UserStep {
     Created,
     /// The first pod ran, and the expansion is requested.
     Expanding,
-    /// The claim is expanded, the second pod created and the first deleted.
+    /// The claim is expanded, the second pod is created, and the deletion of the first is requested.
     Moving,
-    /// The second pod ran; it and the claim are deleted.
+    /// The second pod ran, and its deletion and that of the claim are requested.
     Deleting,
-    /// All objects of the user are removed.
+    /// Claim, volume and pods no longer exist.
     Deleted,
 }
 
@@ -60,7 +60,7 @@ impl UserWorkload {
         (steps_made, self.steps.iter().filter(|step| **step == UserStep::Deleted).count())
     }
 
-    /// Number of volumes so far.
+    /// Number of different volume handles so far.
     pub(super) fn volume_count(&self) -> usize {
         self.handles.len()
     }

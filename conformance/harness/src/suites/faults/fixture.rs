@@ -1,4 +1,5 @@
-//! The fixture of all faults: a control plane, a proxy, `cofferdam` behind the proxy, and persistent storage.
+//! Test setup of the fault suite: a control plane, the fault-injecting proxy, `cofferdam` as a client of the
+//! proxy, and the memory driver with its state in a file.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +36,7 @@ pub(super) const CONCURRENT_CLAIMS: usize = 10;
 /// Label of DeleteVolume calls in the metrics.
 const DELETE_VOLUME_LABEL: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
 
-/// `cofferdam` with all roles.
+/// `cofferdam` with provisioner, pv-controller and protection.
 pub(super) struct CofferdamProcess {
     pub(super) process: ManagedProcess,
     client: Client,
@@ -76,7 +77,7 @@ impl CofferdamProcess {
         Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
     }
 
-    /// Metrics of this process's DeleteVolume calls, by result.
+    /// Lines of the metric of this process's DeleteVolume calls, one per result.
     pub(super) async fn delete_calls(&self) -> Result<Vec<String>> {
         let text = self.metrics().await?;
         Ok(text.lines().filter(|line| line.contains(DELETE_VOLUME_LABEL)).map(str::to_owned).collect())
@@ -108,7 +109,7 @@ impl<'a> FaultFixture<'a> {
         Ok(Self { run, plane, proxy, driver, cofferdam })
     }
 
-    /// Volumes of the storage. `cofferdam` is stopped meanwhile.
+    /// Volumes of the storage: names by handle. `cofferdam` is stopped meanwhile.
     pub(super) async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         self.cofferdam.process.stop().await?;
         let stored = self.driver.volumes(self.run).await?;

@@ -24,10 +24,11 @@ const CLAIMS: usize = 1_000;
 const BOUND_BEFORE_FAULT: usize = 150;
 /// Duration of etcd's pause.
 const ETCD_PAUSE: Duration = Duration::from_secs(20);
-/// Number of disconnects, and claims that are Bound between two of them.
+/// Number of disconnects.
 const DISCONNECTS: usize = 20;
+/// Claims that are Bound between two disconnects.
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Failed responses of a fault.
+/// Minimum number of the proxy's error responses before a fault ends.
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -50,7 +51,7 @@ async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
         fixture.plane.api.kill().await?;
-        // Measured from here: work continues before the API server is ready.
+        // The recovery starts here: claims may be Bound before the API server is ready.
         fixture.plane.spawn_api()?;
         let count = load.finish();
         let recovery =

@@ -26,8 +26,9 @@ use crate::{
 
 /// Age of the snapshot at the restore.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
-/// Claims at the snapshot, and Bound claims of them.
+/// Minimum number of claims of the load during which the snapshot is taken.
 const CLAIMS_IN_SNAPSHOT: usize = 400;
+/// Bound claims when the snapshot is taken.
 const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that are deleted after the restore.
 const DELETED_CLAIMS: usize = 20;
@@ -45,7 +46,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     // Claims of the snapshot become Bound, and no volume is deleted.
     wait_recovery(fixture.run, &claims, "etcd restored from 30 s ago", restored, Instant::now()).await?;
     check_restore_reported(fixture).await?;
-    // Metrics of the process that saw the restore; the next line stops it.
+    // Check the metrics of the process that saw the restore before `stored_volumes` restarts it.
     ensure_no_deletions(fixture).await?;
     let stored = fixture.stored_volumes().await?;
     let (owned, created_after_restore) = volume_handles(fixture, &claims).await?;

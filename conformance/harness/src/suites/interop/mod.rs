@@ -33,8 +33,9 @@ const NODE: &str = "node-1";
 struct SwapRound {
     namespace: &'static str,
     claims: usize,
-    /// Finished pods at the first replacement, and between two.
+    /// Finished pods at the first replacement.
     pods_before_first_swap: usize,
+    /// Pods that finish between two replacements.
     pods_between_swaps: usize,
     /// Implementation at the start and at the end.
     initial: Implementation,

@@ -63,14 +63,15 @@ pub(super) struct ControllerSlots<'a> {
     kubeconfig: PathBuf,
     socket: PathBuf,
     accounts: Vec<(ControllerSlot, Account)>,
-    /// Processes of controllers.
+    /// Processes of the controllers that do not run in kube-controller-manager.
     processes: Vec<(ControllerSlot, ManagedProcess)>,
 }
 
-/// Controllers of kube-controller-manager that always run, and the one that is replaced.
+/// Controllers of kube-controller-manager that always run.
 const CONTROLLERS: &str = "persistentvolume-binder-controller,persistentvolume-protection-controller,\
                            persistentvolumeclaim-protection-controller,node-lifecycle-controller,\
                            namespace-controller";
+/// The controller of kube-controller-manager that is replaced.
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
 
 impl<'a> ControllerSlots<'a> {
@@ -86,7 +87,8 @@ impl<'a> ControllerSlots<'a> {
         }
         let (kubeconfig, processes) = (plane.kubeconfig(ApiUser::Admin)?, Vec::new());
         let mut slots = Self { run, plane, kubeconfig, socket: socket.to_owned(), accounts, processes };
-        // It is restarted if the upstream implementation is the initial one.
+        // Start kube-controller-manager without attach-detach. `start` restarts it if upstream is the initial
+        // implementation.
         slots.kill_current(ControllerSlot::AttachDetach).await?;
         for slot in ControllerSlot::ALL {
             slots.start(slot, implementation).await?;
@@ -94,7 +96,8 @@ impl<'a> ControllerSlots<'a> {
         Ok(slots)
     }
 
-    /// Kills the current process of a controller.
+    /// Kills the current process of a controller. For attach-detach, also restarts kube-controller-manager
+    /// without it.
     pub(super) async fn kill_current(&mut self, slot: ControllerSlot) -> Result<()> {
         for (_, mut process) in self.processes.extract_if(.., |(other, _)| *other == slot) {
             process.kill().await?;

@@ -30,8 +30,9 @@ use crate::{
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent pods: the maximum volumes of the driver on a node.
 const CONCURRENT_PODS: usize = 20;
-/// Size of expanded claims, and the same in KiB.
+/// Size of expanded claims.
 const EXPANDED_SIZE: &str = "2Gi";
+/// [`EXPANDED_SIZE`] in KiB, as `df` prints it.
 const EXPANDED_KIB: u64 = 2 << 20;
 
 pub(super) struct PodWorkload {
@@ -116,7 +117,9 @@ impl PodWorkload {
         .await
     }
 
-    /// Checks that the volume is empty and a mount of its own, and not a directory of the node's file system.
+    /// The script of a pod. Its output shows that the volume was empty and is a mount of its own, not a
+    /// directory of the node's filesystem; if the pod sees the volume's size, also that the volume was
+    /// expanded.
     fn script(&self, number: usize) -> String {
         let expansion_script = if self.has_volume_sizes {
             format!(

@@ -11,7 +11,7 @@ pub(super) struct KubectlDeviation {
     pub(super) reason: &'static str,
 }
 
-/// All deviations, as in `docs/deviations.md`.
+/// All deviations, as in the section "What kubectl shows" of `docs/deviations.md`.
 pub(super) const KUBECTL_DEVIATIONS: &[KubectlDeviation] = &[
     KubectlDeviation { id: "version", difference: "`version` names our version", reason: "it is our server" },
     KubectlDeviation {

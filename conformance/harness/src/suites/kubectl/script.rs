@@ -25,7 +25,9 @@ pub(super) struct KubectlCommand {
     pub(super) deviation: Option<String>,
 }
 
-/// Parses commands.
+/// Parses commands, one per line. Before the arguments there may be `~ID` (an intended difference), `until`
+/// (repeat until both outputs are equal) or `$NAME` (store the output). A line that starts with `#` is a
+/// comment.
 pub(super) fn parse(text: &str) -> Result<Vec<KubectlCommand>> {
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate() {

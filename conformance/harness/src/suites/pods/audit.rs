@@ -1,4 +1,4 @@
-//! Audit of the node: the same before the first pod and after the last.
+//! Audit of the node: its mounts, devices and files are the same before the first pod and after the last.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,8 +7,9 @@ use anyhow::{Result, ensure};
 use super::fixture::{PodFixture, TIMEOUT};
 use crate::{process, wait::until};
 
-/// kubelet's directory per driver, and its subdirectories for block volumes.
+/// kubelet's directory of CSI volumes, below its root. It has a subdirectory for each driver.
 const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
+/// Subdirectories of [`KUBELET_CSI_DIRECTORY`] for block volumes.
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
 /// Mounts, loop devices, and the files below kubelet's root and the pool.
@@ -16,11 +17,11 @@ const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDev
 pub(super) struct NodeAudit(BTreeSet<String>);
 
 impl NodeAudit {
-    /// Looks.
+    /// Reads the state of the node.
     pub(super) async fn read(fixture: &PodFixture<'_>) -> Result<Self> {
         let mut found = BTreeSet::new();
         for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
-            // Where, and what: the numbers before are the kernel's own.
+            // Skip the mount id and the parent's id, which the kernel assigns.
             let words: Vec<&str> = line.split(' ').skip(2).collect();
             found.insert(format!("mount {}", words.join(" ")));
         }
@@ -38,7 +39,7 @@ impl NodeAudit {
         Ok(Self(found))
     }
 
-    /// Waits until all is as it was.
+    /// Waits until the state of the node is that of this audit.
     pub(super) async fn wait_unchanged(&self, fixture: &PodFixture<'_>) -> Result<()> {
         until("the node is as it was", TIMEOUT, async || {
             let now = Self::read(fixture).await?;
@@ -51,7 +52,8 @@ impl NodeAudit {
     }
 }
 
-/// The names beneath a directory, with what kind of file they are.
+/// Adds the names of the files below a directory with their types. Leaves out the directories that kubelet
+/// keeps for drivers and block volumes.
 fn collect_files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     if !directory.exists() {
         return Ok(());

@@ -1,6 +1,7 @@
-//! The role `node` is killed during a call, and its next process continues.
+//! The role `node` is killed during a CSI call of kubelet, and its next process continues.
 //!
-//! strace kills it when it enters a system call of that call. The trace shows the call.
+//! strace kills the process when it enters a chosen system call. The trace shows that this was during the CSI
+//! call.
 
 use std::{fs, os::unix::process::ExitStatusExt as _};
 
@@ -24,8 +25,9 @@ const SIGKILL: i32 = 9;
 struct CrashPoint {
     /// The interrupted call of kubelet.
     csi_call: &'static str,
-    /// The system call, and the number of earlier ones in the same call of kubelet.
+    /// The system call at which strace kills the process.
     syscall: &'static str,
+    /// The number of the system call since strace was attached, from 1.
     nth: u32,
     /// Expected text in its line of the trace, or in an earlier one.
     trace: &'static str,
@@ -146,7 +148,7 @@ async fn run_crash_test(
     Ok(())
 }
 
-/// Attaches strace, which waits for the system call.
+/// Attaches strace, which kills the process at the crash point.
 async fn attach_strace(
     run: &SuiteRun,
     roles: &NodeRoles,

@@ -17,12 +17,12 @@ use crate::wait::until;
 const INITIAL_SIZE: ClaimSize = ClaimSize { quantity: "64Mi", mebibytes: 64 };
 const SECOND_SIZE: ClaimSize = ClaimSize { quantity: "128Mi", mebibytes: 128 };
 const THIRD_SIZE: ClaimSize = ClaimSize { quantity: "192Mi", mebibytes: 192 };
-/// The same for xfs, which has a larger minimum size.
+/// Sizes of xfs volumes: xfs has a larger minimum size.
 const INITIAL_XFS_SIZE: ClaimSize = ClaimSize { quantity: "320Mi", mebibytes: 320 };
 const EXPANDED_XFS_SIZE: ClaimSize = ClaimSize { quantity: "512Mi", mebibytes: 512 };
 /// More than the capacity of the driver: a final error without effect.
 const TOO_LARGE: &str = "16Ti";
-/// State of a claim's expansion and its conditions, which have to be empty at the end.
+/// Conditions of a claim's expansion, of which none may be left at the end.
 const RESIZE_CONDITIONS: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
@@ -114,7 +114,7 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     namespace.create_claim_of_size("xfs", XFS, INITIAL_XFS_SIZE.quantity).await?;
     namespace.create_pod("df", &ContainerVolume::claim("xfs"), &df_script()).await?;
     namespace.wait_phase("df", "Running").await?;
-    // The file system's own metadata.
+    // The metadata of xfs reduces the size that the pod sees.
     wait_size_between(namespace, "df", 0, INITIAL_XFS_SIZE).await?;
     request_size(namespace, "xfs", EXPANDED_XFS_SIZE.quantity).await?;
     wait_controller_expansion(namespace, "xfs", "df", EXPANDED_XFS_SIZE).await?;
@@ -227,7 +227,7 @@ async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) 
     Ok(())
 }
 
-/// State of a claim's expansion.
+/// State of a claim's expansion; empty if none is in progress.
 fn resize_state(claim: &PersistentVolumeClaim) -> &str {
     let states = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
     states.and_then(|states| states.get("storage")).map_or("", String::as_str)

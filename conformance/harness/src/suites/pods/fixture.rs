@@ -36,7 +36,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
 pub(super) const NODE: &str = "node-1";
 /// End of a script whose pod keeps running.
 pub(super) const RUN_UNTIL_TERMINATED: &str = "echo done; trap exit TERM; sleep 3600 & wait";
-/// Name of the volume in every pod.
+/// Mount path of the volume in every pod.
 pub(super) const MOUNT_PATH: &str = "/volume";
 
 /// A StorageClass.
@@ -106,7 +106,7 @@ impl<'a> PodFixture<'a> {
         Ok(TestNamespace::existing(client, name))
     }
 
-    /// Waits until no pod of the node uses the volume of a claim.
+    /// Waits until the node has unstaged the volume of a claim.
     pub(super) async fn wait_unstaged(
         &self,
         class: VolumeClass,
@@ -132,7 +132,8 @@ impl<'a> PodFixture<'a> {
         .await
     }
 
-    /// Stops everything, the roles first.
+    /// Stops everything, the node roles first. Checks that kubelet has unregistered the drivers and no socket
+    /// is left.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in [&mut self.memory.process, &mut self.pool.process] {
             process.stop().await?;
@@ -332,7 +333,7 @@ impl TestNamespace {
         self.create_claim_with_modes(name, class, "Filesystem", "ReadWriteOnce").await
     }
 
-    /// The same with a volume mode and an access mode.
+    /// Creates a claim for 64 MiB with a volume mode and an access mode.
     pub(super) async fn create_claim_with_modes(
         &self,
         name: &str,
@@ -394,7 +395,8 @@ impl TestNamespace {
         Ok(self.pods().logs(name, &LogParams::default()).await?.trim().to_owned())
     }
 
-    /// Creates a pod that runs a script and keeps running. Waits until the script is done.
+    /// Creates a pod that runs a script and keeps running. Waits until the script is done, and returns its
+    /// output.
     pub(super) async fn start_pod(
         &self,
         name: &str,
@@ -405,7 +407,7 @@ impl TestNamespace {
         self.wait_script_done(name).await
     }
 
-    /// Waits until a pod that keeps running has run its script.
+    /// Waits until a pod that keeps running has run its script, and returns the script's output.
     pub(super) async fn wait_script_done(&self, name: &str) -> Result<String> {
         self.wait_phase(name, "Running").await?;
         until(&format!("pod {name} has done its work"), TIMEOUT, async || {
@@ -416,7 +418,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Waits until a pod is in this phase.
+    /// Waits until a pod is in this phase. A failed pod is an error at once, unless `expected` is `Failed`.
     pub(super) async fn wait_phase(&self, name: &str, expected: &str) -> Result<()> {
         let mut failed = None;
         until(&format!("pod {name} is {expected}"), TIMEOUT, async || {

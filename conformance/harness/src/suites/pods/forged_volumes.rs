@@ -40,7 +40,7 @@ pub(super) async fn reject_forged_volumes(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// `stolen` is the connection info of an image in use, `plain` that of an unused directory.
+/// `in_use` is the connection info of an image in use, `unused` that of an unused directory.
 fn forged_volumes(in_use: Value, unused: Value) -> [ForgedVolume; 7] {
     [
         ForgedVolume {

@@ -207,7 +207,7 @@ impl<'a> TwoNodeFixture<'a> {
         Ok(())
     }
 
-    /// The first node comes back without volumes.
+    /// Checks that the first node comes back without volumes.
     async fn check_node_return(&mut self, namespace: &TestNamespace) -> Result<()> {
         self.first.power_on(self.run, &self.plane).await?;
         let [registrar, _] = &mut self.registrars;

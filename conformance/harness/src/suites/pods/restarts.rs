@@ -7,7 +7,7 @@ use super::fixture::{
     ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TestNamespace, VolumeClass,
 };
 
-/// The restart of kubelet, and the classes of the volumes.
+/// Name of the namespace, end of kubelet's process, and classes of the volumes.
 const RESTART_CASES: [(&str, KubeletStop, &[VolumeClass]); 2] = [
     ("stopped", KubeletStop::Graceful, &[MEMORY, IMAGE]),
     ("killed", KubeletStop::Kill, &[MEMORY, DIRECTORY, IMAGE]),

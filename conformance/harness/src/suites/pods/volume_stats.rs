@@ -35,7 +35,7 @@ pub(super) async fn stats_summary(fixture: &PodFixture<'_>) -> Result<()> {
             let (capacity, used, free) =
                 (number("capacityBytes")?, number("usedBytes")?, number("availableBytes")?);
             ensure!(used >= WRITTEN_BYTES && free > 0 && used + free <= capacity, "{volume}");
-            // The file system's own metadata.
+            // The filesystem's metadata takes less than half of the volume.
             ensure!(
                 max_bytes.is_none_or(|max_bytes| capacity <= max_bytes && capacity > max_bytes / 2),
                 "{volume}"

@@ -24,7 +24,7 @@ const CLAIMS: usize = 60;
 /// Modified claims at each replacement.
 const SWAP_AFTER: [usize; 2] = [15, 45];
 const MODIFY_METHOD: &str = "ControllerModifyVolume";
-/// A class with the driver's parameter `tier`.
+/// Names of the classes. Each sets the driver's parameter `tier` to its own name.
 const VOLUME_ATTRIBUTES_CLASSES: [&str; 2] = ["bronze", "gold"];
 
 pub(super) async fn modify_claims(

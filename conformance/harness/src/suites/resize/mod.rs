@@ -26,7 +26,7 @@ const CLAIMS: usize = 200;
 const SWAP_AFTER: [usize; 2] = [40, 120];
 /// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
-/// Pending calls then: the concurrency of both resizers.
+/// Calls that are pending at a replacement: the concurrency of each resizer.
 const CONCURRENT_CALLS: u64 = 10;
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Initial and requested sizes.
@@ -65,7 +65,7 @@ struct ResizeCase {
     final_size: &'static str,
 }
 
-/// After `UNAVAILABLE` the volume may be expanded, so the expansion has to be completed.
+/// After `UNAVAILABLE` the volume may have been expanded at the driver, so the expansion has to be completed.
 const RESIZE_CASES: [ResizeCase; 4] = [
     ResizeCase {
         name: "ours-refused",
@@ -246,7 +246,7 @@ async fn call_count(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
     Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
-/// Waits until calls are pending.
+/// Waits until [`CONCURRENT_CALLS`] calls are pending. `ended` is the number of calls before them.
 async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64) -> Result<()> {
     until(&format!("{CONCURRENT_CALLS} calls of {method} hang"), TIMEOUT, async || {
         let open = call_count(driver, method).await? - ended;

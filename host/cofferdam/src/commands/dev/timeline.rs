@@ -227,7 +227,7 @@ impl TimelineState {
     }
 
     /// Reports if a component repeats its last waiting or up-to-date step, which happens after unrelated
-    /// changes of the object. Remembers the step otherwise.
+    /// changes of the object. Also updates the remembered steps.
     fn is_repetition(
         &self,
         object: &str,
