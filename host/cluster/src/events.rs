@@ -99,7 +99,7 @@ pub struct Event {
     pub component: Box<str>,
 }
 
-/// The queue of events. Clones share it.
+/// Queues events for an [`EventLoop`]. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct EventSink {
     sender: mpsc::Sender<Event>,
@@ -156,7 +156,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Sends events until `stop`, then waits for the requests in flight.
+    /// Sends events until `stop` is cancelled and the queue is empty, then waits for the requests in flight.
     pub async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();
@@ -179,7 +179,7 @@ impl EventLoop {
         tasks.wait().await;
     }
 
-    /// The request for an event; `None` if it is only counted.
+    /// The request for an event; `None` if the event only adds to the count of an earlier one.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
         let namespace = match &*event.involved_object.namespace {
             "" => "default".into(),

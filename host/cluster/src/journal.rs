@@ -1,9 +1,9 @@
 //! The intent journal: records create requests durably before they are sent to a driver.
 //!
 //! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
-//! claim is deleted in the meantime. Therefore the exact request is first written to ConfigMaps in the
-//! operator's namespace, keyed by the claim's uid. A retry sends the identical request. The entry is removed
-//! when the PersistentVolume exists or the failure is final.
+//! claim is deleted in the meantime. Therefore the exact request is first written to one of several
+//! ConfigMaps (shards) in the operator's namespace, keyed by the claim's uid. A retry sends the identical
+//! request. The entry is removed when the PersistentVolume exists or the failure is final.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
@@ -31,12 +31,12 @@ use crate::{
     api::ApiError, clock::sleep_until, metrics::Metrics, objects::orphan_report::fnv1a, writer::Writer,
 };
 
-/// Kind of a shard. Versions are compared within a shard.
+/// Kind of a shard, as reported with a detected restore. Versions are compared per shard.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the volumes of a driver with an unknown
-/// state.
+/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the number of a driver's volumes whose state
+/// is unknown.
 const SHARD_COUNT: usize = 8;
-/// Intents per ConfigMap.
+/// Maximum intents per ConfigMap.
 const MAX_SHARD_ENTRIES: usize = 400;
 /// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
 /// of JSON within JSON.
@@ -93,14 +93,15 @@ pub struct Intent {
 /// An intent that could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The API server did not respond. The intent may be recorded.
+    /// The write failed or its result is unknown. The intent may be recorded.
     #[error("the intent journal is unavailable: {0}")]
     Unavailable(String),
-    /// The API server rejected the ConfigMap.
+    /// The API server rejected the ConfigMap, the request is too large, or the claim has an undecodable
+    /// entry.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
-    /// The journal is full of volumes with an unknown state. This is back-pressure: an intent that is not
-    /// recorded must not be sent.
+    /// The journal is full: it has this number of intents, whose volumes have an unknown state. This is
+    /// back-pressure: an intent that is not recorded must not be sent.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
@@ -150,7 +151,7 @@ struct JournalEntry {
 struct Shard {
     /// Last observed version of the ConfigMap; `None` if it must be read first.
     version: Option<ResourceVersion>,
-    /// Highest observed version.
+    /// Highest observed version. A lower one in a response reveals a restore.
     highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
@@ -162,9 +163,10 @@ struct Shard {
 struct State {
     entries: HashMap<Uid, JournalEntry>,
     shards: Vec<Shard>,
-    /// Undecodable entries. They are never overwritten.
+    /// Claim uids of undecodable entries. These entries are never overwritten.
     undecodable: HashSet<Uid>,
-    /// Uids of entries that a read returned and another process wrote.
+    /// Uids of intents that a read returned and that were not known to be recorded, until
+    /// [`Journal::wait_recovered`] takes them.
     recovered: Vec<Uid>,
     closed: bool,
 }
@@ -260,7 +262,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The recorded intent for a claim.
+    /// The recorded intent for the claim with this uid.
     pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
         self.inner
             .state
@@ -283,8 +285,8 @@ impl Journal {
             .collect()
     }
 
-    /// Returns `true` if there is an entry for the claim or for a volume of this name, including entries that
-    /// are undecodable or not yet durable.
+    /// Returns `true` if there is an entry for the claim or for a volume of this name. Includes entries that
+    /// are not yet durable, and undecodable entries for the claim.
     pub fn has_entry_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
         let state = self.inner.state.lock();
         state.entries.contains_key(claim)
@@ -292,8 +294,8 @@ impl Journal {
             || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
     }
 
-    /// As [`Journal::has_entry_for`], but reads the ConfigMaps, which another process may have written. Does
-    /// not change the state of this process.
+    /// As [`Journal::has_entry_for`], but also reads the ConfigMaps, which another process may have written.
+    /// The entries in memory are not changed.
     ///
     /// # Errors
     /// [`ApiError`] of the first failed read.
@@ -311,7 +313,8 @@ impl Journal {
         Ok(self.has_entry_for(claim, volume))
     }
 
-    /// Waits until a read returns intents of another process, and returns their uids.
+    /// Waits until a read returns intents that were not known to be recorded, such as those of another
+    /// process. Returns their uids.
     pub async fn wait_recovered(&self) -> Vec<Uid> {
         loop {
             let notified = self.inner.intents_recovered.notified();
@@ -435,7 +438,7 @@ impl Journal {
         Ok(receiver)
     }
 
-    /// Returns `true` if puts and removals are pending.
+    /// Returns whether a put is pending, and whether any change is pending.
     fn pending(&self) -> (bool, bool) {
         let state = self.inner.state.lock();
         let mut changes = state.shards.iter().flat_map(|shard| shard.pending_changes.values());
@@ -611,8 +614,8 @@ impl Journal {
         drop(state);
     }
 
-    /// After a failed commit, answers the puts with the error and requeues the removals. Returns whether
-    /// nothing is left to retry.
+    /// After a failed commit, answers the puts with the error and requeues the removals. Returns `true` if
+    /// there is no removal to retry.
     fn requeue_failed(&self, index: usize, batch: BTreeMap<Uid, ShardChange>, error: &ApiError) -> bool {
         let error_for_puts = match error {
             ApiError::Refused { .. } => JournalError::Refused(error.to_string()),
@@ -629,7 +632,7 @@ impl Journal {
         for (uid, change) in batch {
             match change {
                 ShardChange::Put { waiters: waiting, .. } => {
-                    // It may have been found in another shard.
+                    // The intent may have been found in another shard.
                     let recorded = state.entries.get(&uid).filter(|entry| entry.durable);
                     let result = match recorded {
                         Some(entry) => Ok(Arc::clone(&entry.intent)),
