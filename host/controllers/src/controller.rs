@@ -17,15 +17,15 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// Validation by a controller; see [`DeclaredController::check`].
+/// Function type of [`DeclaredController::check`].
 type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>;
-/// Watches of a controller; see [`DeclaredController::watches`].
+/// Function type of [`DeclaredController::watches`].
 type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
-/// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
-/// restore.
+/// A controller. It works on one cache: after a detected restore, the manager creates a new cache and new
+/// controllers.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
-    /// Dependencies of the controller: ports, drivers, settings, metrics.
+    /// Dependencies of the controller: cache, writer, drivers, settings, metrics.
     type Context;
 
     /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
@@ -52,8 +52,8 @@ pub(crate) trait DeclaredController: Controller {
     /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before
     /// it starts the work of such a controller.
     const PROVISIONS: bool = false;
-    /// Handles to the controller's metrics. They are registered once per process and shared by all lifetimes
-    /// of the cache.
+    /// Handles to the controller's metrics. They are registered once per process, and each new controller
+    /// gets a clone.
     type Metrics: Clone + Send + Sync + 'static;
 
     /// Rejects settings and drivers that the controller cannot work with.
@@ -118,7 +118,7 @@ fn register<C: DeclaredController>(registry: &mut Registry) -> Box<dyn Controlle
     Box::new(RegisteredController::<C>(C::register_metrics(registry)))
 }
 
-/// Creates a controller in each lifetime of the cache.
+/// Creates a controller for each new cache.
 pub(crate) trait ControllerFactory: Send + Sync {
     /// Creates the controller and subscribes it.
     fn create(&self, process: &ProcessContext) -> Arc<dyn RunController>;

@@ -35,7 +35,7 @@ pub struct ClassificationInput<'a> {
     pub now: Timestamp,
 }
 
-/// Time of a volume's last change, as observed by this process.
+/// Time of a volume's last change, as reported by the driver or observed by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastChange {
     /// Wall-clock time of the last change.
@@ -63,16 +63,17 @@ pub enum Classification {
     Unmanaged(Unmanaged),
 }
 
-/// The reference to a volume.
+/// The object, intent or deletion that references a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeReference {
     /// A PersistentVolume with its driver and handle.
     Volume(VolumeName),
-    /// A PersistentVolume with the owner's name that cannot be decoded.
+    /// A PersistentVolume that cannot be decoded and may reference the volume.
     UnreadableVolume(VolumeName),
     /// An intent for its claim or its PersistentVolume.
     Intent,
-    /// Its claim, which is unbound or bound to the owner's PersistentVolume.
+    /// The claim that the volume was created for. It is unbound, or bound to the PersistentVolume that was
+    /// planned for the volume.
     Claim(ClaimKey),
     /// A deletion that was requested and has started.
     Deletion,
@@ -83,9 +84,9 @@ pub enum VolumeReference {
 pub enum Unmanaged {
     /// The driver reports no owner.
     NoOwner,
-    /// The owner is another cluster.
+    /// The volume was created for another cluster.
     OtherCluster,
-    /// The owner's reclaim policy is not Delete.
+    /// The volume was created with a reclaim policy other than Delete.
     Retained(ReclaimPolicy),
 }
 
@@ -121,7 +122,8 @@ impl fmt::Display for Unmanaged {
 /// The first match decides:
 /// 1. A PersistentVolume with the handle, or a started deletion: `Referenced`.
 /// 2. No owner, another cluster, or a reclaim policy other than Delete: `Unmanaged`.
-/// 3. An undecodable PersistentVolume of the owner's name, an intent, or the claim: `Referenced`.
+/// 3. An undecodable PersistentVolume of the name that `VolumeOwner` has, an intent, or the claim:
+///    `Referenced`.
 /// 4. Otherwise the age decides between `Orphan` and `WithinGracePeriod`.
 pub fn classify(
     input: &ClassificationInput<'_>,
@@ -155,7 +157,8 @@ pub fn classify(
     }
 }
 
-/// Returns the owner's reference to the volume, other than a PersistentVolume with the handle.
+/// Returns the reference to a volume that no PersistentVolume has as its handle. `owner` names the claim and
+/// the PersistentVolume that the volume was created for.
 fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Option<VolumeReference> {
     if matches!(input.cache.volumes.get(&owner.pv_name), Lookup::Undecodable(_)) {
         return Some(VolumeReference::UnreadableVolume(owner.pv_name.clone()));

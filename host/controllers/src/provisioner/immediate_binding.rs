@@ -14,7 +14,7 @@ use crate::{events::EventSpec, reconcile::action_for_write_error};
 
 impl Provisioner {
     /// Selects the node of this process for the claim, after the process's delay and if the node has
-    /// capacity. The claim is decided again if no action is returned.
+    /// capacity. Returns `None` after a successful write: the claim then has to be decided again.
     ///
     /// The claim is that of the decision: a newer one may have a selected node already.
     pub(super) async fn select_node(

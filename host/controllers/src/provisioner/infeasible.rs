@@ -29,7 +29,7 @@ impl InfeasibleClaims {
         }
     }
 
-    /// Rejects the class of a claim for a time.
+    /// Records that the driver rejected the class of a claim. The claim is retried with it after `duration`.
     pub(super) fn insert(&self, claim: &Uid, class: &Uid, duration: Duration) {
         let mut claims = self.0.lock();
         if claims.len() >= MAX_CLAIMS {

@@ -632,7 +632,7 @@ pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent
     }
 }
 
-/// The next effect for a released volume.
+/// The next effect for a PersistentVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimVerdict {
     /// No effect; the text is the reason.
