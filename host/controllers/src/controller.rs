@@ -134,7 +134,7 @@ impl<C: DeclaredController> ControllerFactory for RegisteredController<C> {
     }
 }
 
-/// [`Controller::run`] without the controller's type.
+/// [`Controller::run`] as an object-safe trait.
 pub(crate) trait RunController: Send + Sync {
     /// Processes the queues until `stop`.
     fn run(self: Arc<Self>, stop: CancellationToken) -> BoxFuture<'static, ()>;
