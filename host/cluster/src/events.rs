@@ -57,15 +57,15 @@ impl EventType {
 /// `involvedObject` of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectReference {
-    /// Its kind.
+    /// Kind of the object.
     pub resource: ApiResource,
-    /// Its namespace; empty for cluster-scoped objects, whose events are created in `default`.
+    /// Namespace of the object; empty for cluster-scoped objects, whose events are created in `default`.
     pub namespace: Box<str>,
-    /// Its name.
+    /// Name of the object.
     pub name: Box<str>,
-    /// Its uid.
+    /// Uid of the object.
     pub uid: Uid,
-    /// Its resourceVersion at the time of the event.
+    /// The object's resourceVersion at the time of the event.
     pub resource_version: ResourceVersion,
 }
 

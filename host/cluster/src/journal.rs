@@ -77,7 +77,8 @@ pub struct Intent {
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The selected node, for drivers with topology. Absent in entries of older versions.
+    /// The node of a node-local driver, or the selected node of a driver with topology. Absent in entries of
+    /// older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
     /// The StorageClass at the time of the first request.
@@ -90,7 +91,7 @@ pub struct Intent {
     pub request: CreateVolume,
 }
 
-/// An intent that could not be recorded.
+/// The reason why an intent could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
     /// The write failed or its result is unknown. The intent may be recorded.
@@ -109,7 +110,7 @@ pub enum JournalError {
     Closed,
 }
 
-/// A journal entry that this build cannot use.
+/// The reason why this build cannot use a journal entry.
 #[derive(Debug, thiserror::Error)]
 enum InvalidEntry {
     /// The entry is not an [`Intent`].
@@ -172,7 +173,7 @@ struct State {
 }
 
 impl State {
-    /// Removes an entry and subtracts it from its shard.
+    /// Removes an entry and subtracts it from the counts of its shard.
     fn remove_entry(&mut self, uid: &Uid) -> Option<JournalEntry> {
         let entry = self.entries.remove(uid)?;
         if let Some(shard) = self.shards.get_mut(entry.shard) {
@@ -345,7 +346,7 @@ impl Journal {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Removes a claim's intent with one of the next commits.
+    /// Removes a claim's intent: from memory at once, and from its ConfigMap with a later commit.
     pub fn remove(&self, uid: &Uid) {
         let mut state = self.inner.state.lock();
         let Some(entry) = state.remove_entry(uid) else { return };

@@ -14,7 +14,7 @@ pub enum StepResult {
     Applied,
     /// The object is in its desired state.
     UpToDate,
-    /// An effect failed and is retried.
+    /// An effect failed or was rejected.
     Failed,
 }
 
@@ -53,7 +53,7 @@ pub struct Step {
     pub result: StepResult,
     /// A short clause in the present tense, without the object's name. It never contains secret values.
     pub text: String,
-    /// Duration of the effect.
+    /// Duration of the effect; `None` if the step has no effect or was not measured.
     pub duration: Option<Duration>,
 }
 

@@ -47,10 +47,10 @@ pub(crate) trait DeclaredController: Controller {
     const HELP: &'static str;
     /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
     const REPLACES: &'static str;
-    /// Rejects a process that has the role and no driver.
+    /// True if a process that has the role and no driver is rejected.
     const NEEDS_DRIVER: bool = false;
-    /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before
-    /// it starts the work of such a controller.
+    /// True if the controller creates and deletes volumes of the process's drivers. The manager loads the
+    /// drivers' journals before it starts the work of such a controller.
     const PROVISIONS: bool = false;
     /// Handles to the controller's metrics. They are registered once per process, and each new controller
     /// gets a clone.
@@ -87,9 +87,9 @@ pub struct Declaration {
     pub help: &'static str,
     /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
     pub replaces: &'static str,
-    /// Rejects a process that has the role and no driver.
+    /// True if a process that has the role and no driver is rejected.
     pub needs_driver: bool,
-    /// Creates and deletes volumes of the process's drivers.
+    /// True if the controller creates and deletes volumes of the process's drivers.
     pub provisions: bool,
     pub(crate) check: Check,
     pub(crate) watches: Watches,

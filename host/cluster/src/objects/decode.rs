@@ -12,7 +12,7 @@ use super::{DecodeError, Kind, error, meta::Meta};
 /// Identity of an object that cannot be decoded, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndecodableObject<Key> {
-    /// Its key.
+    /// The object's key.
     pub key: Key,
     /// `metadata.uid`
     pub uid: Uid,

@@ -19,7 +19,7 @@ pub enum DecodeError {
     Value {
         /// Path of the field.
         path: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
         /// The accepted values.
         expected: &'static str,

@@ -74,7 +74,7 @@ impl ObjectKey for OrphanReportKey {
     }
 }
 
-/// An orphan report.
+/// The ConfigMap with the orphan report of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport {
     /// Namespace and name.

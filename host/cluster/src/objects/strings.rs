@@ -142,7 +142,7 @@ impl InternPolicy for DriverDataPolicy {
     }
 }
 
-/// A map of strings.
+/// A map of strings. `S` selects the interned values.
 pub(crate) struct InternedMap<S> {
     pub(crate) map: StringMap,
     policy: std::marker::PhantomData<S>,

@@ -175,12 +175,12 @@ impl<K: Indexed> ObjectStore<K> {
         inner.prune_tombstones();
     }
 
-    /// Returns `true` after the first list or [`ObjectStore::clear`].
+    /// Returns `true` after the first list, or after [`ObjectStore::clear`] for a kind that is not served.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
 
-    /// Waits for the first list or [`ObjectStore::clear`].
+    /// Waits for the first list, or for [`ObjectStore::clear`] of a kind that is not served.
     pub async fn wait_synced(&self) {
         // The store owns the sender, so this cannot fail.
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;

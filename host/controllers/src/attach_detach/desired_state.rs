@@ -1,5 +1,4 @@
-//! Desired state: the pods that use a volume, and the volumes that pods use. All lookups use indexes of the
-//! cache.
+//! Desired state: the nodes on which pods use a volume. All lookups use indexes of the cache.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -153,8 +152,8 @@ pub(super) fn desired_attachments(
     desired.into_values().collect()
 }
 
-/// Returns the nodes on which a pod names the volume's claim, whatever the claim's state. They keep the
-/// volume attached. See [`desired_attachments`] for the conditions of a new attachment.
+/// Returns the nodes on which a pod that is not terminated names the volume's claim, whatever the claim's
+/// state. They keep the volume attached. See [`desired_attachments`] for the conditions of a new attachment.
 pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());

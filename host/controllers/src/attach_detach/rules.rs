@@ -13,7 +13,7 @@ use cofferdam_domain::{
 
 use crate::events::EventSpec;
 
-/// Time for which a NotReady node that reports a volume in use keeps it (upstream's
+/// Time for which a NotReady or deleted node that reports a volume in use keeps it (upstream's
 /// `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
 /// Maximum duration of an attach before its pods get an event (upstream's timeout of the CSI attacher).
@@ -53,7 +53,7 @@ pub struct DesiredAttachment {
 }
 
 impl DesiredAttachment {
-    /// Order of the nodes that need the volume: creation of the first pod, then name.
+    /// Order of the nodes that need the volume: creation time of the oldest pod, then name.
     fn sort_key(&self) -> (i64, &NodeName) {
         let created = self.pods.iter().map(|pod| pod.meta.created_ms).min();
         (created.unwrap_or(i64::MAX), &self.node)
@@ -110,7 +110,8 @@ pub struct AttachedVolume {
     pub attach_error: Option<String>,
     /// Message of `status.detachError`.
     pub detach_error: Option<String>,
-    /// A pod on the node names the volume's claim, whatever the claim's state.
+    /// A pod on the node names the volume's claim, whatever the claim's state, or may use a volume whose
+    /// PersistentVolume is deleted.
     pub desired: bool,
     /// Time since this process first found that no pod on the node uses the volume.
     pub undesired_for: Duration,
@@ -181,7 +182,7 @@ pub enum ForceDetachReason {
     Timeout,
     /// The Node has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// The Node does not exist.
+    /// The Node does not exist, and [`MAX_WAIT_FOR_UNMOUNT`] is over.
     NodeGone,
 }
 

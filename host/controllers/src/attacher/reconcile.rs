@@ -207,7 +207,7 @@ impl Attacher {
         self.enqueue(attachment);
     }
 
-    /// Lets reconciles trust the status again.
+    /// Undoes [`Attacher::set_force_sync`].
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.force_sync.lock().remove(name);
     }
@@ -516,7 +516,7 @@ impl Attacher {
         Ok(state.secrets.is_some() && !had)
     }
 
-    /// Writes the failure to the status, and returns the time of the next attempt.
+    /// Writes the failure to the status, and requeues the attachment.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;
@@ -560,7 +560,8 @@ impl Attacher {
         self.context.recorders.of_attachment(name, volume.as_deref())
     }
 
-    /// Removes the attacher's finalizer from a PersistentVolume.
+    /// Removes the attacher's finalizer from a PersistentVolume, if [`rules::removable_volume_finalizer`]
+    /// allows it.
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
         let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);

@@ -351,7 +351,8 @@ pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, A
         .ok_or_else(|| AttachmentError::DriverNotRegistered { node: node.clone(), driver: attacher.clone() })
 }
 
-/// The node ID of the last publish call, from the annotation of the VolumeAttachment.
+/// The node ID in the VolumeAttachment's annotation. It is written before the volume is published with this
+/// ID.
 fn recorded_node_id(attachment: &VolumeAttachment) -> Option<NodeId> {
     attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeId::from)
 }

@@ -60,11 +60,11 @@ pub struct VolumeCounts {
     pub orphan: u64,
     /// Unreferenced volumes, changed within 24 hours.
     pub within_grace_period: u64,
-    /// Volumes without a PersistentVolume and without an owner.
+    /// Volumes without a PersistentVolume for which the driver reports no owner.
     pub no_owner: u64,
     /// Volumes without a PersistentVolume that were created for another cluster.
     pub other_cluster: u64,
-    /// Volumes without a PersistentVolume whose reclaim policy is not Delete.
+    /// Volumes without a PersistentVolume that were created with a reclaim policy other than Delete.
     pub retained: u64,
 }
 
@@ -135,7 +135,8 @@ pub struct ScanReport {
     /// Number of volumes within the grace period that are not listed.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
-    /// The last scan if it failed. All other fields are from the last complete scan.
+    /// The last scan if it failed. All other fields except `deletions_frozen` are from the last complete
+    /// scan.
     pub failure: Option<ScanFailure>,
 }
 

@@ -27,7 +27,8 @@ pub struct ClassificationInput<'a> {
     pub driver: &'a DriverName,
     /// ID of this cluster: the UID of the namespace `kube-system`.
     pub cluster: &'a ClusterId,
-    /// Returns true if the intent journal has an entry for the owner's claim or PersistentVolume.
+    /// Returns true if the intent journal has an entry for the claim or the PersistentVolume that a
+    /// `VolumeOwner` names.
     pub has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
     /// The volume of a deletion that has started.
     pub deleting: Option<&'a VolumeHandle>,
@@ -185,7 +186,7 @@ fn driver_last_change(at_ms: u64, now: Timestamp) -> LastChange {
 pub struct DeletionInput<'a> {
     /// The volume as the driver lists it, and its classification. `None` if the driver does not list it.
     pub volume: Option<(&'a VolumeStatus, Classification)>,
-    /// Any PersistentVolume that cannot be decoded: it may reference the volume.
+    /// A PersistentVolume that cannot be decoded, if there is one: it may reference the volume.
     pub unreadable: Option<VolumeName>,
     /// True if `DeleteVolume` may have been called before.
     pub is_started: bool,

@@ -53,8 +53,8 @@ impl Provisioner {
         Some(action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await)
     }
 
-    /// The reason why the node has too little capacity. A driver that does not report its capacity gets the
-    /// claim; a failure of CreateVolume is reported.
+    /// Returns a message if the node has too little capacity. If the driver does not report its capacity, the
+    /// node is selected, and a failure of CreateVolume is reported later.
     async fn capacity_shortage(
         &self,
         claim: &Claim,

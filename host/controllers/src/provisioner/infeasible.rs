@@ -16,7 +16,7 @@ const MAX_CLAIMS: usize = 10_000;
 pub(super) struct InfeasibleClaims(Mutex<HashMap<Uid, (Uid, Instant)>>);
 
 impl InfeasibleClaims {
-    /// The rejected class of a claim, and the time of the next attempt.
+    /// The rejected class of a claim, and the time of the next attempt; `None` once that time has come.
     pub(super) fn get(&self, claim: &Uid) -> Option<(Uid, Instant)> {
         let mut claims = self.0.lock();
         match claims.get(claim) {

@@ -47,7 +47,7 @@ pub struct ClaimStatus {
 /// Update of `status.capacity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapacityWrite {
-    /// Unchanged: the capacity of a bound claim belongs to the resizer.
+    /// Unchanged: the resizer and kubelet write the capacity of a bound claim.
     Keep,
     /// Removed.
     Clear,
@@ -106,7 +106,7 @@ pub enum ClaimBindingVerdict {
     Wait(EventSpec),
     /// Wait for the driver's provisioner.
     Provision(StorageClassName, DriverName),
-    /// The objects contradict each other: emit the event and retry with back-off.
+    /// The objects are invalid or contradict each other: emit the event and retry with back-off.
     Fail(String, Option<EventSpec>),
 }
 
@@ -128,7 +128,7 @@ pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdi
     }
 }
 
-/// Source: `syncUnboundClaim`.
+/// Decides for an unbound claim. Source: `syncUnboundClaim`.
 fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     match &claim.volume {
         None => decide_claim_without_volume(input, claim),
