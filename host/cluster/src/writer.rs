@@ -1,8 +1,8 @@
 //! Writes to the API server. Each write has preconditions, and the cache is updated from its response.
 //!
-//! Merge patches carry the resourceVersion that the decision was based on. Finalizers and annotations are
-//! removed with JSON patches that test the object's uid and the removed value. Objects are never replaced as
-//! a whole, so fields that this build does not know are preserved.
+//! Merge patches carry the resourceVersion that the decision was based on. JSON patches remove finalizers and
+//! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
+//! whole, so fields that this build does not know are preserved.
 
 use std::sync::Arc;
 

@@ -62,8 +62,8 @@ pub(super) enum UnusableClaim {
 /// Returns the claim and the volume that is bound to it.
 ///
 /// # Errors
-/// The claim is not bound, or its volume has an in-tree source that a driver has to replace. Volumes of other
-/// types, such as NFS, are returned: they need no attach.
+/// The claim is not bound, or its volume has an in-tree source that must be attached. Volumes of other types,
+/// such as NFS, are returned: they need no attach.
 pub(super) fn bound_claim_and_volume(
     cache: &Cache,
     key: &ClaimKey,
