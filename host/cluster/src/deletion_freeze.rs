@@ -1,14 +1,16 @@
 //! Freezes volume deletion after the cluster was restored from a backup.
 //!
 //! In a restored cluster, live volumes look abandoned: claims that were created after the backup are missing,
-//! and a Delete volume without its claim would be deleted. A response with an older version than was observed
-//! before reveals a restore. The process then creates a ConfigMap, the restore marker. While it exists, no
-//! process deletes volumes at a driver. An operator deletes the marker after a check.
+//! and a volume with reclaim policy Delete would be deleted without its claim. A response with an older
+//! version than was observed before reveals a restore. The process then creates a ConfigMap, the restore
+//! marker. While it exists, no process deletes volumes at a driver. An operator deletes the marker after a
+//! check.
 //!
-//! Reads and writes of the restored cluster may precede the list of a reflector. Therefore each list, create
-//! and merge patch compares versions. A missing claim has no version; the version of a list after it counts.
-//! JSON patches do not compare: one that removes the last finalizer of a deleted object returns the object's
-//! old version.
+//! The process may read and write the restored cluster before a reflector lists it. Therefore the
+//! resourceVersion in the response of each list, create and merge patch is compared with the highest observed
+//! one. A read that does not find a claim returns no version; [`check_live`] compares the version of a later
+//! list. Responses of JSON patches are not compared: one that removes the last finalizer of a deleted object
+//! returns the object's old version.
 
 use std::time::Duration;
 
@@ -30,15 +32,16 @@ pub use crate::{
 /// Timeout of [`check_live`]. Its callers block other work.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns `true` if volume deletion is frozen, by the cache.
+/// Returns `true` if this process has detected a restore, or if the cache has the restore marker.
 pub fn is_frozen(cache: &Cache) -> bool {
     cache.restore_detector.reported().is_some()
         || !cache.restore_markers.get(&RESTORE_MARKER_NAME.into()).is_missing()
 }
 
-/// Compares the current versions with the observed ones; [`is_frozen`] reports the result. Call this after
-/// all reads that a deletion is based on, because they may come from the restored cluster. Both claims and
-/// volumes are checked: one kind may be unchanged since the backup, and each may have its own etcd.
+/// Compares the current resourceVersions of claims and PersistentVolumes with the highest observed ones;
+/// [`is_frozen`] reports the result. Call this after all reads that a deletion is based on, because they may
+/// come from the restored cluster. Both kinds are checked: one may be unchanged since the backup, and each
+/// may have its own etcd.
 ///
 /// # Errors
 /// [`ApiError`] of the reads.
@@ -64,7 +67,7 @@ async fn check_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiError>
     Ok(())
 }
 
-/// Returns `true` if the restore marker exists, by a read from the API server.
+/// Reads the restore marker from the API server. Returns `true` if it exists.
 ///
 /// # Errors
 /// [`ApiError`]

@@ -57,15 +57,15 @@ impl EventType {
 /// `involvedObject` of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectReference {
-    /// Its kind.
+    /// Kind of the object.
     pub resource: ApiResource,
-    /// Its namespace; empty for cluster-scoped objects, whose events are created in `default`.
+    /// Namespace of the object; empty for cluster-scoped objects, whose events are created in `default`.
     pub namespace: Box<str>,
-    /// Its name.
+    /// Name of the object.
     pub name: Box<str>,
-    /// Its uid.
+    /// Uid of the object.
     pub uid: Uid,
-    /// Its resourceVersion at the time of the event.
+    /// The object's resourceVersion at the time of the event.
     pub resource_version: ResourceVersion,
 }
 
@@ -99,7 +99,7 @@ pub struct Event {
     pub component: Box<str>,
 }
 
-/// The queue of events. Clones share it.
+/// Queues events for an [`EventLoop`]. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct EventSink {
     sender: mpsc::Sender<Event>,
@@ -156,7 +156,7 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Sends events until `stop`, then waits for the requests in flight.
+    /// Sends events until `stop` is cancelled and the queue is empty, then waits for the requests in flight.
     pub async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();
@@ -179,7 +179,7 @@ impl EventLoop {
         tasks.wait().await;
     }
 
-    /// The request for an event; `None` if it is only counted.
+    /// The request for an event; `None` if the event only adds to the count of an earlier one.
     fn request(&mut self, event: Event) -> Option<EventRequest> {
         let namespace = match &*event.involved_object.namespace {
             "" => "default".into(),

@@ -1,9 +1,9 @@
 //! The intent journal: records create requests durably before they are sent to a driver.
 //!
 //! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
-//! claim is deleted in the meantime. Therefore the exact request is first written to ConfigMaps in the
-//! operator's namespace, keyed by the claim's uid. A retry sends the identical request. The entry is removed
-//! when the PersistentVolume exists or the failure is final.
+//! claim is deleted in the meantime. Therefore the exact request is first written to one of several
+//! ConfigMaps (shards) in the operator's namespace, keyed by the claim's uid. A retry sends the identical
+//! request. The entry is removed when the PersistentVolume exists or the failure is final.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
@@ -31,12 +31,12 @@ use crate::{
     api::ApiError, clock::sleep_until, metrics::Metrics, objects::orphan_report::fnv1a, writer::Writer,
 };
 
-/// Kind of a shard. Versions are compared within a shard.
+/// Kind of a shard, as reported with a detected restore. Versions are compared per shard.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the volumes of a driver with an unknown
-/// state.
+/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the number of a driver's volumes whose state
+/// is unknown.
 const SHARD_COUNT: usize = 8;
-/// Intents per ConfigMap.
+/// Maximum intents per ConfigMap.
 const MAX_SHARD_ENTRIES: usize = 400;
 /// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
 /// of JSON within JSON.
@@ -77,7 +77,8 @@ pub struct Intent {
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The selected node, for drivers with topology. Absent in entries of older versions.
+    /// The node of a node-local driver, or the selected node of a driver with topology. Absent in entries of
+    /// older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
     /// The StorageClass at the time of the first request.
@@ -90,17 +91,18 @@ pub struct Intent {
     pub request: CreateVolume,
 }
 
-/// An intent that could not be recorded.
+/// The reason why an intent could not be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The API server did not respond. The intent may be recorded.
+    /// The write failed or its result is unknown. The intent may be recorded.
     #[error("the intent journal is unavailable: {0}")]
     Unavailable(String),
-    /// The API server rejected the ConfigMap.
+    /// The API server rejected the ConfigMap, the request is too large, or the claim has an undecodable
+    /// entry.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
-    /// The journal is full of volumes with an unknown state. This is back-pressure: an intent that is not
-    /// recorded must not be sent.
+    /// The journal is full: it has this number of intents, whose volumes have an unknown state. This is
+    /// back-pressure: an intent that is not recorded must not be sent.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
@@ -108,7 +110,7 @@ pub enum JournalError {
     Closed,
 }
 
-/// A journal entry that this build cannot use.
+/// The reason why this build cannot use a journal entry.
 #[derive(Debug, thiserror::Error)]
 enum InvalidEntry {
     /// The entry is not an [`Intent`].
@@ -150,7 +152,7 @@ struct JournalEntry {
 struct Shard {
     /// Last observed version of the ConfigMap; `None` if it must be read first.
     version: Option<ResourceVersion>,
-    /// Highest observed version.
+    /// Highest observed version. A lower one in a response reveals a restore.
     highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
@@ -162,15 +164,16 @@ struct Shard {
 struct State {
     entries: HashMap<Uid, JournalEntry>,
     shards: Vec<Shard>,
-    /// Undecodable entries. They are never overwritten.
+    /// Claim uids of undecodable entries. These entries are never overwritten.
     undecodable: HashSet<Uid>,
-    /// Uids of entries that a read returned and another process wrote.
+    /// Uids of intents that a read returned and that were not known to be recorded, until
+    /// [`Journal::wait_recovered`] takes them.
     recovered: Vec<Uid>,
     closed: bool,
 }
 
 impl State {
-    /// Removes an entry and subtracts it from its shard.
+    /// Removes an entry and subtracts it from the counts of its shard.
     fn remove_entry(&mut self, uid: &Uid) -> Option<JournalEntry> {
         let entry = self.entries.remove(uid)?;
         if let Some(shard) = self.shards.get_mut(entry.shard) {
@@ -260,7 +263,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The recorded intent for a claim.
+    /// The recorded intent for the claim with this uid.
     pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
         self.inner
             .state
@@ -283,8 +286,8 @@ impl Journal {
             .collect()
     }
 
-    /// Returns `true` if there is an entry for the claim or for a volume of this name, including entries that
-    /// are undecodable or not yet durable.
+    /// Returns `true` if there is an entry for the claim or for a volume of this name. Includes entries that
+    /// are not yet durable, and undecodable entries for the claim.
     pub fn has_entry_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
         let state = self.inner.state.lock();
         state.entries.contains_key(claim)
@@ -292,8 +295,8 @@ impl Journal {
             || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
     }
 
-    /// As [`Journal::has_entry_for`], but reads the ConfigMaps, which another process may have written. Does
-    /// not change the state of this process.
+    /// As [`Journal::has_entry_for`], but also reads the ConfigMaps, which another process may have written.
+    /// The entries in memory are not changed.
     ///
     /// # Errors
     /// [`ApiError`] of the first failed read.
@@ -311,7 +314,8 @@ impl Journal {
         Ok(self.has_entry_for(claim, volume))
     }
 
-    /// Waits until a read returns intents of another process, and returns their uids.
+    /// Waits until a read returns intents that were not known to be recorded, such as those of another
+    /// process. Returns their uids.
     pub async fn wait_recovered(&self) -> Vec<Uid> {
         loop {
             let notified = self.inner.intents_recovered.notified();
@@ -342,7 +346,7 @@ impl Journal {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Removes a claim's intent with one of the next commits.
+    /// Removes a claim's intent: from memory at once, and from its ConfigMap with a later commit.
     pub fn remove(&self, uid: &Uid) {
         let mut state = self.inner.state.lock();
         let Some(entry) = state.remove_entry(uid) else { return };
@@ -435,7 +439,7 @@ impl Journal {
         Ok(receiver)
     }
 
-    /// Returns `true` if puts and removals are pending.
+    /// Returns whether a put is pending, and whether any change is pending.
     fn pending(&self) -> (bool, bool) {
         let state = self.inner.state.lock();
         let mut changes = state.shards.iter().flat_map(|shard| shard.pending_changes.values());
@@ -611,8 +615,8 @@ impl Journal {
         drop(state);
     }
 
-    /// After a failed commit, answers the puts with the error and requeues the removals. Returns whether
-    /// nothing is left to retry.
+    /// After a failed commit, answers the puts with the error and requeues the removals. Returns `true` if
+    /// there is no removal to retry.
     fn requeue_failed(&self, index: usize, batch: BTreeMap<Uid, ShardChange>, error: &ApiError) -> bool {
         let error_for_puts = match error {
             ApiError::Refused { .. } => JournalError::Refused(error.to_string()),
@@ -629,7 +633,7 @@ impl Journal {
         for (uid, change) in batch {
             match change {
                 ShardChange::Put { waiters: waiting, .. } => {
-                    // It may have been found in another shard.
+                    // The intent may have been found in another shard.
                     let recorded = state.entries.get(&uid).filter(|entry| entry.durable);
                     let result = match recorded {
                         Some(entry) => Ok(Arc::clone(&entry.intent)),

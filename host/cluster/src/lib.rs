@@ -13,8 +13,9 @@
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
 //! | [`journal`] | create requests that are recorded before they are sent |
 //!
-//! Controllers read from the cache only. Watches and the responses of writes update it, so a controller never
-//! waits for the watch event of its own write. The table in [`store`] defines the order of such updates.
+//! Controllers decide from the cache, and read live only before effects that need the current state. Watches
+//! and the responses of writes update the cache, so a controller never waits for the watch event of its own
+//! write. The table in `store/object_store.rs` defines the order of such updates.
 #![forbid(unsafe_code)]
 
 pub mod api;

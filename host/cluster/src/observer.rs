@@ -1,5 +1,5 @@
 //! Observation of steps: the source of the timeline of `cofferdam dev`. A step is one effect of a controller
-//! or of a simulated component, or its finding that there is none.
+//! or of a simulated component, or its decision that no effect is possible or needed.
 
 use std::{fmt, time::Duration};
 
@@ -8,13 +8,13 @@ use cofferdam_domain::{ClaimKey, VolumeName};
 /// The result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StepResult {
-    /// The object waits for the condition in the text.
+    /// The object waits for the condition that [`Step::text`] names.
     Waiting,
     /// An effect was performed.
     Applied,
     /// The object is in its desired state.
     UpToDate,
-    /// An effect failed and is retried.
+    /// An effect failed or was rejected.
     Failed,
 }
 
@@ -53,11 +53,11 @@ pub struct Step {
     pub result: StepResult,
     /// A short clause in the present tense, without the object's name. It never contains secret values.
     pub text: String,
-    /// Duration of the effect.
+    /// Duration of the effect; `None` if the step has no effect or was not measured.
     pub duration: Option<Duration>,
 }
 
-/// Receives steps. It runs in the task of the step and must not block.
+/// Receives steps. It is called in the task that performs the step and must not block.
 pub trait StepObserver: Send + Sync + 'static {
     /// Receives a step.
     fn on_step(&self, step: Step);

@@ -70,7 +70,7 @@ struct State<K> {
     running: HashSet<K>,
     /// Keys that were added during their run.
     dirty: HashSet<K>,
-    /// Keys of [`Queue::add_if_absent`] during their run.
+    /// Keys that [`Queue::add_if_absent`] added during their run. They run again only after [`Action::Done`].
     rerun_when_done: HashSet<K>,
     delayed: BinaryHeap<Reverse<(Instant, u64, K)>>,
     /// Ticket of a key's valid entry in `delayed`. Other entries are stale.
@@ -182,7 +182,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Adds a key after a delay. An earlier [`Queue::add`] replaces the delay.
+    /// Adds a key after a delay. A call of [`Queue::add`] within the delay adds the key at once and cancels
+    /// the delay.
     pub fn add_after(&self, key: K, delay: Duration) {
         let mut state = self.inner.state.lock();
         self.delay(&mut state, key, delay);

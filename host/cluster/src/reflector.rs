@@ -52,12 +52,13 @@ const RETRY_BACKOFF: ExponentialBackoff =
 enum WatchEnd {
     /// The normal end. Open the next watch.
     Completed,
-    /// No event, not even a bookmark, or a bookmark below the start version. A watch from a version that the
-    /// cluster has not reached behaves like this, so list again.
+    /// No event, not even a bookmark, or a bookmark below the last observed version. A watch from a version
+    /// that the cluster has not reached behaves like this, so list again.
     Uncertain,
     /// The version is too old (410 Gone). List again.
     Expired,
-    /// The watch failed. Back off, then watch from the same version.
+    /// The watch failed. Back off, then watch from the last observed version, or list after a repeated
+    /// failure.
     Failed(ApiError),
 }
 
@@ -139,7 +140,7 @@ impl<K: Indexed> Reflector<'_, K> {
         }
     }
 
-    /// Runs watches until a list is needed.
+    /// Runs watches until a list is needed or a restore is detected.
     async fn watch_loop(
         &self,
         mut version: ResourceVersion,
@@ -152,7 +153,7 @@ impl<K: Indexed> Reflector<'_, K> {
             if !std::mem::take(&mut just_listed) {
                 let highest_seen = self.store.highest_version();
                 match self.api().current_version(K::RESOURCE, &self.scope).await {
-                    // A list may come too late: the cluster may have reached the version by then.
+                    // Compare now: by the next list, the restored cluster may have reached `highest_seen`.
                     Ok(now) => {
                         RestoreDetected::detect_rollback(K::RESOURCE.kind, highest_seen, now)?;
                         self.store.observe_version(now);

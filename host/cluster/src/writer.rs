@@ -1,8 +1,8 @@
 //! Writes to the API server. Each write has preconditions, and the cache is updated from its response.
 //!
-//! Merge patches carry the resourceVersion that the decision was based on. Changes of list members are JSON
-//! patches that test the uid and the element. Objects are never replaced as a whole, so fields that this
-//! build does not know are preserved.
+//! Merge patches carry the resourceVersion that the decision was based on. JSON patches remove finalizers and
+//! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
+//! whole, so fields that this build does not know are preserved.
 
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ impl Writer {
         self.cache_response(&response, &target)
     }
 
-    /// Removes the finalizer at `index`.
+    /// Removes the finalizer `name`, which is at `index`.
     ///
     /// # Errors
     /// [`ApiError::Conflict`] if another finalizer is at that index.
@@ -247,7 +247,7 @@ impl Writer {
         }
     }
 
-    /// Lists a namespace from the API server and caches the objects.
+    /// Lists the objects of a namespace from the API server and caches them.
     ///
     /// # Errors
     /// [`ApiError`]
@@ -256,7 +256,8 @@ impl Writer {
         self.list_scope::<K>(&scope).await.map(drop)
     }
 
-    /// Lists a scope from the API server, and caches and returns the objects.
+    /// Lists a scope from the API server, and caches and returns the objects. Cached objects that the list
+    /// lacks are kept.
     ///
     /// # Errors
     /// [`ApiError`]
@@ -290,7 +291,7 @@ impl Writer {
         }
     }
 
-    /// Updates the cache for this key, after [`ApiError::Conflict`] or [`ApiError::NotFound`].
+    /// Updates the cached object of this key from the API server, for example after [`ApiError::Conflict`].
     ///
     /// # Errors
     /// [`ApiError`]

@@ -21,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// A TCP proxy that counts connections, and closes all of them when `cut` changes.
+/// A TCP proxy that counts connections, and closes all of them when `disconnect` changes.
 struct CountingProxy {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,

@@ -225,7 +225,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     .await;
     assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
 
-    // Also if the shard was read before.
+    // `late` has read the shard when `other` rewrites the intent, and finds the rewritten one.
     late.load().await.unwrap();
     assert_eq!(late.wait_recovered().await, [Uid::from("a")]);
     let (other, third) =

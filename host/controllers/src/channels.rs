@@ -1,8 +1,7 @@
-//! Messages between the controllers of one process. The manager creates the channels anew in each lifetime of
-//! the cache.
+//! Messages between the controllers of one process. The manager creates new channels with each cache.
 //!
-//! A message is any type; see [`crate::messages`]. It is delivered while it is sent, by a call of each
-//! receiver, so that a receiver's queue has the key before the sender continues.
+//! A message can have any type; see [`crate::messages`]. Sending a message calls each receiver, so that a
+//! receiver's queue has the key before the sender continues.
 
 use std::{
     any::{Any, TypeId},

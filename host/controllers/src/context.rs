@@ -1,5 +1,5 @@
-//! Ports, settings and drivers of a process. A controller's declaration takes from it what the controller
-//! uses.
+//! Dependencies, settings and drivers of a process. A controller's declaration takes from them what the
+//! controller uses.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +20,7 @@ use crate::{
     step_recorder::StepRecorders,
 };
 
-/// Ports, settings and drivers of a process, for one lifetime of the cache.
+/// Dependencies, settings and drivers of a process. The manager creates them with each cache.
 pub(crate) struct ProcessContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) writer: Writer,
@@ -30,10 +30,10 @@ pub(crate) struct ProcessContext {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
-    /// The node of the process, with its node-local drivers.
+    /// The node of a process with node-local drivers.
     pub(crate) local_node: Option<LocalNode>,
-    /// Drivers whose provisioner runs in this process. The provisioner of a node-local driver runs on every
-    /// node: other controllers communicate with it through the API only, so the set does not contain it.
+    /// Drivers whose provisioner runs in this process. Excludes node-local drivers: their provisioner runs on
+    /// every node, and other controllers communicate with it through the API only.
     pub(crate) provisioned_drivers: Arc<BTreeSet<DriverName>>,
     /// Messages between the controllers of this process.
     pub(crate) channels: Arc<Channels>,
@@ -43,7 +43,7 @@ pub(crate) struct ProcessContext {
 }
 
 impl ProcessContext {
-    /// The drivers, without what only provisioning needs.
+    /// The backends of the drivers, without journals and names, which only provisioning needs.
     pub(crate) fn backends(&self) -> Backends {
         self.drivers.iter().map(|(name, driver)| (name.clone(), Arc::clone(&driver.backend))).collect()
     }

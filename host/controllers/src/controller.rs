@@ -17,15 +17,15 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// Validation by a controller; see [`DeclaredController::check`].
+/// Function type of [`DeclaredController::check`].
 type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerError>;
-/// Watches of a controller; see [`DeclaredController::watches`].
+/// Function type of [`DeclaredController::watches`].
 type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
-/// A controller. Its value belongs to one lifetime of the cache: the manager creates another after a detected
-/// restore.
+/// A controller. It works on one cache: after a detected restore, the manager creates a new cache and new
+/// controllers.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
-    /// Dependencies of the controller: ports, drivers, settings, metrics.
+    /// Dependencies of the controller: cache, writer, drivers, settings, metrics.
     type Context;
 
     /// Creates the controller. It does nothing before [`Controller::subscribe`] and [`Controller::run`].
@@ -47,13 +47,13 @@ pub(crate) trait DeclaredController: Controller {
     const HELP: &'static str;
     /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
     const REPLACES: &'static str;
-    /// Rejects a process that has the role and no driver.
+    /// True if a process that has the role and no driver is rejected.
     const NEEDS_DRIVER: bool = false;
-    /// Creates and deletes volumes of the process's drivers. The manager loads the drivers' journals before
-    /// it starts the work of such a controller.
+    /// True if the controller creates and deletes volumes of the process's drivers. The manager loads the
+    /// drivers' journals before it starts the work of such a controller.
     const PROVISIONS: bool = false;
-    /// Handles to the controller's metrics. They are registered once per process and shared by all lifetimes
-    /// of the cache.
+    /// Handles to the controller's metrics. They are registered once per process, and each new controller
+    /// gets a clone.
     type Metrics: Clone + Send + Sync + 'static;
 
     /// Rejects settings and drivers that the controller cannot work with.
@@ -87,9 +87,9 @@ pub struct Declaration {
     pub help: &'static str,
     /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
     pub replaces: &'static str,
-    /// Rejects a process that has the role and no driver.
+    /// True if a process that has the role and no driver is rejected.
     pub needs_driver: bool,
-    /// Creates and deletes volumes of the process's drivers.
+    /// True if the controller creates and deletes volumes of the process's drivers.
     pub provisions: bool,
     pub(crate) check: Check,
     pub(crate) watches: Watches,
@@ -118,7 +118,7 @@ fn register<C: DeclaredController>(registry: &mut Registry) -> Box<dyn Controlle
     Box::new(RegisteredController::<C>(C::register_metrics(registry)))
 }
 
-/// Creates a controller in each lifetime of the cache.
+/// Creates a controller for each new cache.
 pub(crate) trait ControllerFactory: Send + Sync {
     /// Creates the controller and subscribes it.
     fn create(&self, process: &ProcessContext) -> Arc<dyn RunController>;
@@ -134,7 +134,7 @@ impl<C: DeclaredController> ControllerFactory for RegisteredController<C> {
     }
 }
 
-/// [`Controller::run`] without the controller's type.
+/// [`Controller::run`] as an object-safe trait.
 pub(crate) trait RunController: Send + Sync {
     /// Processes the queues until `stop`.
     fn run(self: Arc<Self>, stop: CancellationToken) -> BoxFuture<'static, ()>;

@@ -9,7 +9,7 @@ use cofferdam_domain::DriverName;
 /// The drivers of a process.
 pub(crate) type Backends = HashMap<DriverName, Arc<dyn Backend>>;
 
-/// A driver with its journal and its names.
+/// A driver with its journal, and the names that this process writes for it.
 #[derive(Clone)]
 pub(crate) struct ManagedDriver {
     pub(crate) backend: Arc<dyn Backend>,

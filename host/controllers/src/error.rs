@@ -23,7 +23,8 @@ pub enum ControllerManagerError {
     /// A node-local driver without topology, whose volumes cannot be bound to their node.
     #[error("driver {0} is of one node and has no topology: expected a driver with topology keys")]
     NoTopology(DriverName),
-    /// A node-local driver beside the attacher: the process of every node would attach to every node.
+    /// A process with the attacher and a node-local driver: the process of every node would attach volumes to
+    /// every node.
     #[error(
         "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
     )]

@@ -2,12 +2,12 @@
 
 use cofferdam_cluster::{Event, EventSink, EventType, Kind, ObjectReference};
 
-/// An event of a verdict. It is emitted after the verdict's effect.
+/// Type, reason and message of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSpec {
     /// Normal or Warning.
     pub kind: EventType,
-    /// Reason, as in Kubernetes: `ProvisioningFailed`.
+    /// Reason, such as `ProvisioningFailed`.
     pub reason: &'static str,
     /// The message.
     pub text: String,

@@ -31,12 +31,13 @@ use crate::{
     watches::{self, WatchSet},
 };
 
-/// A lifetime of the cache that was shorter counts as failed: the next one starts after a back-off.
+/// A cache that was in use for less than this time counts as failed: the next one is created after a
+/// back-off.
 const SHORT_CACHE_LIFETIME: Duration = Duration::from_secs(60);
 const RESTART_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
 
-/// Ports of a process.
+/// Dependencies of a process.
 pub struct Dependencies {
     /// Client of the API server; it does not retry.
     pub client: kube::Client,
@@ -59,8 +60,7 @@ pub struct ControllerManager {
     cache: Mutex<Arc<Cache>>,
 }
 
-/// Controllers and drivers within one lifetime of the cache: created and subscribed, and started by
-/// [`Activation::run`].
+/// Controllers of one cache: created and subscribed, and started by [`Activation::run`].
 struct Activation {
     controllers: Vec<Arc<dyn RunController>>,
     /// Journals that are loaded before the work starts.
@@ -68,7 +68,7 @@ struct Activation {
 }
 
 impl Activation {
-    /// Loads the journals, reports readiness and works until `working`.
+    /// Loads the journals, reports readiness, and runs the controllers until `working` is cancelled.
     async fn run(
         self,
         ready: &watch::Sender<bool>,
@@ -128,7 +128,7 @@ impl ControllerManager {
         self.ready.subscribe()
     }
 
-    /// The cache of the current lifetime.
+    /// The current cache. A detected restore replaces it.
     pub fn cache(&self) -> Arc<Cache> {
         Arc::clone(&self.cache.lock())
     }
@@ -141,8 +141,8 @@ impl ControllerManager {
     /// Runs the controllers until `stop`, then shuts down: no new work starts, in-flight work finishes,
     /// journals and events are flushed.
     ///
-    /// A detected restore of the cluster from a backup starts another lifetime of the cache, with deletions
-    /// frozen.
+    /// After a detected restore of the cluster from a backup, it continues with a new cache and with
+    /// deletions frozen.
     ///
     /// # Errors
     /// [`ControllerManagerError::Start`] if the first requests to the API server fail.
@@ -172,10 +172,10 @@ impl ControllerManager {
         }
     }
 
-    /// One lifetime of the cache. It ends with `stop`, or with a detected restore after its marker was
-    /// written.
+    /// Creates a cache and runs the controllers on it, until `stop`, or until a restore was detected and its
+    /// marker written.
     async fn run_lifetime(&self, stop: &CancellationToken) -> Result<(), ControllerManagerError> {
-        // 1. Create the cache and the ports on it.
+        // 1. Create the cache, and the writer and the event sink that use it.
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
         let writer = Writer::new(self.dependencies.client.clone(), Arc::clone(&cache), self.metrics.clone());
@@ -268,7 +268,7 @@ impl ControllerManager {
         }
     }
 
-    /// A controller of this process creates and deletes volumes.
+    /// Returns true if a controller of this process creates and deletes volumes.
     fn provisions(&self) -> bool {
         self.controllers.iter().any(|(controller, _)| controller.provisions)
     }

@@ -22,7 +22,7 @@ pub struct NodeDeployment {
     pub immediate_binding: bool,
     /// Maximum delay before the first attempt to select this node (`--node-deployment-base-delay`).
     pub base_delay: Duration,
-    /// Maximum delay before a later attempt. The delay doubles up to this limit
+    /// Maximum delay before a later attempt to select this node. The delay doubles up to this limit
     /// (`--node-deployment-max-delay`).
     pub max_delay: Duration,
 }
@@ -112,9 +112,9 @@ impl LocalNode {
         keys.into_iter().map(value).collect()
     }
 
-    /// Returns true if the volume is accessible from this node only. Its process then manages the finalizer
-    /// and deletes the volume. A volume with a wider or no node affinity belongs to no process: on a node
-    /// that does not have the volume, the driver would report it as deleted.
+    /// Returns true if the volume is accessible from this node only. This process then manages the volume's
+    /// finalizer and deletes the volume. A volume with a wider or no node affinity is managed by no process:
+    /// on a node that does not have the volume, the driver would report it as deleted.
     pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };
         self.segments(&csi.driver, cache).is_ok_and(|segments| volume.is_only_accessible_from(&segments))

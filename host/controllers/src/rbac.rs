@@ -42,7 +42,7 @@ pub struct ResourceAttributes<'a> {
 }
 
 impl PolicyRule {
-    /// Checks that the rule allows a request of a process in `own_namespace`.
+    /// Returns true if the rule allows a request of a process in `own_namespace`.
     pub fn allows(&self, request: &ResourceAttributes<'_>, own_namespace: &str) -> bool {
         let in_scope = match self.scope {
             RuleScope::Cluster => true,

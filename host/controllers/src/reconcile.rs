@@ -44,8 +44,8 @@ pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, 
     }
 }
 
-/// The result of a reconcile after a failed write: a conflict refreshes the object and requeues, every other
-/// error backs off.
+/// The result of a reconcile after a failed write. Conflict, NotFound and AlreadyExists refresh the object
+/// and requeue. Every other error, or a failed refresh, backs off.
 pub(crate) async fn action_for_write_error<K: CachedKind>(
     writer: &Writer,
     key: &K::Key,

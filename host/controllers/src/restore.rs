@@ -15,19 +15,19 @@ const MARKER_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// time than the API server needs.
 const MARKER_ATTEMPTS_AFTER_STOP: usize = 20;
 
-/// Handles a restore in one lifetime of the cache.
+/// Handles a restore that is detected with one cache.
 pub(crate) struct RestoreHandler<'a> {
     pub(crate) cache: &'a Arc<Cache>,
     pub(crate) writer: &'a Writer,
     pub(crate) metrics: &'a Metrics,
     /// Namespace of the restore marker.
     pub(crate) namespace: &'a str,
-    /// Asks the process to stop.
+    /// Cancelled when the process is asked to stop.
     pub(crate) stop: &'a CancellationToken,
 }
 
 impl RestoreHandler<'_> {
-    /// Keeps the metric equal to the restore markers in the cache.
+    /// Updates the metric `deletions_frozen` after each change of the restore marker in the cache.
     pub(crate) fn subscribe(&self) {
         let (cache, gauge) = (Arc::downgrade(self.cache), self.metrics.deletions_frozen.clone());
         self.cache.restore_markers.subscribe(move |_| {
@@ -37,8 +37,8 @@ impl RestoreHandler<'_> {
         });
     }
 
-    /// Sets the metric from the cache. The marker may have been deleted between two lifetimes of the cache,
-    /// and only a process with the provisioner watches it.
+    /// Sets the metric from the cache. The marker may have been deleted before this cache was created, and
+    /// only a process with the provisioner watches it.
     pub(crate) fn update_metric(&self) {
         self.metrics.deletions_frozen.set(i64::from(deletion_freeze::is_frozen(self.cache)));
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The name of a controller, as `--role` spells it. Each controller declares its own in its folder.
+/// The name of a controller in `--role`. Each controller declares its role in its folder.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Role(&'static str);
 

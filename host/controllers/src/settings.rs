@@ -54,7 +54,7 @@ pub struct CallSettings {
 }
 
 impl Settings {
-    /// The driver is node-local to the node of the process.
+    /// Returns true if the driver is node-local to the node of the process.
     pub(crate) fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
     }
@@ -82,7 +82,7 @@ impl CallSettings {
     }
 
     /// The delay after a failure whose error suggests one: not shorter than the back-off, not longer than
-    /// `retry_interval_max`. `failures` excludes this one.
+    /// `retry_interval_max`. `failures` is the number of earlier consecutive failures.
     pub(crate) fn retry_after_hint(&self, suggested: Duration, failures: u32) -> Action {
         let backoff = self.backoff().delay(failures.saturating_add(1));
         Action::BackoffFor(suggested.max(backoff).min(self.retry_interval_max))

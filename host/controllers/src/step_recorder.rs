@@ -32,13 +32,13 @@ impl StepRecorders {
         self.recorder(claim, Some(volume.name.clone()))
     }
 
-    /// For a VolumeAttachment, by its volume.
+    /// A recorder for a VolumeAttachment. Its steps belong to its volume, and to the claim of the volume.
     pub(crate) fn of_attachment(&self, name: Option<&VolumeName>, volume: Option<&Volume>) -> StepRecorder {
         let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
         self.recorder(claim, name.cloned())
     }
 
-    /// For an object without a claim and a volume.
+    /// A recorder for an object without a claim and without a volume.
     pub(crate) fn of_role(&self) -> StepRecorder {
         self.recorder(None, None)
     }

@@ -14,7 +14,7 @@ const MAX_PAGES: usize = 2_000;
 /// Maximum duration of one listing: half of the default scan interval.
 const MAX_LISTING_TIME: Duration = Duration::from_secs(1_800);
 
-/// A listing of volumes that failed.
+/// The reason why a listing of volumes failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
     #[error("the listing has not ended after {MAX_PAGES} pages")]

@@ -36,7 +36,7 @@ impl WatchSpec {
         Self { kind: WatchedKind::of::<K>(), scope, required: true }
     }
 
-    /// Watches the one object of a name.
+    /// Watches the object of this name.
     pub fn named<K: CachedKind>(name: &str) -> Self {
         Self::scoped::<K>(Scope { field_selector: Some(format!("metadata.name={name}")), ..Scope::default() })
     }
@@ -63,8 +63,8 @@ impl WatchSpec {
     }
 }
 
-/// A cached kind without its type. Stores are keyed by their type, not by their resource: restore markers and
-/// orphan reports are both ConfigMaps.
+/// A cached kind whose Rust type is erased. `id` identifies it, because `resource` cannot: restore markers
+/// and orphan reports are both ConfigMaps.
 #[derive(Clone, Copy)]
 struct WatchedKind {
     id: TypeId,
@@ -113,8 +113,8 @@ pub fn common() -> Vec<WatchSpec> {
 pub(crate) struct WatchSet(Vec<WatchSpec>);
 
 impl WatchSet {
-    /// The union of `specs`. Unscoped absorbs scoped. The union of two different scopes is unscoped, since a
-    /// watch has one selector. A kind is required if any of its watches is.
+    /// The union of `specs`. Different scopes of a kind become one watch of all its objects, because a watch
+    /// has one selector. A kind is required if any of its watches is.
     pub(crate) fn union(specs: impl IntoIterator<Item = WatchSpec>) -> Self {
         let mut union: Vec<WatchSpec> = Vec::new();
         for spec in specs {

@@ -54,7 +54,7 @@ enum ClusterChange {
     DriverRegistered { node: usize, registered: bool },
     /// Another client deletes a VolumeAttachment.
     AttachmentDeleted { node: usize, volume: usize },
-    /// This many seconds pass.
+    /// This many milliseconds pass.
     AdvanceTime(u64),
 }
 

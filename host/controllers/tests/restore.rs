@@ -79,7 +79,8 @@ async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     );
 }
 
-/// As above, but without a write in between: the volume is too small, and its claim is deleted.
+/// The cluster is restored during a driver call, without a later write. The volume is too small, and its
+/// claim is deleted.
 #[tokio::test(start_paused = true)]
 async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     let small = DriverFault::ConcurrentActionThen(Restore, Box::new(DriverFault::WrongSize(1 << 20)));

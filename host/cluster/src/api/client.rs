@@ -20,15 +20,14 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum response size in bytes. A list page of 500 objects is smaller.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Media type of JSON bodies.
+/// `Accept` header of JSON responses.
 const ACCEPT_JSON: &str = "application/json";
 /// Media type of a JSON patch (RFC 6902).
 pub(crate) const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
-/// Requests a response without spec and status.
+/// `Accept` header of responses with metadata only, without spec and status.
 const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
-/// A client of the API server. It sends each request once, counts it and does not cache; clones share the
-/// connections.
+/// A client of the API server. It neither retries nor caches requests. Clones share the connections.
 #[derive(Clone)]
 pub struct ApiClient {
     client: kube::Client,
@@ -41,7 +40,7 @@ impl ApiClient {
         Self { client, metrics }
     }
 
-    /// Sends a request with a JSON body and returns the response's body.
+    /// Sends a request with a JSON body and returns the response's body. `target` names the object in errors.
     ///
     /// # Errors
     /// [`ApiError`]
@@ -111,7 +110,8 @@ impl ApiClient {
         page.version().map_err(|error| ApiError::invalid_response(&target, error))
     }
 
-    /// Sends a GET request and returns the response before its body. Has no timeout and is not counted.
+    /// Sends a GET request and returns the response before its body is read. The request has no timeout and
+    /// is not counted in the metrics.
     ///
     /// # Errors
     /// [`ApiError`], also for an error status.

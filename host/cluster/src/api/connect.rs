@@ -12,12 +12,12 @@ use kube::{
 };
 use tower::{BoxError, ServiceBuilder};
 
-/// Idle timeout of pooled connections, which keep their buffers. Their number is unbounded: with a limit of
-/// sixteen, a burst of 2,000 claims kept opening connections and needed 50 % more CPU.
+/// Idle timeout of pooled connections, which keep their buffers. The number of connections is unbounded: with
+/// a limit of sixteen, a burst of 2,000 claims kept opening connections and needed 50 % more CPU.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Idle time before the first TCP keepalive probe. Without probes, a watch does not detect that the other
-/// machine failed.
+/// Idle time before the first TCP keepalive probe. Without probes, a watch does not detect that the API
+/// server's machine failed.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 /// Interval and number of further probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);

@@ -18,18 +18,18 @@ pub enum ApiError {
     /// An object of that name exists.
     #[error("{0} already exists")]
     AlreadyExists(String),
-    /// The API server rejects the request as forbidden, invalid or too large. A retry without a change fails
-    /// again.
+    /// The API server rejects the request, for example as forbidden, invalid or too large. A retry without a
+    /// change fails again.
     #[error("the API server rejected the request for {target}: {message} ({code})")]
     Refused {
         /// The object of the request.
         target: String,
-        /// HTTP status.
+        /// HTTP status; 0 if the request could not be built.
         code: u16,
         /// Message of the API server.
         message: String,
     },
-    /// No response, or one that requests a later retry. The request may have taken effect.
+    /// No response, or one with status 408, 429 or 5xx. The request may have taken effect.
     #[error("the API server is unavailable for {target}: {message}")]
     Unavailable {
         /// The object of the request.
@@ -42,7 +42,7 @@ pub enum ApiError {
     InvalidResponse {
         /// The object of the request.
         target: String,
-        /// The field and its value.
+        /// The decoding error.
         message: String,
     },
 }

@@ -15,7 +15,8 @@ impl Indexed for Claim {
     type Index = ClaimIndex;
 }
 
-/// Claims by uid, by `spec.volumeName`, and unbound claims by class.
+/// Claims by uid and by `spec.volumeName`, claims without `spec.volumeName` by StorageClass, and reference
+/// counts of VolumeAttributesClasses.
 #[derive(Debug, Default)]
 pub struct ClaimIndex {
     pub(crate) by_uid: HashMap<Uid, ClaimKey>,

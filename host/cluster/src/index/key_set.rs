@@ -25,7 +25,7 @@ impl<T: Ord> KeySet<T> for BTreeSet<T> {
     }
 }
 
-/// Removes a member from the set under `key`, and the set with its last member.
+/// Removes a member from the set under `key`, and removes the set if it is empty.
 pub(super) fn remove_member<K, Q, V, M>(map: &mut HashMap<K, M>, key: &Q, member: &V)
 where
     K: Borrow<Q> + Eq + Hash,

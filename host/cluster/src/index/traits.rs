@@ -14,7 +14,7 @@ pub trait Indexed: Kind {
 pub trait Index<K>: Default + Send + Sync + 'static {
     /// Adds an object.
     fn insert(&mut self, object: &K);
-    /// Removes an object that was added before, in the same state.
+    /// Removes an object. It is in the state in which it was added.
     fn remove(&mut self, object: &K);
 }
 

@@ -20,13 +20,15 @@ impl Indexed for Volume {
     type Index = VolumeIndex;
 }
 
-/// Class, volume mode and VolumeAttributesClass, which a claim and a free volume must share.
+/// StorageClass, volume mode and VolumeAttributesClass, which a claim and a free volume must share.
 pub(crate) type FreeVolumeKey = (Arc<str>, VolumeMode, Box<str>);
 
-/// Free volumes of one key, in the order of the search: number of access modes, access modes, capacity, name.
+/// Free volumes of one key, in the order in which they are offered to a claim: number of access modes, access
+/// modes, capacity, name.
 pub(crate) type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 
-/// Volumes by `spec.claimRef` and by driver and handle, and free volumes in the order of the search.
+/// Volumes by `spec.claimRef` and by driver and handle, free volumes, and reference counts of
+/// VolumeAttributesClasses.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
     pub(crate) by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,

@@ -41,7 +41,7 @@ impl WireCondition {
     }
 }
 
-/// The progress; `None` if the status has no such field.
+/// The progress; `None` if no field of it is set to a known value.
 pub(super) fn progress(
     allocated: Option<ResourceList>,
     statuses: Option<ResourceStatuses>,

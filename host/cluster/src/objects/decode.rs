@@ -9,10 +9,10 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{DecodeError, Kind, error, meta::Meta};
 
-/// An object that cannot be decoded, with its identity.
+/// Identity of an object that cannot be decoded, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndecodableObject<Key> {
-    /// Its key.
+    /// The object's key.
     pub key: Key,
     /// `metadata.uid`
     pub uid: Uid,
@@ -51,7 +51,7 @@ pub fn object<K: Kind>(json: &str) -> Result<DecodeResult<K>, DecodeError> {
     }))
 }
 
-/// Parses JSON into a type of its own, for kinds that other crates define.
+/// Parses JSON into a `T`, for kinds that other crates define.
 ///
 /// # Errors
 /// [`DecodeError::Json`] with the field's path.

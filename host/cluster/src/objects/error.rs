@@ -3,7 +3,7 @@
 use cofferdam_domain::{QuantityError, ids::InvalidResourceVersion};
 use serde::Deserialize;
 
-/// An object with a field that cannot be decoded.
+/// The reason why an object cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Malformed JSON, or a field that is missing or of another type.
@@ -11,7 +11,7 @@ pub enum DecodeError {
     Json {
         /// Path of the field, such as `spec.drivers[0].nodeID`; `.` for the object itself.
         path: String,
-        /// The value and the expected type.
+        /// Message of serde, such as the value and the expected type.
         message: String,
     },
     /// A field with an unexpected value.
@@ -19,7 +19,7 @@ pub enum DecodeError {
     Value {
         /// Path of the field.
         path: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
         /// The accepted values.
         expected: &'static str,

@@ -1,7 +1,7 @@
 //! The ConfigMap in which the orphan scan reports volumes without a PersistentVolume, and receives requests
 //! to delete one.
 //!
-//! This module has its name, scope and metadata. The scan defines the content.
+//! This module defines the ConfigMap's name, labels and decoding. The scan defines its `data`.
 
 use std::{collections::BTreeMap, fmt, hash::Hasher as _};
 
@@ -44,7 +44,7 @@ impl OrphanReportKey {
         let name = if is_valid {
             format!("{NAME_PREFIX}{driver}")
         } else {
-            // Different drivers need different ConfigMaps.
+            // A digest of the name, so that each driver has a ConfigMap of its own.
             format!("{NAME_PREFIX}{:016x}", fnv1a(driver))
         };
         Self { namespace: namespace.into(), name: name.into() }
@@ -74,7 +74,7 @@ impl ObjectKey for OrphanReportKey {
     }
 }
 
-/// An orphan report.
+/// The ConfigMap with the orphan report of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanReport {
     /// Namespace and name.

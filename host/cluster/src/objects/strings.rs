@@ -133,7 +133,7 @@ impl InternPolicy for LabelPolicy {
     }
 }
 
-/// Volume attributes of drivers. They may contain secrets and are not interned.
+/// Volume attributes and attachment metadata of drivers. Values may contain secrets and are not interned.
 pub(crate) struct DriverDataPolicy;
 
 impl InternPolicy for DriverDataPolicy {
@@ -142,7 +142,7 @@ impl InternPolicy for DriverDataPolicy {
     }
 }
 
-/// A map of strings.
+/// A map of strings. `S` selects the interned values.
 pub(crate) struct InternedMap<S> {
     pub(crate) map: StringMap,
     policy: std::marker::PhantomData<S>,

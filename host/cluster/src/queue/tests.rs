@@ -16,7 +16,8 @@ fn queue() -> Queue<u32> {
     Queue::new("test", BACKOFF, &Metrics::default())
 }
 
-/// Runs a queue until `until` has passed; `work` sees the key and how often it ran before.
+/// Runs a queue for `duration`. `work` gets the key and the number of its earlier runs. Returns each run as a
+/// key and its start in seconds.
 async fn run(
     queue: &Queue<u32>,
     workers: usize,

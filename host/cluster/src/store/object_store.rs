@@ -40,7 +40,7 @@ const TOMBSTONE_TTL: Duration = Duration::from_mins(15);
 pub enum Lookup<K> {
     /// The object does not exist.
     Missing,
-    /// The object exists but cannot be decoded, and must not be changed. Has its uid, empty if unknown.
+    /// The object exists but cannot be decoded, and must not be changed. Contains its uid, empty if unknown.
     Undecodable(Uid),
     /// The object.
     Found(Arc<K>),
@@ -75,9 +75,9 @@ impl<K> Lookup<K> {
 pub struct Change<K: Kind> {
     /// The object's key.
     pub key: K::Key,
-    /// The cached object before the change.
+    /// The cached object before the change; `None` if it was missing or undecodable.
     pub old: Option<Arc<K>>,
-    /// The cached object after the change.
+    /// The cached object after the change; `None` if it was removed.
     pub new: Option<Arc<K>>,
 }
 
@@ -130,8 +130,8 @@ impl<K: Indexed> Default for ObjectStore<K> {
 }
 
 impl<K: Indexed> ObjectStore<K> {
-    /// Calls `subscriber` after every change. Changes of one object are delivered in order. The subscriber
-    /// runs on the thread of the change and must not block.
+    /// Calls `subscriber` after every change, on the thread that made the change. The subscriber must not
+    /// block. Changes from one thread are delivered in order.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         self.subscribers.write().push(Box::new(subscriber));
     }
@@ -175,12 +175,12 @@ impl<K: Indexed> ObjectStore<K> {
         inner.prune_tombstones();
     }
 
-    /// Returns `true` if a first list was applied.
+    /// Returns `true` after the first list, or after [`ObjectStore::clear`] for a kind that is not served.
     pub fn is_synced(&self) -> bool {
         *self.synced.borrow()
     }
 
-    /// Waits until a first list was applied.
+    /// Waits for the first list, or for [`ObjectStore::clear`] of a kind that is not served.
     pub async fn wait_synced(&self) {
         // The store owns the sender, so this cannot fail.
         let _ = self.synced.subscribe().wait_for(|synced| *synced).await;
@@ -192,14 +192,15 @@ impl<K: Indexed> ObjectStore<K> {
         find(&inner.index, &inner.objects)
     }
 
-    /// Applies an object of a watch event or a write response. Returns whether the cache changed.
+    /// Applies an object of a watch event or a write response. Returns `true` if subscribers were notified:
+    /// not for an outdated or known version, nor for an undecodable object.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
         let change = self.inner.write().apply(decoded);
         self.notify(change)
     }
 
-    /// Applies a deletion at `version`, the last known version of the object. Returns whether the cache
-    /// changed.
+    /// Applies a deletion at `version`, the last known version of the object. Returns `true` if the object
+    /// was cached and is now removed.
     pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
         let change = self.inner.write().delete(key, uid, version);
         self.notify(change)

@@ -11,13 +11,13 @@ pub struct RestoreDetected {
     pub kind: &'static str,
     /// Highest version observed before.
     pub highest_seen: ResourceVersion,
-    /// The current version.
+    /// Version in the response.
     pub found: ResourceVersion,
 }
 
 impl RestoreDetected {
-    /// Compares `found`, the version of a response, with `highest_seen`, the highest version of the kind when
-    /// its request was sent.
+    /// Compares `found`, the version of a response, with `highest_seen`, the highest observed version of the
+    /// kind when the request was sent.
     ///
     /// # Errors
     /// [`RestoreDetected`] if the response is older.

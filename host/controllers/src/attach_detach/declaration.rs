@@ -22,7 +22,7 @@ use crate::{
 /// The role of the attach-detach controller.
 pub const ROLE: Role = Role::new("attach-detach");
 
-/// The rules of kube-controller-manager's attachdetach-controller.
+/// RBAC rules: those of kube-controller-manager's attachdetach-controller.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "nodes", READ),
     Rule::cluster(CORE, "nodes/status", &["patch"]),

@@ -1,5 +1,4 @@
-//! Desired state: the pods that use a volume, and the volumes that pods use. All lookups use indexes of the
-//! cache.
+//! Desired state: the nodes on which pods use a volume. All lookups use indexes of the cache.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,13 +13,13 @@ use cofferdam_domain::{
 
 use super::rules::{DesiredAttachment, NodeState};
 
-/// Returns the unique volume name of a CSI volume.
+/// Returns the unique volume name of a CSI volume; `None` for other volumes.
 pub(super) fn unique_volume(volume: &Volume) -> Option<UniqueVolumeName> {
     volume.csi.as_ref().map(|csi| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
 /// Returns the unique name of the volume that a VolumeAttachment attaches. `None` if its PersistentVolume is
-/// deleted, or if its name is that of another volume's VolumeAttachment.
+/// missing or has another driver, or if it does not have the name that this controller would give it.
 pub(super) fn unique_volume_of_attachment(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -31,7 +30,7 @@ pub(super) fn unique_volume_of_attachment(
     (named == attachment.name).then(|| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// A claim without an attachable volume. The text is part of the event of its pods.
+/// The reason why a pod cannot use the volume of its claim. Its text is part of the event on the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum UnusableClaim {
     #[error("PersistentVolumeClaim {0} does not exist")]
@@ -63,7 +62,8 @@ pub(super) enum UnusableClaim {
 /// Returns the claim and the volume that is bound to it.
 ///
 /// # Errors
-/// The claim is not bound to an attachable volume.
+/// The claim is not bound, or its volume has an in-tree source that must be attached. Volumes of other types,
+/// such as NFS, are returned: they need no attach.
 pub(super) fn bound_claim_and_volume(
     cache: &Cache,
     key: &ClaimKey,
@@ -123,7 +123,7 @@ pub(super) fn is_attach_required(cache: &Cache, driver: &DriverName) -> bool {
     cache.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.attach_required)
 }
 
-/// Returns the nodes whose pods use a volume that must be attached, by name.
+/// Returns the nodes whose pods use a volume, by name. The pods' claims are bound to the volume.
 pub(super) fn desired_attachments(
     cache: &Cache,
     driver: &DriverName,
@@ -152,8 +152,8 @@ pub(super) fn desired_attachments(
     desired.into_values().collect()
 }
 
-/// Returns the nodes on which a pod names the volume's claim, whatever the claim's state. They keep the
-/// volume attached. See [`desired_attachments`] for the conditions of a new attachment.
+/// Returns the nodes on which a pod that is not terminated names the volume's claim, whatever the claim's
+/// state. They keep the volume attached. See [`desired_attachments`] for the conditions of a new attachment.
 pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());
@@ -174,7 +174,7 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
         csi_source.is_some_and(|csi| names::volume_attachment_name(attacher, &csi.handle, node) == *name)
     };
     let may_use = |pod: &Pod, key: ClaimKey| match cache.claims.get(&key) {
-        // It may have been bound to the volume.
+        // The claim may have been bound to the volume.
         Lookup::Missing | Lookup::Undecodable(_) => true,
         Lookup::Found(claim) if claim.volume.as_ref() == attachment.volume() => {
             is_using_claim(pod, &claim) == Ok(true)

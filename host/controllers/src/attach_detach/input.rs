@@ -160,8 +160,8 @@ impl InputSources<'_> {
     }
 
     /// Returns true if a VolumeAttachment was created for pods and its PersistentVolume is deleted or
-    /// replaced. An undecodable PersistentVolume exists. The names of VolumeAttachments of migrated in-tree
-    /// volumes cannot be compared.
+    /// replaced. An undecodable PersistentVolume counts as existing. In-tree volumes return false, because
+    /// the names of their VolumeAttachments cannot be compared.
     pub(super) fn is_without_volume(&self, attachment: &VolumeAttachment) -> bool {
         let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
             return false;
@@ -199,7 +199,8 @@ impl InputSources<'_> {
         )
     }
 
-    /// Returns the attached volume of a VolumeAttachment.
+    /// Returns the rules' input for a VolumeAttachment. `volume` is `None` if its PersistentVolume is deleted
+    /// or replaced. `desired` is true if pods on its node may use the volume.
     pub(super) fn attached_volume(
         &self,
         attachment: &VolumeAttachment,
@@ -257,7 +258,9 @@ impl InputSources<'_> {
         }
     }
 
-    /// Returns the input for a VolumeAttachment that was created for pods and has no PersistentVolume.
+    /// Returns the rules' input for a VolumeAttachment that was created for pods, and the name of its volume.
+    /// The name is `None` if the PersistentVolume is deleted or replaced. Returns `None` for other
+    /// VolumeAttachments.
     pub(super) fn resolve_attachment(
         &self,
         attachment: &VolumeAttachment,
@@ -283,7 +286,7 @@ impl InputSources<'_> {
     }
 }
 
-/// Returns the node's `volumesAttached` and `volumesInUse` for a volume.
+/// Returns a Node's status of a volume. Without `volume`, the volume is found by the VolumeAttachment's name.
 pub(super) fn node_volume_entry<'n>(
     node: &'n Node,
     attachment: &VolumeAttachment,

@@ -77,7 +77,7 @@ impl AttachDetachMetrics {
         self.state.lock().cache = Arc::downgrade(cache);
     }
 
-    /// Records an operation that succeeded, or failed, after `took`.
+    /// Records the duration of an operation that succeeded (`done`) or failed.
     pub(super) fn observe_operation(
         &self,
         operation: VolumeOperation,
@@ -107,7 +107,7 @@ impl AttachDetachMetrics {
 #[derive(Debug)]
 struct VolumeCollector(AttachDetachMetrics);
 
-/// Volumes in use by the pods of each node that must be attached.
+/// Volumes that must be attached and that the pods of each node use.
 fn volumes_in_use(cache: &Cache) -> BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> {
     let mut used: BTreeMap<NodeName, BTreeSet<UniqueVolumeName>> = BTreeMap::new();
     for node in cache.nodes_with_pods() {

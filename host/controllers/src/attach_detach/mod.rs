@@ -2,8 +2,8 @@
 //! no pod uses the volume any more, and maintains `status.volumesAttached` of Nodes. Replaces
 //! kube-controller-manager's attach-detach controller for CSI volumes.
 //!
-//! The controller stores no state. It derives the desired state from pods, claims and PersistentVolumes, and
-//! the actual state from VolumeAttachments and Nodes, so it has nothing to reconstruct at start-up.
+//! The controller persists no state. It derives the desired state from pods, claims and PersistentVolumes,
+//! and the actual state from VolumeAttachments and Nodes, so it has nothing to reconstruct at start-up.
 
 mod declaration;
 mod desired_state;

@@ -44,7 +44,7 @@ const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
 /// Delay of the event of a pod whose claim has no volume: claim and volume may be missing from the cache.
 const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Maximum concurrent volumes; each needs one small write.
+/// Maximum volumes that are reconciled concurrently; each needs one small write.
 const WORKERS: usize = 64;
 /// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
@@ -119,8 +119,8 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until there is none, or until a
-    /// step has to wait.
+    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until it returns `Wait` or until a
+    /// step fails.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);
@@ -155,7 +155,7 @@ impl AttachDetach {
                     }
                 };
             }
-            // A volume on many nodes has one effect for each.
+            // The limit grows with the number of nodes, because each node needs its own effects.
             if done >= MAX_EFFECTS + 4 * (input.desired.len() + input.actual.len()) {
                 return Action::Requeue;
             }
@@ -170,7 +170,8 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Requeues a volume that has no effect left. `failures`: refused writes of this reconcile.
+    /// Returns the action for a key that has no effect left. `failures` are the events of this reconcile's
+    /// refused writes.
     fn requeue(&self, key: &Key, input: &ReconcileInput, mut failures: Vec<(Arc<Pod>, EventSpec)>) -> Action {
         input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
         failures.extend(input.failures());
@@ -184,7 +185,7 @@ impl AttachDetach {
         delays.min().map_or(Action::Done, Action::RequeueAfter)
     }
 
-    /// One effect.
+    /// Performs one step. An error ends the reconcile with its action.
     async fn perform(
         &self,
         key: &Key,
@@ -195,7 +196,7 @@ impl AttachDetach {
         match step {
             AttachDetachStep::Wait => Ok(()),
             AttachDetachStep::Start(attached_volume) => {
-                // An earlier refresh is outdated.
+                // A read of the Node before this start is outdated.
                 reconcile_state.refreshed.remove(&attached_volume.name);
                 if !self.state.start_detach(&attached_volume.node, &attached_volume.name, || {
                     self.volumes_attached_entry(&attached_volume)
@@ -246,8 +247,8 @@ impl AttachDetach {
         desired_attachment.pods.iter().any(there)
     }
 
-    /// Reads the PersistentVolume of an attachment from the API server, if the cache has none: lists of two
-    /// kinds are of different times.
+    /// Reads the PersistentVolume of an attachment from the API server, if the cache has none: the caches of
+    /// VolumeAttachments and PersistentVolumes may show different times.
     async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
         let cache = &self.context.cache;
         let attachment = cache.attachments.get(&attached_volume.name).into_object();
@@ -266,7 +267,7 @@ impl AttachDetach {
         Ok(())
     }
 
-    /// The version of the Node, and whether its `volumesAttached` has the attachment.
+    /// The version of the Node, and whether its `volumesAttached` has the volume.
     fn volumes_attached_entry(&self, attached_volume: &AttachedVolume) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
@@ -383,7 +384,7 @@ impl AttachDetach {
         Err(action)
     }
 
-    /// Emits the events of attached volumes on their pods.
+    /// Emits an event on the pods of each attach that has completed, and records its duration.
     fn emit_attach_events(&self, input: &ReconcileInput) {
         for attached_volume in input
             .actual
@@ -408,7 +409,7 @@ impl AttachDetach {
         }
     }
 
-    /// Emits failures on their pods, each once while it lasts.
+    /// Emits failures on their pods, each at most once per [`EVENT_REPEAT_INTERVAL`] while it lasts.
     fn emit_failures(&self, key: &Key, failures: &[(Arc<Pod>, EventSpec)]) {
         let of: Vec<_> =
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
@@ -442,13 +443,13 @@ impl AttachDetach {
         if failures.is_empty() { Action::Done } else { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) }
     }
 
-    /// The cache has an attachment of this name.
+    /// Returns true if the cache has an attachment of this name.
     fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
         !self.context.cache.attachments.get(name).is_missing()
     }
 }
 
-/// The request may have taken effect, or may still do so.
+/// Returns true if the request may have taken effect, or may still do so.
 const fn is_result_unknown(error: &ApiError) -> bool {
     matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }

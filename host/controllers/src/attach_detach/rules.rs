@@ -13,7 +13,7 @@ use cofferdam_domain::{
 
 use crate::events::EventSpec;
 
-/// Time for which a NotReady node that reports a volume in use keeps it (upstream's
+/// Time for which a NotReady or deleted node that reports a volume in use keeps it (upstream's
 /// `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
 /// Maximum duration of an attach before its pods get an event (upstream's timeout of the CSI attacher).
@@ -53,7 +53,7 @@ pub struct DesiredAttachment {
 }
 
 impl DesiredAttachment {
-    /// Order of the nodes that need the volume: creation of the first pod, then name.
+    /// Order of the nodes that need the volume: creation time of the oldest pod, then name.
     fn sort_key(&self) -> (i64, &NodeName) {
         let created = self.pods.iter().map(|pod| pod.meta.created_ms).min();
         (created.unwrap_or(i64::MAX), &self.node)
@@ -78,7 +78,7 @@ pub enum AttachmentPurpose {
     PodOfReplacedVolume,
     /// Created by another client, under the name of a VolumeAttachment for pods on its node.
     NameConflict,
-    /// Created by another client. It occupies the volume.
+    /// Created by another client, under another name. It blocks an exclusive volume for other nodes.
     Other,
 }
 
@@ -110,15 +110,17 @@ pub struct AttachedVolume {
     pub attach_error: Option<String>,
     /// Message of `status.detachError`.
     pub detach_error: Option<String>,
-    /// A pod on the node names the volume's claim, whatever the claim's state.
+    /// A pod on the node names the volume's claim, whatever the claim's state, or may use a volume whose
+    /// PersistentVolume is deleted.
     pub desired: bool,
-    /// Time since the last pod on the node was deleted.
+    /// Time since this process first found that no pod on the node uses the volume.
     pub undesired_for: Duration,
     /// Duration of the attach so far, if the volume is desired and not attached.
     pub attaching_for: Duration,
     /// The volume is in the node's `volumesAttached`, or an update in flight may add it.
     pub in_volumes_attached: bool,
-    /// The volume is in the node's `volumesInUse`. Of a deleted node: the node may still use it.
+    /// The volume is in the node's `volumesInUse`. For a deleted Node, the last state counts; true if it is
+    /// unknown.
     pub in_use: bool,
     /// Progress of the detach.
     pub detach_state: Option<DetachState>,
@@ -127,7 +129,8 @@ pub struct AttachedVolume {
 }
 
 impl AttachedVolume {
-    /// Returns the entry of a VolumeAttachment that cannot be decoded.
+    /// Returns the entry of a VolumeAttachment that cannot be decoded. It blocks the name, as a conflict
+    /// does.
     pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
@@ -179,7 +182,7 @@ pub enum ForceDetachReason {
     Timeout,
     /// The Node has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// The Node does not exist.
+    /// The Node does not exist, and [`MAX_WAIT_FOR_UNMOUNT`] is over.
     NodeGone,
 }
 
@@ -223,13 +226,13 @@ pub enum AttachDetachStep {
 }
 
 /// Decides on the detach of a volume. The conditions and their order are those of upstream's `reconcile`:
-/// 1. No VolumeAttachment for pods, or already being deleted: keep.
+/// 1. The VolumeAttachment was not created for pods, or is being deleted: keep.
 /// 2. The deletion was requested: detach.
-/// 3. A pod on the node uses the volume: keep.
+/// 3. A pod on the node uses the volume, and the PersistentVolume exists: keep.
 /// 4. The Node is undecodable or not managed: keep.
-/// 5. Taint `out-of-service`: force detach.
+/// 5. Taint `out-of-service`, and no pod may use the volume: force detach.
 /// 6. The volume is not in use: detach.
-/// 7. The node is ready, or force detach is off: wait for the unmount.
+/// 7. The node is ready, a pod may use the volume, or force detach is off: wait for the unmount.
 /// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
 pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool) -> DetachDecision {
     if !attached_volume.purpose.is_for_pod() || attached_volume.deleting {
@@ -294,7 +297,8 @@ struct AttachmentsByNode<'a> {
 }
 
 impl AttachmentsByNode<'_> {
-    /// Returns true if a VolumeAttachment of another node blocks the volume. An uncertain one does, too.
+    /// Returns true if the volume is exclusive and another node has a VolumeAttachment for it, attached or
+    /// not.
     fn is_multi_attach_error(&self, node: &NodeName) -> bool {
         self.exclusive && self.nodes.len() > usize::from(self.nodes.contains(node))
     }
@@ -451,7 +455,8 @@ impl ReconcileInput {
         failures
     }
 
-    /// Returns the reason why a desired volume is not attached. The timeout text is upstream's.
+    /// Returns the reason why a desired volume is not attached; `None` if it is attached, or is being
+    /// attached without an error or timeout. The timeout text is upstream's.
     fn problem(&self, attached_volume: &AttachedVolume) -> Option<String> {
         if attached_volume.deleting {
             let error = attached_volume.detach_error.as_ref()?;
@@ -477,7 +482,8 @@ impl ReconcileInput {
         Some(text)
     }
 
-    /// Returns the pods that use the volume, in upstream's text. Pods of other namespaces are only counted.
+    /// Returns the pods of other nodes that use the volume, in upstream's text. Pods of other namespaces are
+    /// only counted.
     fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
         let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
         let is_attached = |other: &&DesiredAttachment| {

@@ -42,7 +42,8 @@ pub(super) enum Key {
 /// is 60 s.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
-/// Time for which a CSIDriver that is deleted and created again keeps its effect.
+/// Time for which a deleted CSIDriver with `attachRequired: false` still counts, because it may be created
+/// again.
 const CSI_DRIVER_REPLACE_GRACE: Duration = Duration::from_secs(10);
 
 /// An update of `volumesAttached` that is in flight or whose result is unknown.
@@ -53,7 +54,7 @@ struct PendingUpdate {
     names: HashSet<VolumeAttachmentName>,
     /// Volumes of earlier pending updates that this update lacks.
     before: HashSet<VolumeAttachmentName>,
-    /// Time of the last request, if it was sent.
+    /// Time of the last request; `None` before the first.
     sent: Option<Instant>,
 }
 
@@ -90,7 +91,7 @@ struct State {
     /// Driver and start of requested deletions.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
-    /// VolumeAttachments for pods whose PersistentVolume is deleted, by driver and node.
+    /// VolumeAttachments for pods whose PersistentVolume is deleted or replaced, by driver and node.
     without_volume: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
     /// Last state of deleted nodes that have VolumeAttachments.
     deleted_nodes: HashMap<NodeName, Arc<Node>>,
@@ -100,9 +101,9 @@ struct State {
     blocked_keys: HashMap<VolumeAttachmentName, BTreeSet<Key>>,
     /// Creations whose result is unknown.
     uncertain: HashMap<Key, UncertainAttach>,
-    /// Emitted failures by pod UID: digest and time of the last event.
+    /// Emitted failures by pod UID: digest of the text, and time of the last event.
     emitted_failures: HashMap<Key, HashMap<Uid, (u64, Instant)>>,
-    /// Claims without an attachable volume, since when.
+    /// Claims without an attachable volume, with the time when this was first found.
     unresolved: HashMap<ClaimKey, Instant>,
 }
 
@@ -130,8 +131,8 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Returns the time since the VolumeAttachment is not desired. No timer is started if `is_there` returns
-    /// false: a VolumeAttachment that does not exist is never removed.
+    /// Returns the time for which the VolumeAttachment has not been desired. No timer is started if
+    /// `is_there` returns false: the timer of a VolumeAttachment that does not exist would never be removed.
     pub(super) fn undesired_for(
         &self,
         name: &VolumeAttachmentName,
@@ -155,7 +156,7 @@ impl AttachState {
         elapsed_since_first(&mut self.state.lock().attaching, name, is_there)
     }
 
-    /// Ends an attach. Returns its duration on the first call.
+    /// Ends an attach. Returns its duration, or `None` if it has already ended or was never observed.
     pub(super) fn finish_attach(&self, name: &VolumeAttachmentName) -> Option<Duration> {
         self.state.lock().attaching.remove(name).map(|since| since.elapsed())
     }
@@ -176,8 +177,9 @@ impl AttachState {
         self.state.lock().is_update_pending(node, version, name)
     }
 
-    /// Starts a detach, unless the volume is in the node's list or may be added by a pending update. `listed`
-    /// reads version and list of the Node under the lock.
+    /// Starts a detach and returns true, unless the volume is in the node's list or a pending update may add
+    /// it. `listed` is called under the lock. It returns the cached Node's version, and whether its list has
+    /// the volume.
     pub(super) fn start_detach(
         &self,
         node: &NodeName,
@@ -381,8 +383,8 @@ impl AttachState {
         self.state.lock().uncertain.remove(key);
     }
 
-    /// Records the current failures of a key. Returns which of them are new, or were last emitted before
-    /// [`EVENT_REPEAT_INTERVAL`].
+    /// Records the current failures of a key. Returns, for each, whether it has to be emitted: it is new, or
+    /// was last emitted more than [`EVENT_REPEAT_INTERVAL`] ago.
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
         let mut state = self.state.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();
@@ -402,12 +404,12 @@ impl AttachState {
         new
     }
 
-    /// Returns true if the key has failures.
+    /// Returns true if the last reconcile of the key had failures.
     pub(super) fn has_failures(&self, key: &Key) -> bool {
         self.state.lock().emitted_failures.contains_key(key)
     }
 
-    /// Returns the time since a claim has no attachable volume.
+    /// Returns the time for which a claim has had no attachable volume. `resolved` resets it.
     pub(super) fn unresolved_for(&self, claim: &ClaimKey, resolved: bool) -> Duration {
         let mut state = self.state.lock();
         if resolved {

@@ -23,7 +23,7 @@ use crate::{
 /// The role of the attacher.
 pub const ROLE: Role = Role::new("attacher");
 
-/// external-attacher's rules. The Secrets are those of `controllerPublishSecretRef`.
+/// RBAC rules of external-attacher. The Secrets are those of `controllerPublishSecretRef`.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),
     Rule::cluster(CORE, "secrets", &["get"]),

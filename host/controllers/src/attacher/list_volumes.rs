@@ -28,7 +28,7 @@ impl Attacher {
             && driver.description().has_feature(Feature::PublishedNodes)
     }
 
-    /// Runs a comparison every `--reconcile-sync`, until `stop`.
+    /// Compares a driver's ListVolumes with its VolumeAttachments every `--reconcile-sync`, until `stop`.
     pub(super) async fn run_list_volumes_checks(
         &self,
         name: &DriverName,

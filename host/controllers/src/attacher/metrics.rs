@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::work_queues::QueueKind;
 
-/// Attachments that are not in their desired state, with the time since when.
+/// Attachments that are not in their desired state, with the time when they were added.
 type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.
@@ -38,7 +38,8 @@ impl AttacherMetrics {
         *self.0.lock() = drivers.map(|driver| (driver.clone(), empty())).collect();
     }
 
-    /// Adds an attachment to a queue. It keeps its age if it is there already.
+    /// Adds an attachment to a queue and removes it from the driver's other queue. An attachment that is
+    /// already in the queue keeps its age.
     pub(super) fn add_pending(&self, driver: &DriverName, kind: QueueKind, name: &VolumeAttachmentName) {
         let mut all = self.0.lock();
         for (other, pending) in all.get_mut(driver).into_iter().flatten() {

@@ -67,7 +67,7 @@ pub(crate) struct Attacher {
     queues: HashMap<DriverName, WorkQueues>,
     volumes: Queue<VolumeName>,
     volume_locks: VolumeLocks<VolumeKey, VolumeAttachmentName>,
-    /// Attachments whose status differs from the driver's ListVolumes.
+    /// Attachments whose status contradicts the driver's ListVolumes. Their next reconcile calls the driver.
     force_sync: Mutex<HashSet<VolumeAttachmentName>>,
 }
 
@@ -77,7 +77,7 @@ enum ReconcileResult {
     Done,
     /// Another attachment has the volume's lock; its release enqueues this one.
     WaitingForLock,
-    /// The attachment is requeued.
+    /// The attachment is reconciled again, by this action.
     Requeue(Action),
 }
 
@@ -174,7 +174,8 @@ impl Controller for Attacher {
 }
 
 impl Attacher {
-    /// Enqueues every attachment once per resync period (`--resync`).
+    /// Enqueues every attachment, and every PersistentVolume that is being deleted, once per resync period
+    /// (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
@@ -206,12 +207,13 @@ impl Attacher {
         self.enqueue(attachment);
     }
 
-    /// Lets reconciles trust the status again.
+    /// Undoes [`Attacher::set_force_sync`].
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.force_sync.lock().remove(name);
     }
 
-    /// Enqueues the attachment that gets the lock next, and skips deleted ones.
+    /// Enqueues `next`, for which the volume's lock is reserved. If it is deleted, the lock passes to the
+    /// next waiting attachment.
     fn enqueue_lock_owner(&self, mut next: Option<VolumeAttachmentName>) {
         while let Some(name) = next {
             match self.context.cache.attachments.get(&name) {
@@ -237,7 +239,7 @@ impl Attacher {
         let Some(backend) = self.context.drivers.get(driver) else { return Action::Done };
         match self.perform_effects(driver, &**backend, kind, name).await {
             ReconcileResult::Done => {
-                // It may be pending in the other queue.
+                // Otherwise the attachment is pending in the other queue.
                 let is_same_queue =
                     |attachment: &Arc<VolumeAttachment>| QueueKind::for_attachment(attachment) == kind;
                 if self
@@ -252,14 +254,14 @@ impl Attacher {
                 }
                 Action::Done
             }
-            // The release of the lock enqueues it earlier. `Done` would reset its failures.
+            // The release of the lock enqueues the attachment before this delay ends. `Done` would reset its
+            // failures.
             ReconcileResult::WaitingForLock => Action::RequeueAfter(self.context.settings.resync),
             ReconcileResult::Requeue(action) => action,
         }
     }
 
-    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none or one has to
-    /// wait.
+    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none or one fails.
     async fn perform_effects(
         &self,
         name: &DriverName,
@@ -502,8 +504,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// Reads the Secret if this reconcile has not read it. Returns whether a request was sent: the decision
-    /// is outdated then, and has to be made again before the driver is called.
+    /// Reads the Secret if this reconcile has not read it. Returns true if it was read now: the decision may
+    /// be outdated, and has to be made again before the driver is called.
     async fn ensure_secrets(
         &self,
         attachment: &VolumeAttachment,
@@ -514,7 +516,7 @@ impl Attacher {
         Ok(state.secrets.is_some() && !had)
     }
 
-    /// Writes the failure to the status, and returns the time of the next attempt.
+    /// Writes the failure to the status, and requeues the attachment.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;
@@ -522,7 +524,7 @@ impl Attacher {
         recorder.record(StepResult::Failed, message.clone(), None);
         let deleting = attachment.meta.deleting;
         let patch = status::error_patch(deleting, (self.context.clock)(), &message, code);
-        // The current attachment: this reconcile may have written it.
+        // Patch the current version of the attachment: this reconcile may have written it.
         let current = self.context.cache.attachments.get(key).into_object();
         // The same error is written once: its time is that of the first failure.
         let news = |current: &Arc<VolumeAttachment>| {
@@ -543,7 +545,7 @@ impl Attacher {
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
     }
 
-    /// The delay suggested by the driver's error, if it is longer than the back-off.
+    /// Retries after the delay that the driver's error suggests, but not before the back-off.
     fn requeue_after(&self, attachment: &VolumeAttachment, retry_after: Option<Duration>) -> Action {
         let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(&attachment.attacher)) else {
             return Action::Backoff;
@@ -558,7 +560,8 @@ impl Attacher {
         self.context.recorders.of_attachment(name, volume.as_deref())
     }
 
-    /// Removes the attacher's finalizer from a PersistentVolume.
+    /// Removes the attacher's finalizer from a PersistentVolume, if [`rules::removable_volume_finalizer`]
+    /// allows it.
     async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
         let is_managed_driver = |driver: &DriverName| self.queues.contains_key(driver);

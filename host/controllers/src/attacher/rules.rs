@@ -74,7 +74,7 @@ pub struct Unpublish {
     pub handle: VolumeHandle,
     /// The driver's ID of the node.
     pub node: NodeId,
-    /// The CSINode has another node ID now. A NotFound response of the driver then counts as success.
+    /// The CSINode has another node ID now. NotFound and InvalidArgument of the driver then count as success.
     pub former: bool,
 }
 
@@ -94,7 +94,7 @@ pub enum AttachmentError {
     /// The PersistentVolume does not exist.
     #[error("PersistentVolume {0} does not exist")]
     VolumeMissing(VolumeName),
-    /// The cached PersistentVolume is invalid.
+    /// The cached PersistentVolume cannot be decoded.
     #[error("PersistentVolume {0} cannot be decoded")]
     VolumeUndecodable(VolumeName),
     /// The PersistentVolume has a deletion timestamp.
@@ -118,7 +118,7 @@ pub enum AttachmentError {
         /// `spec.attacher` of the VolumeAttachment.
         expected: DriverName,
     },
-    /// The volume of a VolumeAttachment that is being deleted and has the finalizer is unknown.
+    /// The VolumeAttachment is being deleted and has the finalizer, but its volume cannot be determined.
     #[error(
         "{source}: the volume to detach is unknown; \
          verify that it is detached, then remove the finalizer {finalizer}"
@@ -132,7 +132,7 @@ pub enum AttachmentError {
     /// The CSINode does not exist.
     #[error("CSINode {0} does not exist")]
     CsiNodeMissing(NodeName),
-    /// The cached CSINode is invalid.
+    /// The cached CSINode cannot be decoded.
     #[error("CSINode {0} cannot be decoded")]
     CsiNodeUndecodable(NodeName),
     /// The CSINode has no node ID of the driver.
@@ -252,8 +252,8 @@ fn detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Attachment
     }
 }
 
-/// Returns the next node to unpublish from, or `None` if no unpublish call is left or another
-/// VolumeAttachment uses the volume on this node.
+/// Returns the next unpublish call; `None` if all were made, or if another VolumeAttachment uses the volume
+/// on this node.
 fn next_unpublish(
     input: AttacherInput<'_>,
     attachment: &VolumeAttachment,
@@ -299,10 +299,11 @@ fn is_used_by_other_attachment(cache: &Cache, attachment: &VolumeAttachment, csi
     })
 }
 
-/// Returns the PersistentVolume of a VolumeAttachment.
+/// Returns the PersistentVolume of a VolumeAttachment and its CSI source.
 ///
 /// # Errors
-/// The PersistentVolume is missing or invalid, or belongs to another driver.
+/// `spec.source` is invalid, or the PersistentVolume is missing, cannot be decoded or belongs to another
+/// driver.
 pub fn volume_of(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -337,7 +338,7 @@ pub fn publish_secret(cache: &Cache, attachment: &VolumeAttachment) -> Option<Se
 /// Returns the node ID that the driver registered in the CSINode.
 ///
 /// # Errors
-/// The CSINode is missing or invalid, or has no ID for the driver.
+/// The CSINode is missing, cannot be decoded, or has no ID for the driver.
 pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, AttachmentError> {
     let VolumeAttachment { node, attacher, .. } = attachment;
     let csi_node = match cache.csi_nodes.get(node) {
@@ -350,7 +351,8 @@ pub fn node_id(cache: &Cache, attachment: &VolumeAttachment) -> Result<NodeId, A
         .ok_or_else(|| AttachmentError::DriverNotRegistered { node: node.clone(), driver: attacher.clone() })
 }
 
-/// The node ID that the volume was published with.
+/// The node ID in the VolumeAttachment's annotation. It is written before the volume is published with this
+/// ID.
 fn recorded_node_id(attachment: &VolumeAttachment) -> Option<NodeId> {
     attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeId::from)
 }
@@ -425,7 +427,7 @@ pub fn removable_volume_finalizer(
     cache.attachments_of_volume(&volume.name).is_empty().then_some(at)
 }
 
-/// Nodes that each volume is published to, as listed by the driver.
+/// Driver's IDs of the nodes that each volume is published to, from ListVolumes.
 pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 
 /// Returns true if `ListVolumes` contradicts a VolumeAttachment. A volume missing from the list is no

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Settings of the attacher, with the flags that set them.
 #[derive(Clone, Debug)]
 pub struct AttacherSettings {
-    /// Maximum concurrent attaches per driver; the same limit applies separately to detaches
-    /// (`--worker-threads`).
+    /// Maximum concurrent attaches per driver. The same limit applies to detaches per driver, and to
+    /// PersistentVolumes of all drivers (`--worker-threads`).
     pub worker_threads: usize,
     /// Resync period (`--resync`).
     pub resync: Duration,

@@ -31,7 +31,8 @@ pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Opti
     found.as_ref().is_some_and(|found| found.message == truncate_message(message) && found.error_code == code)
 }
 
-/// Returns the status patch of a failed attach or detach.
+/// Returns the status patch of a failed attach, or with `deleting` of a failed detach. `code` is the gRPC
+/// code.
 pub(super) fn error_patch(deleting: bool, now: jiff::Timestamp, message: &str, code: Option<i32>) -> Value {
     // `metav1.Time` has a resolution of one second.
     let time = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);

@@ -35,7 +35,7 @@ enum VolumeLookupError {
 enum RequestStep {
     /// The request is complete.
     Respond(DeletionResponse),
-    /// The start of the deletion was written to the ConfigMap, or the write failed.
+    /// The start of the deletion was written to the ConfigMap, or this write failed.
     Started(Result<(), ApiError>),
     /// A transient failure: the request is retried.
     Retry,
@@ -43,7 +43,7 @@ enum RequestStep {
 
 impl OrphanScanner {
     /// Performs the next effect of a request: the write of `deleting`, the driver call, or the response.
-    /// `Err` ends this reconcile.
+    /// Returns the result of the write; `Err` ends this reconcile.
     pub(super) async fn handle_request(
         &self,
         driver: &ManagedDriver,

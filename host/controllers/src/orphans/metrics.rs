@@ -47,7 +47,8 @@ impl OrphanMetrics {
         metrics
     }
 
-    /// Exports a report. Without a scan nothing is exported: zero orphans would be wrong.
+    /// Exports a report. Nothing is exported if no scan has listed the driver's volumes: zero orphans would
+    /// be wrong.
     pub(crate) fn record_report(&self, report: &ScanReport) {
         let counts = &report.counts;
         if counts.total() == 0 && matches!(report.leak_detection, LeakDetection::None { .. }) {

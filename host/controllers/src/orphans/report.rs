@@ -20,11 +20,12 @@ pub const RESPONSE: &str = "response";
 
 /// Maximum listed orphans. The same limit applies separately to volumes within the grace period.
 pub const MAX_LISTED: usize = 500;
-/// Maximum bytes of all listed volumes: less than half of the API's limit of 1 MiB for a ConfigMap.
+/// Maximum size of all listed volumes in the report's JSON, in bytes: less than half of the API's limit of 1
+/// MiB for a ConfigMap.
 const MAX_BYTES: usize = 448 << 10;
 /// An unchanged report is rewritten after this time, so that its age shows whether the scans still run.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(3600);
-/// Maximum length of a request in bytes. A handle has at most 128.
+/// Maximum length of a request in bytes. CSI limits volume handles to 128 bytes.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
 
 /// Method of detecting leaked volumes of a driver.
@@ -53,17 +54,17 @@ impl fmt::Display for LeakDetection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeCounts {
-    /// Volumes that an object, a claim or an intent references.
+    /// Volumes that a Kubernetes object or an intent references.
     pub referenced: u64,
     /// Unreferenced volumes, unchanged for 24 hours.
     pub orphan: u64,
     /// Unreferenced volumes, changed within 24 hours.
     pub within_grace_period: u64,
-    /// Volumes without a PersistentVolume and without an owner.
+    /// Volumes without a PersistentVolume for which the driver reports no owner.
     pub no_owner: u64,
     /// Volumes without a PersistentVolume that were created for another cluster.
     pub other_cluster: u64,
-    /// Volumes without a PersistentVolume whose reclaim policy is not Delete.
+    /// Volumes without a PersistentVolume that were created with a reclaim policy other than Delete.
     pub retained: u64,
 }
 
@@ -93,8 +94,8 @@ pub struct Orphan {
     pub volume: VolumeName,
     /// Time of the last change.
     pub since: Timestamp,
-    /// Digest of the volume's state, if the driver reports no change times. The next process continues its
-    /// age with it.
+    /// Digest of the volume's state, if the driver reports no change times. After a restart, the next process
+    /// continues the volume's age if the digest is unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -134,7 +135,8 @@ pub struct ScanReport {
     /// Number of volumes within the grace period that are not listed.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
-    /// The last scan if it failed. All other fields are from the last complete scan.
+    /// The last scan if it failed. All other fields except `deletions_frozen` are from the last complete
+    /// scan.
     pub failure: Option<ScanFailure>,
 }
 
@@ -209,8 +211,8 @@ impl ScanReport {
                     + jiff::SignedDuration::try_from(REFRESH_INTERVAL).unwrap_or_default()
     }
 
-    /// Returns orphans that `before` does not have. If `before` omitted orphans, they are new only if their
-    /// number has grown.
+    /// Returns orphans that `before` does not have. If `before` did not list all of its orphans, returns none
+    /// unless the number of orphans has grown.
     pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
         let new = |orphan: &&Orphan| before.is_none_or(|before| before.orphan(&orphan.handle).is_none());
         let is_uncertain = before
@@ -275,7 +277,7 @@ impl DeletionRequest {
 pub enum DeletionResult {
     /// The volume is deleted.
     Deleted,
-    /// The volume is unchanged.
+    /// The request was refused or failed; the message is the reason.
     Refused,
 }
 

@@ -27,7 +27,8 @@ pub struct ClassificationInput<'a> {
     pub driver: &'a DriverName,
     /// ID of this cluster: the UID of the namespace `kube-system`.
     pub cluster: &'a ClusterId,
-    /// Returns true if the intent journal has an entry for the owner's claim or PersistentVolume.
+    /// Returns true if the intent journal has an entry for the claim or the PersistentVolume that a
+    /// `VolumeOwner` names.
     pub has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
     /// The volume of a deletion that has started.
     pub deleting: Option<&'a VolumeHandle>,
@@ -35,7 +36,7 @@ pub struct ClassificationInput<'a> {
     pub now: Timestamp,
 }
 
-/// Time of a volume's last change, as observed by this process.
+/// Time of a volume's last change, as reported by the driver or observed by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastChange {
     /// Wall-clock time of the last change.
@@ -63,16 +64,17 @@ pub enum Classification {
     Unmanaged(Unmanaged),
 }
 
-/// The reference to a volume.
+/// The object, intent or deletion that references a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeReference {
     /// A PersistentVolume with its driver and handle.
     Volume(VolumeName),
-    /// A PersistentVolume with the owner's name that cannot be decoded.
+    /// A PersistentVolume that cannot be decoded and may reference the volume.
     UnreadableVolume(VolumeName),
     /// An intent for its claim or its PersistentVolume.
     Intent,
-    /// Its claim, which is unbound or bound to the owner's PersistentVolume.
+    /// The claim that the volume was created for. It is unbound, or bound to the PersistentVolume that was
+    /// planned for the volume.
     Claim(ClaimKey),
     /// A deletion that was requested and has started.
     Deletion,
@@ -83,9 +85,9 @@ pub enum VolumeReference {
 pub enum Unmanaged {
     /// The driver reports no owner.
     NoOwner,
-    /// The owner is another cluster.
+    /// The volume was created for another cluster.
     OtherCluster,
-    /// The owner's reclaim policy is not Delete.
+    /// The volume was created with a reclaim policy other than Delete.
     Retained(ReclaimPolicy),
 }
 
@@ -121,7 +123,8 @@ impl fmt::Display for Unmanaged {
 /// The first match decides:
 /// 1. A PersistentVolume with the handle, or a started deletion: `Referenced`.
 /// 2. No owner, another cluster, or a reclaim policy other than Delete: `Unmanaged`.
-/// 3. An undecodable PersistentVolume of the owner's name, an intent, or the claim: `Referenced`.
+/// 3. An undecodable PersistentVolume of the name that `VolumeOwner` has, an intent, or the claim:
+///    `Referenced`.
 /// 4. Otherwise the age decides between `Orphan` and `WithinGracePeriod`.
 pub fn classify(
     input: &ClassificationInput<'_>,
@@ -155,7 +158,8 @@ pub fn classify(
     }
 }
 
-/// Returns the owner's reference to the volume, other than a PersistentVolume with the handle.
+/// Returns the reference to a volume that no PersistentVolume has as its handle. `owner` names the claim and
+/// the PersistentVolume that the volume was created for.
 fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Option<VolumeReference> {
     if matches!(input.cache.volumes.get(&owner.pv_name), Lookup::Undecodable(_)) {
         return Some(VolumeReference::UnreadableVolume(owner.pv_name.clone()));
@@ -182,7 +186,7 @@ fn driver_last_change(at_ms: u64, now: Timestamp) -> LastChange {
 pub struct DeletionInput<'a> {
     /// The volume as the driver lists it, and its classification. `None` if the driver does not list it.
     pub volume: Option<(&'a VolumeStatus, Classification)>,
-    /// Any PersistentVolume that cannot be decoded: it may reference the volume.
+    /// A PersistentVolume that cannot be decoded, if there is one: it may reference the volume.
     pub unreadable: Option<VolumeName>,
     /// True if `DeleteVolume` may have been called before.
     pub is_started: bool,

@@ -43,7 +43,7 @@ use crate::{
     volume_listing::{ListingError, VolumePages},
 };
 
-/// Maximum delay of a scan, as a divisor of the interval.
+/// Divisor of the scan interval: the maximum delay that is added to the interval.
 const JITTER: u32 = 10;
 
 /// Dependencies of the scan.
@@ -127,7 +127,8 @@ impl OrphanScanner {
         });
     }
 
-    /// Processes the queue until `stop`. Waits for the reports itself, since their watch is optional.
+    /// Processes the queue until `stop`. Waits for the first list of reports itself, because the manager does
+    /// not wait for an optional watch.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         tokio::select! {
             biased;
@@ -210,7 +211,7 @@ impl OrphanScanner {
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
-    /// Classifies every volume that the driver lists. No effect.
+    /// Classifies every volume that the driver lists. Writes nothing.
     async fn scan(
         &self,
         driver: &ManagedDriver,
@@ -293,7 +294,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes the report of a scan. A failed write leaves it pending.
+    /// Writes the report of a scan, unless it equals the last one. A report whose write failed stays pending.
     async fn publish_report(
         &self,
         driver: &ManagedDriver,
@@ -323,7 +324,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes data of the ConfigMap, at the version that was read.
+    /// Patches the data of the ConfigMap at the version that was read, or creates the ConfigMap.
     pub(super) async fn write(
         &self,
         driver: &DriverName,

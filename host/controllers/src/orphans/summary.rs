@@ -24,7 +24,7 @@ pub(super) struct ScanSummary {
     /// The first [`MAX_LISTED`] volumes within the grace period, by handle.
     within_grace_period: BTreeMap<VolumeHandle, Orphan>,
     has_owners: bool,
-    /// Volumes without a change time from the driver.
+    /// Unreferenced volumes for which the driver reports no change time.
     pub(super) observed_handles: HashSet<VolumeHandle>,
 }
 

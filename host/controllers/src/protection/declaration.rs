@@ -19,7 +19,7 @@ use crate::{
 /// The role of the protection controller.
 pub const ROLE: Role = Role::new("protection");
 
-/// The rules of kube-controller-manager's pvc-, pv- and volumeattributesclass-protection controllers.
+/// RBAC rules: those of kube-controller-manager's pvc-, pv- and volumeattributesclass-protection controllers.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "pods", WATCH),
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -27,7 +27,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", &["get", "list", "patch", "watch"]),
 ];
 
-/// The controller runs in a process with these settings.
+/// Returns true if the controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

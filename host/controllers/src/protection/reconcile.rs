@@ -24,7 +24,7 @@ use crate::{
     step_recorder::{StepRecorder, StepRecorders},
 };
 
-/// Maximum concurrent objects of each kind; each needs one small write.
+/// Maximum objects of each kind that are reconciled concurrently; each needs one small write.
 const WORKERS: usize = 64;
 
 /// Dependencies of the protection controller.
@@ -105,7 +105,7 @@ impl Controller for Protection {
 }
 
 impl Protection {
-    /// Enqueues classes that are being deleted: the changed object may have been the last one in use of a
+    /// Enqueues classes that are being deleted: the changed object may have been the last one that used a
     /// class.
     fn enqueue_deleting_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();

@@ -2,7 +2,8 @@
 //! vac-protection controllers.
 //!
 //! - A PersistentVolume is in use while its phase is Bound.
-//! - A claim is in use while a scheduled pod refers to it, terminated or not.
+//! - A claim is in use while a scheduled pod refers to it, terminated or not. The pod of a generic ephemeral
+//!   volume no longer counts once its `deletionGracePeriodSeconds` is 0.
 //! - A VolumeAttributesClass is in use while a claim or a PersistentVolume names it. A claim names its
 //!   requested, current and target class.
 

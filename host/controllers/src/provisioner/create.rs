@@ -1,4 +1,4 @@
-//! Steps 3 and 4 of a claim's reconcile: the journal entry, and the driver call.
+//! Records the CreateVolume request of a claim in the journal, and calls the driver.
 
 use std::{sync::Arc, time::Duration};
 
@@ -108,7 +108,7 @@ impl Provisioner {
         response
     }
 
-    /// The delay suggested by the driver's error, if it is longer than the back-off.
+    /// Replaces a back-off by the delay that the driver's error suggests, if the delay is longer.
     fn requeue_after(
         &self,
         action: Action,

@@ -38,8 +38,8 @@ use crate::{
 /// The role of the provisioner.
 pub const ROLE: Role = Role::new("provisioner");
 
-/// external-provisioner's rules; the journal, the restore marker and orphan reports are ConfigMaps of the
-/// process's namespace.
+/// RBAC rules of external-provisioner; the journal, the restore marker and orphan reports are ConfigMaps of
+/// the process's namespace.
 const CLUSTER_WIDE: &[Rule] = &[
     // Removes the selected node of a claim for rescheduling.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -51,7 +51,7 @@ const CLUSTER_WIDE: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
-/// The rules for node-local drivers. Their volumes are not attached, and not scanned for orphans.
+/// RBAC rules for node-local drivers. Their volumes are not attached, and not scanned for orphans.
 const NODE_LOCAL: &[Rule] = &[
     // Sets and removes the selected node of a claim.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -67,8 +67,8 @@ fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> O
     settings.provisioner.orphan_scan_interval.filter(|_| backends.iter().any(is_cluster_wide))
 }
 
-/// The watch of a kind that has topology: every object if volumes of a driver can be anywhere, the object of
-/// this node if a node-local driver needs it.
+/// The watch of a kind with topology information (CSINode or Node): every object if a driver with topology is
+/// not node-local, the object of this node if a node-local driver needs it.
 fn topology_watch<K: CachedKind>(
     settings: &Settings,
     backends: &[Arc<dyn Backend>],
@@ -118,7 +118,7 @@ fn orphan_context(process: &ProcessContext, interval: Duration, metrics: OrphanM
         events: process.events.clone(),
         clock: Arc::clone(&process.clock),
         cluster: process.cluster.clone(),
-        // One report a driver: the processes of several nodes would write over each other.
+        // A driver has one report: the processes of several nodes would overwrite each other's.
         drivers: drivers.map(|(name, driver)| (name.clone(), driver.clone())).collect(),
         namespace: process.settings.namespace.clone(),
         identity: process.settings.identity.clone(),

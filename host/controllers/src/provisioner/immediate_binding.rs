@@ -14,7 +14,7 @@ use crate::{events::EventSpec, reconcile::action_for_write_error};
 
 impl Provisioner {
     /// Selects the node of this process for the claim, after the process's delay and if the node has
-    /// capacity. The claim is decided again if no action is returned.
+    /// capacity. Returns `None` after a successful write: the claim then has to be decided again.
     ///
     /// The claim is that of the decision: a newer one may have a selected node already.
     pub(super) async fn select_node(
@@ -53,8 +53,8 @@ impl Provisioner {
         Some(action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await)
     }
 
-    /// The reason why the node has too little capacity. A driver that does not report its capacity gets the
-    /// claim; a failure of CreateVolume is reported.
+    /// Returns a message if the node has too little capacity. If the driver does not report its capacity, the
+    /// node is selected, and a failure of CreateVolume is reported later.
     async fn capacity_shortage(
         &self,
         claim: &Claim,

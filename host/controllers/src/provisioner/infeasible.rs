@@ -16,7 +16,7 @@ const MAX_CLAIMS: usize = 10_000;
 pub(super) struct InfeasibleClaims(Mutex<HashMap<Uid, (Uid, Instant)>>);
 
 impl InfeasibleClaims {
-    /// The rejected class of a claim, and the time of the next attempt.
+    /// The rejected class of a claim, and the time of the next attempt; `None` once that time has come.
     pub(super) fn get(&self, claim: &Uid) -> Option<(Uid, Instant)> {
         let mut claims = self.0.lock();
         match claims.get(claim) {
@@ -29,7 +29,7 @@ impl InfeasibleClaims {
         }
     }
 
-    /// Rejects the class of a claim for a time.
+    /// Records that the driver rejected the class of a claim. The claim is retried with it after `duration`.
     pub(super) fn insert(&self, claim: &Uid, class: &Uid, duration: Duration) {
         let mut claims = self.0.lock();
         if claims.len() >= MAX_CLAIMS {

@@ -76,7 +76,8 @@ pub fn persistent_volume(
             "finalizers": [names::PROVISIONER_FINALIZER],
             "annotations": {
                 names::PROVISIONED_BY: intent.driver,
-                // Present and empty: the volume has no deletion secret. Absent, the class would be read.
+                // Empty: the deletion needs no Secret. Without the annotations, the class would be read for
+                // one.
                 names::DELETION_SECRET_NAME: "",
                 names::DELETION_SECRET_NAMESPACE: "",
             },

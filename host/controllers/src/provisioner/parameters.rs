@@ -49,7 +49,7 @@ pub struct ClassParameters {
 /// Invalid parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
-    /// The filesystem type has several values.
+    /// Several parameters set the filesystem type.
     #[error("StorageClass {class} has several filesystem types ({keys}); expected at most one")]
     DuplicateFsType {
         /// The class.
@@ -68,7 +68,7 @@ pub enum ParameterError {
         /// The parameter.
         key: String,
     },
-    /// A reserved parameter is not supported.
+    /// A parameter names a Secret, which is not supported.
     #[error("StorageClass {class} refers to a secret with {key:?}; secrets of classes are not supported")]
     Secret {
         /// The class.

@@ -1,5 +1,5 @@
-//! Node-local volumes in the provisioning rules: a request names the segments of its node, by which the
-//! PersistentVolume is told from one on another node.
+//! Node-local volumes in the provisioning rules. A request contains the segments of its node, which show
+//! whether a PersistentVolume is on another node.
 
 use cofferdam_cluster::Intent;
 use cofferdam_domain::{
@@ -15,7 +15,7 @@ pub fn segments_of(intent: &Intent) -> Option<&Segments> {
     intent.request.topology.as_ref().and_then(|topology| topology.requisite.first())
 }
 
-/// Returns true if the PersistentVolume is on another node than the intent.
+/// Returns true if the driver is node-local and the PersistentVolume is on another node than the intent's.
 pub fn is_on_other_node(local_node: Option<&LocalNode>, intent: &Intent, volume: &Volume) -> bool {
     local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver))
         && segments_of(intent).is_some_and(|segments| volume.is_inaccessible_from(segments))

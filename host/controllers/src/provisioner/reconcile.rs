@@ -1,6 +1,6 @@
 //! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
 //!
-//! A claim becomes a volume in these steps. Each is a call of [`Provisioner::reconcile_claim`], or continues
+//! A claim gets its volume in these steps. Each is a call of [`Provisioner::reconcile_claim`], or continues
 //! it:
 //!
 //! | step | function |
@@ -98,7 +98,7 @@ pub(crate) struct Provisioner {
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
     pub(super) infeasible: InfeasibleClaims,
-    /// Claims waiting for topology labels on Nodes.
+    /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
     /// Claims without a selected node that this process may select its node for.
     pub(super) contests: Mutex<ImmediateBindingContests>,
@@ -338,8 +338,9 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// Requeues the claim on a change of a Node, and after its back-off. On the first call the claim is only
-    /// registered, and decided again: a change since the decision would be missed.
+    /// Registers the claim for changes of CSINodes and Nodes, and returns its back-off. The first call
+    /// returns `None`, so that the claim is decided again: it may have missed a change before its
+    /// registration.
     fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
         if self.waiting_for_topology.lock().insert(uid.clone()) {
             return None;
@@ -387,7 +388,8 @@ impl Provisioner {
         }
     }
 
-    /// Emits an event on the claim, if it still exists, and returns the time of the next attempt.
+    /// Emits an event on the claim, if it still exists, and returns the action for the next attempt. A
+    /// `permanent` failure is retried after `--retry-interval-max`.
     pub(super) fn fail(&self, uid: &Uid, message: String, permanent: bool) -> Action {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);

@@ -31,7 +31,7 @@ impl ReleaseHints {
         hints.insert(volume.clone(), (*resource_version, *claim_read_at));
     }
 
-    /// Removes the hint of a volume. True if it is of this version and has not expired.
+    /// Removes the hint of a volume. Returns true if the hint has the volume's version and has not expired.
     pub(super) fn take(&self, volume: &Volume) -> bool {
         let hint = self.0.lock().remove(&volume.name);
         hint.is_some_and(|(version, read_at)| {

@@ -541,7 +541,8 @@ pub fn decide_after_create(
         Ok(mut volume) => {
             let is_node_local = local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver));
             if let Some(segments) = placement::segments_of(intent).filter(|_| is_node_local) {
-                // The host knows the node-local topology better than the driver, and finds the volume by it.
+                // The segments of the request are exact, whatever the driver returns. They later show the
+                // volume's node.
                 volume.topology = vec![segments.clone()];
             }
             let required = intent.request.capacity.required.unwrap_or_default();
@@ -632,7 +633,7 @@ pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent
     }
 }
 
-/// The next effect for a released volume.
+/// The next effect for a PersistentVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimVerdict {
     /// No effect; the text is the reason.

@@ -1,4 +1,4 @@
-//! Step 5 of a claim's reconcile: the PersistentVolume of a created volume.
+//! Creates the PersistentVolume of a volume that the driver has created.
 
 use std::sync::Arc;
 
@@ -68,7 +68,8 @@ impl Provisioner {
         }
     }
 
-    /// A PersistentVolume of the name exists: this claim's, created before a crash, or another one.
+    /// Handles an existing PersistentVolume of this name: this claim's, created before a crash, or another
+    /// one.
     async fn resolve_name_conflict(
         &self,
         driver: &ManagedDriver,

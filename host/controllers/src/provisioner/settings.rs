@@ -26,7 +26,7 @@ pub struct ProvisionerSettings {
 }
 
 impl ProvisionerSettings {
-    /// The prefix can start the name of a PersistentVolume.
+    /// Returns true if the prefix can start the name of a PersistentVolume.
     pub(crate) fn has_valid_prefix(&self) -> bool {
         let prefix = &self.volume_name_prefix;
         let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

@@ -82,7 +82,7 @@ pub struct TopologyInput<'a> {
 /// A requirement that cannot be generated. The text is the event message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologyError {
-    /// Information is missing that may become available.
+    /// Information is missing that may become available, or the class does not allow the selected node.
     NotReady(String),
     /// The selected node does not exist: the scheduler has to select another.
     NodeNotFound(String),
@@ -91,7 +91,7 @@ pub enum TopologyError {
 /// Returns the topology requirement of a request, or `None` if every segment is allowed.
 ///
 /// # Errors
-/// The cluster lacks topology information.
+/// The cluster lacks topology information, or the class does not allow the selected node.
 pub fn requirement(
     input: TopologyInput<'_>,
     node_topologies: &[NodeTopology<'_>],

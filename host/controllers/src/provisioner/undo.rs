@@ -1,4 +1,5 @@
-//! Step 5 of a claim's reconcile, for a volume that its claim does not need: deletion after live reads.
+//! Deletes a volume that the driver has created and that its claim does not need. Live reads precede the
+//! deletion.
 
 use std::sync::Arc;
 
@@ -102,9 +103,9 @@ impl Provisioner {
         }
     }
 
-    /// The journal entry stays until an operator deletes the restore marker. An entry that is missing from
-    /// the backup is lost when the process ends: its volume is an orphan then, like every volume created
-    /// since the backup.
+    /// Returns the action while deletions are frozen. The journal entry stays until an operator deletes the
+    /// restore marker. An entry that is missing from the backup is lost when the process ends: its volume is
+    /// an orphan then, like every volume created since the backup.
     fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
         Action::BackoffFor(self.context.calls.retry_interval_max)

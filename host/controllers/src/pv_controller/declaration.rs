@@ -18,7 +18,7 @@ use crate::{
 /// The role of the PersistentVolume controller.
 pub const ROLE: Role = Role::new("pv-controller");
 
-/// The rules of kube-controller-manager's persistent-volume-binder.
+/// RBAC rules: those of kube-controller-manager's persistent-volume-binder.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
     Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),
@@ -26,7 +26,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes/status", &["patch"]),
 ];
 
-/// The controller runs in a process with these settings.
+/// Returns true if the controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

@@ -1,7 +1,6 @@
 //! Binding rules. Source: kube-controller-manager's PersistentVolumeController, `pv_controller.go`.
 //!
-//! Comments name rows (U1 …, B1 …, V1 …) of that controller's decision tables: U is a claim without the
-//! annotation `bind-completed`, B a claim with it, V a volume.
+//! An unbound claim lacks the annotation `bind-completed`; a bound claim has it.
 //!
 //! Deviations:
 //! - A volume reserved for the claim has precedence over a free one with a smaller set of access modes.
@@ -37,7 +36,7 @@ pub struct BindingInput<'a> {
 pub struct ClaimStatus {
     /// `phase`
     pub phase: ClaimPhase,
-    /// `accessModes`; absent clears them.
+    /// `accessModes`; `None` clears them.
     pub access_modes: Option<AccessModes>,
     /// `capacity.storage`
     pub capacity: CapacityWrite,
@@ -48,7 +47,7 @@ pub struct ClaimStatus {
 /// Update of `status.capacity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapacityWrite {
-    /// Unchanged: the capacity of a bound claim belongs to the resizer.
+    /// Unchanged: the resizer and kubelet write the capacity of a bound claim.
     Keep,
     /// Removed.
     Clear,
@@ -70,7 +69,7 @@ pub enum AttributesClassWrite {
 /// A write of the claim's binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEffect {
-    /// U3: sets `spec.storageClassName` to the default class.
+    /// Sets `spec.storageClassName` to the default class.
     AssignClass(StorageClassName),
     /// Write 1 of the binding: the volume's claimRef. From then on no other claim can get the volume.
     ReserveVolume {
@@ -90,7 +89,7 @@ pub enum ClaimEffect {
         /// The driver, if the claim lacks the annotation `storage-provisioner`.
         provisioner: Option<DriverName>,
     },
-    /// Write 4 of the binding, or the reset to Pending or Lost.
+    /// Write 4 of the binding: the claim's status. Also resets the status to Pending or Lost.
     SetStatus(ClaimStatus),
     /// Sets the annotation `storage-provisioner`, which requests a volume from an external provisioner.
     RequestProvisioning(DriverName),
@@ -107,11 +106,11 @@ pub enum ClaimBindingVerdict {
     Wait(EventSpec),
     /// Wait for the driver's provisioner.
     Provision(StorageClassName, DriverName),
-    /// The objects contradict each other: emit the event and retry with back-off.
+    /// The objects are invalid or contradict each other: emit the event and retry with back-off.
     Fail(String, Option<EventSpec>),
 }
 
-/// A claim whose volume cannot be chosen.
+/// The reason why no volume can be chosen for a claim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum BindingError {
     #[error("StorageClass {0} has no volumeBindingMode")]
@@ -129,7 +128,7 @@ pub fn decide_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdi
     }
 }
 
-/// Source: `syncUnboundClaim`.
+/// Decides for an unbound claim. Source: `syncUnboundClaim`.
 fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     match &claim.volume {
         None => decide_claim_without_volume(input, claim),
@@ -137,7 +136,7 @@ fn decide_unbound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingV
     }
 }
 
-/// Rows U1 to U6: `spec.volumeName` is empty.
+/// Decides for an unbound claim with an empty `spec.volumeName`.
 fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let delayed = match is_delayed(input.cache, claim) {
         Ok(delayed) => delayed,
@@ -149,7 +148,7 @@ fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimB
             let event = EventSpec::warning("FailedBinding", message.clone());
             return ClaimBindingVerdict::Fail(message, Some(event));
         }
-        // U2. A claim that is being deleted gets no new volume.
+        // A claim that is being deleted gets no new volume.
         Ok(Some(volume)) if !claim.meta.deleting => return bind(input, claim, &volume),
         Ok(_) => {}
     }
@@ -180,7 +179,7 @@ fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimB
     provision(input, claim)
 }
 
-/// Row U5: dynamic provisioning. Source: `provisionClaim`.
+/// Decides on dynamic provisioning for a claim. Source: `provisionClaim`.
 fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let name = claim.class_name();
     let class = match input.cache.class(name) {
@@ -223,7 +222,7 @@ pub fn external_provisioning_event(driver: &DriverName) -> EventSpec {
     )
 }
 
-/// Rows U7 to U12: `spec.volumeName` is set.
+/// Decides for an unbound claim whose `spec.volumeName` is `name`.
 fn decide_claim_with_volume(
     input: BindingInput<'_>,
     claim: &Claim,
@@ -267,8 +266,7 @@ fn decide_claim_with_volume(
     reset_to_pending(claim).unwrap_or(ClaimBindingVerdict::Wait(event))
 }
 
-/// Rows B1 to B5: the claim was bound before. Its volume is verified, never replaced. Source:
-/// `syncBoundClaim`.
+/// Decides for a bound claim. Its volume is verified, never replaced. Source: `syncBoundClaim`.
 fn decide_bound_claim(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let Some(name) = &claim.volume else {
         let text = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
@@ -469,9 +467,9 @@ pub enum VolumeEffect {
 pub enum VolumeBindingVerdict {
     /// Perform this effect, then decide again.
     Apply(VolumeEffect, Option<EventSpec>),
-    /// V5: enqueue the claim, which completes the binding.
+    /// Enqueue the claim, whose reconcile completes the binding.
     EnqueueClaim(ClaimKey),
-    /// V4: volume and claim have different volume modes. The events are for the volume and the claim.
+    /// Volume and claim have different volume modes. The events are for the volume and the claim.
     VolumeModeMismatch(ClaimKey, EventSpec, EventSpec),
     /// No effect; the text is the reason.
     NoAction(&'static str),
@@ -531,7 +529,7 @@ fn set_phase(volume: &Volume, phase: VolumePhase, reason: &'static str) -> Volum
     VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(phase, String::new()), None)
 }
 
-/// Row V4.
+/// Returns the verdict for a volume whose claim has another volume mode.
 fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
     let (claim_name, volume_name) = (&claim.key.name, &volume.name);
     let on_volume = format!(
@@ -549,8 +547,8 @@ fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
     )
 }
 
-/// Rows V3 and V7: the volume's claim is deleted. `is_released` is true if the phase is Released or Failed.
-/// Source: `reclaimVolume`.
+/// Decides for a volume whose claim is deleted, or bound to another volume. `is_released` is true if the
+/// phase is Released or Failed. Source: `reclaimVolume`.
 fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVerdict {
     if !is_released {
         return VolumeBindingVerdict::Apply(

@@ -25,7 +25,7 @@ use crate::{
 /// The role of the resizer.
 pub const ROLE: Role = Role::new("resizer");
 
-/// external-resizer's rules. The Secrets are those of `controllerExpandSecretRef` and of annotations.
+/// RBAC rules of external-resizer. The Secrets are those of `controllerExpandSecretRef` and of annotations.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),

@@ -121,8 +121,8 @@ impl Resizer {
             }
             ExpansionVerdict::MarkNodePending => {
                 if claim.progress().resize == Some(ResizeState::NodeInfeasible) {
-                    // The node could not expand it. It is requested again now, and the next time after a
-                    // delay.
+                    // The node could not expand the volume. The expansion is requested again now, and after
+                    // another failure only after a delay.
                     self.mark_infeasible(claim);
                 }
                 let event = EventSpec::normal(
@@ -238,13 +238,13 @@ impl Resizer {
         Ok(ExpansionResult { claim: uid.clone(), target, volume: expanded })
     }
 
-    /// The claim still exists. State of a deleted claim is not retained.
+    /// Returns true if the claim still exists. State of a deleted claim is not retained.
     pub(super) fn is_claim_present(&self, claim: &Claim) -> bool {
         let now = self.context.cache.claims.get(&claim.key).into_object();
         now.is_some_and(|now| now.meta.uid == claim.meta.uid)
     }
 
-    /// The claim or the volume has changed since the decision.
+    /// Returns true if the claim or the volume has changed since the decision.
     pub(super) fn has_changed(&self, claim: &Claim, volume: &Volume) -> bool {
         let cache = &self.context.cache;
         let claim_now = cache.claims.get(&claim.key).into_object();
@@ -253,7 +253,8 @@ impl Resizer {
             || volume_now.is_none_or(|now| now.meta.resource_version != volume.meta.resource_version)
     }
 
-    /// Writes the failure to the status, emits it, and returns the time of the next attempt.
+    /// Emits the failure, writes it to the status unless the result is unknown, and returns the action for
+    /// the next attempt.
     async fn handle_expansion_failure(
         &self,
         name: &DriverName,
@@ -292,7 +293,7 @@ impl Resizer {
         self.requeue_after(name, ResizeOperation::Expansion, &claim.key, error.retry_after_ms)
     }
 
-    /// Writes a failure to the status of the current claim; once more after a conflict.
+    /// Writes a failure to the status of the current claim. Retries once after a conflict.
     pub(super) async fn write_failure(
         &self,
         claim: &Claim,
@@ -315,7 +316,7 @@ impl Resizer {
         }
     }
 
-    /// Delays the next attempt of the claim's current size.
+    /// Delays the next attempt of the claim's allocated size by `--retry-interval-max`.
     fn mark_infeasible(&self, claim: &Claim) {
         let delay = self.context.calls.retry_interval_max;
         if let Some(target) = claim.progress().allocated_resources {
@@ -325,7 +326,7 @@ impl Resizer {
         }
     }
 
-    /// This process watches Pods to find volumes of the driver that are in use.
+    /// Returns true if this process watches Pods to find volumes of the driver that are in use.
     fn has_pod_watch(&self, driver: &DriverName) -> bool {
         let driver = self.context.drivers.get(driver);
         self.context.settings.handle_volume_inuse_error
@@ -333,7 +334,7 @@ impl Resizer {
     }
 }
 
-/// The driver can expand volumes only while they are not published.
+/// Returns true if the driver can expand volumes only while they are not published.
 pub(super) fn is_offline_expansion_only(driver: &dyn Backend) -> bool {
     driver.abilities().contains(&Ability::Expansion)
         && !driver.description().has_feature(Feature::OnlineExpansion)

@@ -37,7 +37,7 @@ pub enum ModificationVerdict {
     NoAction(&'static str),
     /// No effect before the slow retry of an infeasible class is due.
     WaitForRetry,
-    /// The modification was withdrawn: remove its conditions.
+    /// The claim no longer requests a class: remove the conditions of the modification.
     Cancel,
     /// The class is missing or belongs to another driver: set the state `Pending` and emit the event.
     MarkPending(Box<str>, String),
@@ -68,7 +68,7 @@ pub struct ModifyCall {
     pub parameters: Parameters,
 }
 
-/// A VolumeAttributesClass that a volume cannot get.
+/// The reason why a volume cannot get a VolumeAttributesClass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum AttributesClassError {
     // external-resizer's text.

@@ -182,7 +182,7 @@ impl Resizer {
         }
     }
 
-    /// Writes the failure to the status, emits it, and returns the time of the next attempt.
+    /// Emits the failure, writes it to the status, and returns the action for the next attempt.
     async fn handle_modification_failure(
         &self,
         name: &DriverName,
@@ -217,7 +217,8 @@ impl Resizer {
     }
 }
 
-/// The Secret of a modification.
+/// The Secret of a modification: the one in the annotations of the PersistentVolume, else the Secret of
+/// expansions.
 fn secret_of(volume: &Volume) -> Option<SecretRef> {
     let annotation = |key| volume.meta.annotation(key).filter(|text| !text.is_empty());
     match (annotation(names::MODIFY_SECRET_NAME), annotation(names::MODIFY_SECRET_NAMESPACE)) {

@@ -217,8 +217,8 @@ impl Resizer {
         self.queues.get(&csi.driver)
     }
 
-    /// Checks that the claim's volume belongs to the driver and, for a node-local driver, to the node of this
-    /// process.
+    /// Returns true if the claim's volume belongs to the driver and, for a node-local driver, to the node of
+    /// this process.
     pub(super) fn is_managed_claim(&self, driver: &DriverName, claim: &Claim) -> bool {
         let cache = &self.context.cache;
         let Ok((volume, csi)) = rules::volume_of(cache, claim) else { return false };
@@ -276,7 +276,7 @@ impl Resizer {
         Ok((call, guard))
     }
 
-    /// Sends an event as external-resizer.
+    /// Emits an event on the claim, with the `source.component` of external-resizer.
     pub(super) fn emit_event(&self, driver: &DriverName, claim: &Claim, event: EventSpec) {
         self.context.events.emit(claim, &format!("external-resizer {driver}"), event);
     }
@@ -297,7 +297,7 @@ impl Resizer {
         self.context.recorders.of_claim(&claim.key)
     }
 
-    /// The delay suggested by the driver's error, if it is longer than the back-off.
+    /// Retries after the delay that the driver's error suggests in milliseconds, but not before the back-off.
     pub(super) fn requeue_after(
         &self,
         driver: &DriverName,

@@ -30,7 +30,8 @@ pub struct ResizerAbilities {
 pub struct LastExpansion {
     /// Finality of the driver's last error: a result that is not final may still take effect.
     pub finality: Option<Finality>,
-    /// The driver does not expand the volume while it is in use.
+    /// The last call failed with FailedPrecondition: the driver does not expand the volume while it is in
+    /// use.
     pub in_use: bool,
     /// The size was infeasible, and its slow retry is not due.
     pub infeasible: bool,
@@ -290,9 +291,9 @@ fn pod_in_use(cache: &Cache, claim: &Claim) -> Option<String> {
 pub enum ResizeFailure {
     /// The result is unknown: the same call is repeated.
     InDoubt,
-    /// The call had no effect: another size may be requested.
+    /// The call had no effect: another size or class may be requested.
     Final,
-    /// The size is infeasible: it is retried slowly.
+    /// The size or class is infeasible: it is retried after `--retry-interval-max`.
     Infeasible,
 }
 

@@ -9,7 +9,7 @@ use cofferdam_domain::{Quantity, Uid, storage::Finality};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A queue of the resizer, and the driver call of its reconciles.
+/// An operation of the resizer. Each has its own queue and driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ResizeOperation {
     /// `ControllerExpandVolume`.
@@ -21,9 +21,10 @@ pub(super) enum ResizeOperation {
 /// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
-    /// Finality of the driver's last error.
+    /// Finality of the driver's last error; `None` before the first call and after a successful one.
     pub(super) last_finality: Option<Finality>,
-    /// The driver does not expand the volume while it is in use.
+    /// The last call failed with FailedPrecondition: the driver does not expand the volume while it is in
+    /// use.
     pub(super) in_use: bool,
     /// An infeasible size, and the time of its next retry.
     pub(super) infeasible: Option<(Quantity, Instant)>,
@@ -32,7 +33,7 @@ pub(super) struct ExpansionState {
 /// State of a modification.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModificationState {
-    /// The last call can no longer take effect.
+    /// The last call of this process failed and can no longer take effect.
     pub(super) is_last_call_final: bool,
     /// An infeasible class, and the time of its next retry.
     pub(super) infeasible: Option<(Box<str>, Instant)>,
@@ -73,7 +74,7 @@ impl ResizerState {
     }
 }
 
-/// Returns the time until the next retry, or `None` if it is due.
+/// Returns the time until the entry's retry or event; `None` if it is due or there is no entry.
 pub(super) fn time_left<T>(entry: Option<&(T, Instant)>) -> Option<Duration> {
     let (_, until) = entry?;
     let remaining = until.saturating_duration_since(Instant::now());

@@ -170,7 +170,7 @@ async fn expired_tombstones_are_pruned_and_memory_is_released() {
     table.observe_version(version(8));
     assert_eq!(table.inner.read().tombstones.len(), 1_001);
     tokio::time::advance(super::TOMBSTONE_TTL / 2).await;
-    // A bookmark is enough.
+    // A bookmark also removes expired tombstones.
     table.observe_version(version(9));
     let (count, capacity) = (table.inner.read().tombstones.len(), table.inner.read().tombstones.capacity());
     assert!(count == 1 && capacity < 10, "{count} of {capacity}");

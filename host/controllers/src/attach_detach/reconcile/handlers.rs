@@ -175,7 +175,7 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues attachments.
+    /// Enqueues the attachments of these names, except those that no longer exist.
     pub(super) fn enqueue_attachments(&self, names: impl IntoIterator<Item = VolumeAttachmentName>) {
         let there =
             names.into_iter().filter_map(|name| self.context.cache.attachments.get(&name).into_object());
@@ -209,7 +209,8 @@ impl AttachDetach {
 
     fn enqueue_claim(&self, claim: &ClaimKey) {
         let key = Key::Claim(claim.clone());
-        // A pod uses the volume even if its claim is not bound to it.
+        // By `spec.claimRef`: a pod keeps a volume attached even if its claim is no longer bound to the
+        // volume.
         let volumes = self.context.cache.volumes_of_claim(claim);
         volumes.iter().for_each(|volume| self.enqueue_volume(volume));
         match desired_state::bound_claim_and_volume(&self.context.cache, claim) {

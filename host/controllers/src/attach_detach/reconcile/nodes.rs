@@ -87,8 +87,9 @@ impl AttachDetach {
         Action::Requeue
     }
 
-    /// Determines, for a Node with the desired list, that no earlier update can still take effect. Returns
-    /// false if the Node is newer than the cached one, and an action if an update may still take effect.
+    /// Returns true if no earlier update of `volumesAttached` can still take effect. `node` already has the
+    /// desired list. Returns false if a live read shows that the Node has changed, and an action if an update
+    /// may still take effect.
     async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
         let Some(unanswered_for) = unanswered_for else { return Ok(true) };
         if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
@@ -105,8 +106,8 @@ impl AttachDetach {
         }
     }
 
-    /// Entries of CSI volumes in a Node's list that other writers own: their VolumeAttachments are of
-    /// migrated in-tree plugins, or cannot be decoded.
+    /// Entries of CSI volumes in a Node's `volumesAttached` that other writers own: their VolumeAttachments
+    /// are of migrated in-tree plugins, or cannot be decoded.
     fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
         let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
@@ -128,13 +129,13 @@ impl AttachDetach {
         foreign.map(|volume| volume.name.clone()).collect()
     }
 
-    /// The attachment is attached and not being deleted.
+    /// Returns true if the attachment is attached and not being deleted.
     fn is_attached(&self, name: &VolumeAttachmentName) -> bool {
         let now = self.context.cache.attachments.get(name).into_object();
         now.is_some_and(|now| now.attached && !now.meta.deleting)
     }
 
-    /// Attachments that the Node has to report in `volumesAttached`.
+    /// Attachments that the Node has to report in `volumesAttached`, with the names of their volumes.
     fn volumes_to_report(&self, node: &Node) -> Vec<(VolumeAttachmentName, UniqueVolumeName)> {
         let sources = self.sources();
         let attachments = self.context.cache.attachments_of_node(&node.name);
@@ -161,7 +162,7 @@ impl AttachDetach {
 }
 
 /// The patch that sets `status.volumesAttached` of a Node to `reported`, beside the entries of other plugins
-/// and `foreign` ones. Absent if the list is equal.
+/// and `foreign` ones. `None` if the list is equal.
 fn volumes_attached_patch(
     node: &Node,
     reported: &[UniqueVolumeName],

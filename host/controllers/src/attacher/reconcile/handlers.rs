@@ -57,7 +57,8 @@ impl Attacher {
         self.enqueue_out_of_sync(other);
     }
 
-    /// Enqueues attachments that are not in their desired state: they may have waited for another object.
+    /// Enqueues those of the attachments that are not in their desired state: they may have waited for
+    /// another object.
     fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
         attachments
             .filter(|attachment| attachment.meta.deleting || !attachment.attached)

@@ -155,7 +155,7 @@ fn attach_performs_one_effect_at_a_time() {
     assert_eq!(AttacherFixture::new().describe(&with(prepared(), &attached())), "no action");
     let contradicted = AttacherFixture { force_sync: true, ..AttacherFixture::new() };
     assert_eq!(contradicted.describe(&with(prepared(), &attached())), "publish h id");
-    // Also if the finalizer was removed meanwhile.
+    // An attachment without the finalizer first gets it again.
     assert_eq!(contradicted.describe(&with(attachment_json(), &attached())), "record id");
 }
 
@@ -275,7 +275,7 @@ fn an_impossible_attach_reports_its_reason() {
         // It has no finalizer of the attacher and can be deleted.
         assert_eq!(fixture.describe(&with(attachment, &deleting())), "no action", "{expected}");
     }
-    // The annotation is used for detach only.
+    // The node-id annotation replaces the CSINode for detach only.
     assert_eq!(
         AttacherFixture::new().without::<CsiNode>("n").describe(&prepared()),
         "CSINode n does not exist"
