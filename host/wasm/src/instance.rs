@@ -34,7 +34,7 @@ impl StoreData {
         self.capabilities.redactor()
     }
 
-    /// Ends the call's log; returns the number of dropped lines.
+    /// Logs the number of the call's dropped log lines, and returns it.
     pub(crate) fn finish(&self) -> u64 {
         self.capabilities.finish()
     }

@@ -30,7 +30,7 @@ pub struct Limits {
     pub concurrent_calls: usize,
     /// Maximum running and waiting calls of the backend; further calls fail immediately.
     pub queued_calls: usize,
-    /// Maximum bytes of all keys and values of the `state` import.
+    /// Maximum bytes of all entries of the `state` import: keys and values, plus 160 bytes for each entry.
     pub state_bytes: usize,
     /// Maximum keys of the `session` import, over all secrets.
     pub session_keys: usize,
@@ -54,7 +54,7 @@ pub struct Limits {
     pub table_elements: usize,
     /// Maximum concurrent resource handles of one call.
     pub handles: usize,
-    /// Consecutive traps and time-outs after which the circuit breaker opens.
+    /// Consecutive failures (trap, time-out, exceeded limit) after which the circuit breaker opens.
     pub breaker_failures: u32,
     /// First delay of an open circuit breaker, in milliseconds; doubled after each failed trial, up to 60
     /// times this.
@@ -139,7 +139,7 @@ impl Limits {
     }
 }
 
-/// A limited resource that a call requested in vain.
+/// A limit that a call exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExceededLimit {
     /// More memory.
@@ -148,7 +148,7 @@ pub(crate) enum ExceededLimit {
     TableElements,
 }
 
-/// Watches the memory of one call.
+/// Enforces the limits of one call's memories, tables and instances.
 #[derive(Debug)]
 pub(crate) struct StoreLimiter {
     max_memory: usize,

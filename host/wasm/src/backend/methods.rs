@@ -40,7 +40,7 @@ impl WasmBackend {
         Box::pin(self.run(call, spec, function))
     }
 
-    /// Runs a call that needs an ability.
+    /// Runs a call that needs an ability. Returns `Unimplemented` if the component does not have it.
     fn run_with_ability<T: Send + 'static, U: Send + 'static>(
         &self,
         ability: Ability,
