@@ -186,7 +186,7 @@ pub(crate) fn parse_snapshot_parameters(parameters: KeyValues) -> Result<Option<
     }
 }
 
-/// All capability strings.
+/// The canonical strings of capabilities, sorted and without duplicates.
 pub(crate) fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));
