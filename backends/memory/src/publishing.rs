@@ -138,7 +138,8 @@ fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<
     }
 }
 
-/// The connection info of a volume: a filesystem is in the node's memory, and a block volume has no content.
+/// The connection info of a volume: a filesystem is a tmpfs on the node; for a block volume, the node has
+/// nothing to do.
 fn connection_info(access: &AccessType, size: u64) -> ConnectionInfo {
     match access {
         AccessType::Block => ConnectionInfo::none(),

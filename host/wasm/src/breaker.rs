@@ -70,8 +70,8 @@ impl Breaker {
         }
     }
 
-    /// Checks again, before it starts, a call that has waited since its admission. The result is as that of
-    /// `admit`.
+    /// Admits a call again after it has waited, because the circuit may have opened meanwhile. Returns the
+    /// same as `admit`.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,

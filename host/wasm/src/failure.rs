@@ -23,7 +23,7 @@ pub(crate) enum CallFailure {
     LimitExceeded(GuestLimit),
     /// The guest did not respond before its deadline; it ran for this time.
     Deadline(Duration),
-    /// The caller's deadline was so short, given here, that its passing says nothing about the guest.
+    /// The deadline left the guest only this time: too little to count as the guest's failure.
     CallerDeadline(Duration),
     /// The guest passed a value that is larger than this limit, in bytes.
     ResultTooLarge(usize),

@@ -15,8 +15,7 @@ use prometheus_client::{
 
 use crate::{breaker::BreakerStatus, limits::Limits, usage::CallUsage};
 
-/// Histogram buckets in seconds, from a fast array in the same network to the default request timeout of 30
-/// s.
+/// Histogram buckets in seconds, from a fast array in the same network to the default timeout of a request.
 const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Histogram buckets in bytes: powers of two around the measured memory of guests in all languages.
 const MEMORY_BUCKETS: [f64; 9] = [

@@ -271,7 +271,8 @@ impl SentExchange {
             }
         };
         let (head, body) = response.into_parts();
-        // hyper limits its read buffer only, and a head that is read in parts can be larger.
+        // hyper checks its limit only while the head is incomplete: a head that one more read completes can
+        // be larger.
         let bytes = head.headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
         if bytes.fold(0, usize::saturating_add) > connect::MAX_RESPONSE_HEAD {
             let message = format!(
