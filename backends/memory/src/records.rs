@@ -213,7 +213,7 @@ pub(crate) struct MemorySnapshot {
     /// The handle of the snapshot's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    /// The owner that requested the snapshot.
+    /// The owner that the request names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<MemoryOwner>,
 }

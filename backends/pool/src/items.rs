@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::{CONSISTENCY, Consistency, MAX_NAME, VolumeArguments, VolumeKind};
 
-/// State and pool of the node.
+/// State and pool of the node, with the time and a random number of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeStorage<'a, S, P> {
     pub(crate) store: &'a S,

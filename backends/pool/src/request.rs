@@ -129,7 +129,7 @@ fn parse_consistency(parameters: &BTreeMap<String, String>) -> Result<Option<Con
 }
 
 impl ParsedRequest {
-    /// The kind of a new volume.
+    /// The kind of a new volume without a source.
     pub(crate) fn kind(&self) -> VolumeKind {
         self.kinds.first().copied().unwrap_or(VolumeKind::Directory)
     }

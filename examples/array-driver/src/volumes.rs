@@ -77,7 +77,8 @@ fn put_volume(
     made.json().map(Created::New)
 }
 
-/// The size range of a volume that must hold its source.
+/// The size range of a volume that must be at least as large as its source. Fails if the source does not
+/// exist or is larger than requested.
 fn range_with_source(
     client: &ArrayClient,
     range: &CapacityRange,

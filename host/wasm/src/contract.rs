@@ -99,7 +99,7 @@ impl fmt::Display for Grant {
     }
 }
 
-/// An interface of the contract in another version.
+/// Name of a contract interface in a version that the host does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceVersion(String);
 

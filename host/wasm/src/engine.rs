@@ -29,9 +29,10 @@ use crate::{
 
 /// Maximum frames of a guest's backtrace in a log line.
 const BACKTRACE_FRAMES: usize = 16;
-/// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them, and keeps the
-/// processor for about one time slice, which is many short calls. With niceness 19 they would get less than 1
-/// % of a busy processor, and calls would miss their deadlines.
+/// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them. With a smaller
+/// difference the kernel would let it wait for the rest of a time slice, which is as long as many short
+/// calls. With niceness 19 the CPU-bound threads would get less than 1 % of a busy processor, and calls would
+/// miss their deadlines.
 const CPU_BOUND_NICENESS: i32 = 10;
 /// Soft limit of compiled code on the disk, in bytes: some twenty components of the largest languages.
 const MAX_CACHE_BYTES: u64 = 1 << 30;

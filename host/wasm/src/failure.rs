@@ -48,7 +48,7 @@ pub(crate) struct GuestLimit {
     pub(crate) noun: &'static str,
     /// Maximum number.
     pub(crate) max: usize,
-    /// The limit's name.
+    /// The limit's name in the configuration.
     pub(crate) limit_name: &'static str,
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn new_linker(engine: &Engine) -> wasmtime::Result<Linker<StoreData>>
     Ok(linker)
 }
 
-/// Creates a store. All limits are set here.
+/// Creates the store of a call, with all its limits.
 pub(crate) fn new_store(
     engine: &Engine,
     shared: &SharedCapabilities,

@@ -24,7 +24,7 @@ pub struct Limits {
     pub result_bytes: usize,
     /// Bytes that one call may write to the log, and as many again to its standard output and error together.
     pub log_bytes: usize,
-    /// Bytes of a component's file.
+    /// Maximum bytes of a component's file.
     pub file_bytes: u64,
     /// Maximum concurrent calls of the backend; further calls wait until their deadline.
     pub concurrent_calls: usize,
@@ -36,21 +36,21 @@ pub struct Limits {
     pub session_keys: usize,
     /// Maximum lifetime of a value of the `session` import, in milliseconds.
     pub session_ttl_ms: u64,
-    /// Bytes of the body of one request of the `http` import.
+    /// Maximum bytes of the body of one request of the `http` import.
     pub http_request_bytes: usize,
-    /// Bytes of the body of one response of the `http` import; not more than `result_bytes`.
+    /// Maximum bytes of the body of one response of the `http` import; `result_bytes` limits it too.
     pub http_response_bytes: usize,
     /// Maximum concurrent requests of the `http` import; further requests fail immediately.
     pub http_exchanges: usize,
     /// Maximum duration of one request of the `http` import, in milliseconds. A request may outlive its call.
     pub http_timeout_ms: u64,
-    /// Core instances of one call: limits the cost of composed components.
+    /// Maximum core instances of one call: limits the cost of composed components.
     pub instances: usize,
-    /// Linear memories of one call.
+    /// Maximum linear memories of one call.
     pub memories: usize,
-    /// Tables of one call.
+    /// Maximum tables of one call.
     pub tables: usize,
-    /// Elements of one table.
+    /// Maximum elements of one table.
     pub table_elements: usize,
     /// Maximum concurrent resource handles of one call.
     pub handles: usize,
@@ -99,7 +99,7 @@ impl Default for Limits {
 pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 
 impl Limits {
-    /// Time that one call may take in all.
+    /// Maximum duration of one call.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
@@ -133,7 +133,7 @@ impl Limits {
         ]
     }
 
-    /// Time that one call may compute.
+    /// Maximum CPU time of one call.
     pub(crate) fn cpu_budget(&self) -> Duration {
         Duration::from_millis(self.cpu_ms)
     }
@@ -142,9 +142,9 @@ impl Limits {
 /// A limit that a call exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExceededLimit {
-    /// More memory.
+    /// The limit `memory-bytes`.
     Memory,
-    /// A larger table.
+    /// The limit `table-elements`.
     TableElements,
 }
 

@@ -75,7 +75,7 @@ pub struct BackendConfig {
     pub sha256: Option<Digest>,
     /// The entries of the backend's `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// Secrets that every call of the backend has.
+    /// Secrets of every call of the backend. A caller's secret of the same name takes precedence.
     pub secrets: Secrets,
     /// The imports that are granted explicitly; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
@@ -395,9 +395,9 @@ fn read(name: &str, source: &ComponentSource, limit: u64) -> Result<Vec<u8>, Loa
 /// The kind of a file that is no component, by its first bytes; `None` for a possible component.
 fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     const MAGIC: &[u8] = b"\0asm";
-    /// Version 1, layer 0.
+    /// Header of a core module: version 1, layer 0.
     const CORE: &[u8] = &[1, 0, 0, 0];
-    /// Version 13, layer 1: every component of today's format.
+    /// Header of a component: version 13, layer 1.
     const COMPONENT: &[u8] = &[13, 0, 1, 0];
     if bytes.is_empty() {
         return Some("empty".to_owned());

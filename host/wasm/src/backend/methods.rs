@@ -26,7 +26,7 @@ use cofferdam_backend::{
     checks::{self, ResponseLimits},
 };
 
-/// Limits of components' responses.
+/// Limits of components' responses: those of the CSI specification.
 const LIMITS: ResponseLimits = ResponseLimits::CSI_SPEC;
 
 impl WasmBackend {

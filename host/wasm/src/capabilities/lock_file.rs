@@ -5,7 +5,7 @@ use std::{
     io::{self, Read as _, Seek as _, Write as _},
 };
 
-/// A lock file that this process cannot take. The message follows the name of what the lock protects.
+/// A lock file that this process cannot lock. The message follows the name of what the lock protects.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
     /// Another backend of this process has the lock.

@@ -36,7 +36,7 @@ impl GuestLog {
         }
     }
 
-    /// Logs the number of dropped lines, and returns it.
+    /// Returns the number of dropped lines; logs a warning if there are any.
     pub(crate) fn finish(&self) -> u64 {
         if self.dropped_lines > 0 {
             tracing::warn!(

@@ -249,7 +249,7 @@ fn write_temp_file(name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// An origin on loopback.
+/// The configuration of an origin on 127.0.0.1.
 pub(crate) fn origin(url: &str) -> OriginConfig {
     OriginConfig {
         origin: url.to_owned(),

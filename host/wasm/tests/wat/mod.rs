@@ -89,7 +89,7 @@ pub(crate) fn bytes_segment(address: u32, bytes: &[u8]) -> String {
 }
 
 impl WatGuest {
-    /// The component's bytes.
+    /// Compiles the component. The bytes are leaked.
     pub(crate) fn binary(&self) -> &'static [u8] {
         let text = self.text();
         match wat::parse_str(&text) {

@@ -43,7 +43,7 @@ pub(crate) struct HttpClient {
     metrics: OnceLock<HttpMetrics>,
 }
 
-/// Limits of one exchange.
+/// Limits of a backend's exchanges.
 #[derive(Clone, Debug)]
 pub(crate) struct ExchangeLimits {
     exchanges: usize,

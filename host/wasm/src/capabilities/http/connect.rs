@@ -95,7 +95,7 @@ impl HttpConnection {
     }
 }
 
-/// The task that moves a connection's bytes.
+/// The task that drives a connection; aborted when this is dropped.
 #[derive(Debug)]
 struct ConnectionTask(JoinHandle<Option<hyper::Error>>);
 

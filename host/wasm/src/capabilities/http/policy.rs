@@ -61,7 +61,7 @@ pub(crate) struct OriginTarget {
     addresses: Option<Vec<IpNet>>,
 }
 
-/// The origins of one backend.
+/// The allowed origins of one backend.
 #[derive(Debug, Default)]
 pub(crate) struct OriginPolicy {
     targets: HashMap<Origin, Arc<OriginTarget>>,

@@ -64,7 +64,7 @@ pub enum PoolDirectoryError {
     /// The lock file cannot be created.
     #[error("cannot be written: {0}: expected to read and write it")]
     CreateLockFile(#[source] Errno),
-    /// The lock file cannot be taken.
+    /// The lock file cannot be locked.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// Its items cannot be listed.
@@ -208,7 +208,7 @@ impl Pool {
         metrics.set_pool_usage(table.items.len(), reserved_bytes(&table.items));
     }
 
-    /// Does an operation and counts it.
+    /// Runs an operation and counts it in the metrics.
     pub(crate) fn perform<T>(
         &self,
         operation: &'static str,

@@ -28,7 +28,7 @@ use crate::{
 
 /// Key to version and value.
 const ENTRIES_TABLE: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
-/// Metadata of the whole file.
+/// Metadata of the file: format, last version, and bytes of all entries.
 const METADATA_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
 /// Key of the layout's version.
 const FORMAT_KEY: &str = "format";
@@ -60,7 +60,7 @@ pub enum StateFileError {
     /// The lock file cannot be opened.
     #[error("has a lock file that cannot be opened: {0}")]
     OpenLockFile(#[source] io::Error),
-    /// The lock file cannot be taken.
+    /// The lock file cannot be locked.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// The path is that of a directory, a pipe or a device.
