@@ -59,7 +59,7 @@ use crate::{Finality, Result, StorageError, host, secrets::Secret};
 
 /// Percent-encoding set: every character except the unreserved characters of RFC 3986.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-/// Characters of an unexpected response that an error message quotes.
+/// Maximum characters of an unexpected response that an error message quotes.
 const MAX_QUOTED_CHARS: usize = 200;
 
 /// Joins a base URL and path segments. Segments may contain any character and are percent-encoded.

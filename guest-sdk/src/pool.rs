@@ -60,7 +60,8 @@ pub trait Pool {
     ///
     /// - [`PoolError::Missing`] if the source does not exist.
     /// - [`PoolError::Exists`] if the name is taken.
-    /// - [`PoolError::Busy`] if an earlier copy to this name is still running.
+    /// - [`PoolError::Busy`] if the name is in use, such as by an earlier copy that is still running, or the
+    ///   source is being changed.
     /// - [`PoolError::Unsupported`] if the pool cannot make a [`CopyMode::PointInTime`] copy.
     /// - Any other failure of the pool.
     fn copy(
@@ -76,7 +77,7 @@ pub trait Pool {
     /// # Errors
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
-    /// - [`PoolError::Busy`] if the item is being created or removed.
+    /// - [`PoolError::Busy`] if the item is being created, changed or removed.
     fn measure(&self, name: &str) -> Result<Item, PoolError>;
 
     /// Lists the items with a name prefix after a given name: at most `limit`, and at most 1000.

@@ -29,7 +29,7 @@ impl Secret {
     }
 
     /// The value of the secret. It requires the additional grant `reveal`, which only components that call
-    /// this function have. Prefer to pass the secret to [`http`](crate::http).
+    /// this function need. Prefer to pass the secret to [`http`](crate::http).
     pub fn reveal(&self) -> String {
         host::reveal(&self.handle)
     }

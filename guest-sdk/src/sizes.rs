@@ -63,7 +63,8 @@ impl Sizes {
         self
     }
 
-    /// The smallest supported size in a range.
+    /// The smallest supported size from `required_bytes` on. Without `required_bytes`, the default size, or
+    /// the largest supported size within the limit if that is smaller.
     ///
     /// # Errors
     ///

@@ -118,8 +118,8 @@ pub enum Decision<T> {
     Commit(Vec<Change>, T),
 }
 
-/// Attempts of [`decide`]. Every conflict means that another call has made progress, so the limit is reached
-/// only if that many calls commit within the few microseconds of one attempt.
+/// Maximum attempts of [`decide`]. Every conflict means that another call has made progress, so the limit is
+/// reached only if that many calls commit within the few microseconds of one attempt.
 const MAX_ATTEMPTS: usize = 64;
 
 /// Reads, decides and commits. After a conflict with another writer it starts again. All changes are one

@@ -39,7 +39,7 @@ pub(crate) fn available<S: Store>(
     })
 }
 
-/// Free bytes of a segment.
+/// Free bytes of a segment, or of the whole storage if the driver has no topology.
 fn free_bytes(settings: &MemorySettings, usage: &StorageUsage, segment: Option<&TopologySegment>) -> u64 {
     let used = if settings.is_total_capacity() { usage.bytes } else { usage.used_bytes(segment) };
     let total_left = MAX_TOTAL.saturating_sub(usage.bytes);

@@ -16,7 +16,8 @@ use crate::records::{
     VOLUME_PREFIX,
 };
 
-/// A store that dies after a number of calls and supports a concurrent write before a commit.
+/// A store whose `get` and `commit` fail after `calls_left` calls, and whose next `conflicts_left` commits
+/// conflict.
 #[derive(Default, Debug)]
 pub(crate) struct FakeStore {
     pub(crate) entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
@@ -53,7 +54,7 @@ impl FakeStore {
         page.entries.iter().map(|found| (found.key.clone(), records::decode_entry(found).unwrap())).collect()
     }
 
-    /// The expected usage entry, and the expected number of volumes per node.
+    /// The usage entry and the number of volumes per node, computed from the stored volumes and snapshots.
     pub(crate) fn expected_usage(&self) -> (StorageUsage, BTreeMap<String, u64>) {
         let (mut usage, mut nodes) = (StorageUsage::default(), BTreeMap::new());
         for (_, volume) in self.all::<MemoryVolume>(VOLUME_PREFIX) {

@@ -58,7 +58,7 @@ const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind
 /// Number of calls that a rule fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCount {
-    /// The first calls.
+    /// This number of first calls.
     First(u32),
     /// Every call.
     Always,
@@ -67,7 +67,7 @@ pub(crate) enum FaultCount {
 /// A configured fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FaultRule {
-    /// The text of the setting.
+    /// The rule as the setting spells it.
     pub(crate) text: String,
     pub(crate) method: &'static str,
     pub(crate) kind: ErrorKind,
@@ -77,7 +77,7 @@ pub(crate) struct FaultRule {
     pub(crate) finality: Finality,
 }
 
-/// The finality that matches a kind.
+/// The finality of errors of a kind, unless a rule names another.
 pub(crate) const fn default_finality(kind: ErrorKind) -> Finality {
     match kind {
         ErrorKind::Aborted => Finality::InProgress,
@@ -161,7 +161,7 @@ impl FaultRule {
     }
 }
 
-/// Delay before a call starts.
+/// Delay before a call starts: that of its method, or else that of all methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latency {
     all: Option<Duration>,

@@ -25,7 +25,8 @@ fn is_due(rule: &FaultRule, store: &impl Store) -> Result<bool> {
     })
 }
 
-/// Returns an error if a rule applies to the call.
+/// Returns the error of the first rule that applies to the call. `after_effect` selects the rules that fail a
+/// call after its effect.
 fn inject_fault<S: Store>(call: &MemoryCall<'_, S>, method: &str, after_effect: bool) -> Result<()> {
     for rule in
         call.settings.errors.iter().filter(|rule| rule.method == method && rule.after_effect == after_effect)

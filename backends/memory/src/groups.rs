@@ -101,7 +101,7 @@ fn check_same_arguments(
     Err(StorageError::already_exists(format!("the group {:?} exists, with {differs}", request.name)))
 }
 
-/// Counts a request for a group, and so for each of its members.
+/// Counts a request for a group, which counts for each member that is not ready yet.
 fn count_poll(store: &impl Store, handle: &str, group: &MemoryGroup) -> Result<Decision<GroupSnapshot>> {
     let mut changes = Vec::new();
     let mut members = Vec::with_capacity(group.members.len());

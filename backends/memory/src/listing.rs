@@ -30,7 +30,8 @@ pub(crate) struct StatePager<'a> {
 }
 
 impl<'a> StatePager<'a> {
-    /// Starts after an earlier page. A token is only valid for its own listing.
+    /// Starts a page: the first, or the one after `token`. `scope` names the listing; tokens of other
+    /// listings are rejected.
     pub(crate) fn new(
         prefix: &'a str,
         scope: &'a str,

@@ -125,7 +125,7 @@ fn is_published(
     }
 }
 
-/// Adds a volume to the count of a node, unless the node has reached its limit.
+/// Returns the change that adds a volume to the count of a node. Fails if the node has reached its limit.
 fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<Change> {
     let key = node_key(node);
     let found = state::read::<MemoryNode>(call.store, &key)?;
@@ -138,7 +138,8 @@ fn add_volume_to_node<S: Store>(call: &MemoryCall<'_, S>, node: &str) -> Result<
     }
 }
 
-/// The connection info of a volume: its content is in the node's memory.
+/// The connection info of a volume: a filesystem is a tmpfs on the node; for a block volume, the node has
+/// nothing to do.
 fn connection_info(access: &AccessType, size: u64) -> ConnectionInfo {
     match access {
         AccessType::Block => ConnectionInfo::none(),

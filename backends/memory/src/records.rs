@@ -1,8 +1,8 @@
 //! State entries and their changes.
 //!
-//! Each volume, snapshot, group and node in use has an entry. One more entry stores the total usage. Every
-//! call commits its changes together with the usage entry. Therefore the sums are correct whenever a call
-//! dies, and the cost of a create does not depend on the number of volumes.
+//! Each volume, snapshot, group and node in use has an entry. One more entry stores the total usage. A change
+//! of the usage is committed together with the entries that cause it. Therefore the sums are correct whenever
+//! a call dies, and the cost of a create does not depend on the number of volumes.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) struct MemoryCall<'a, S> {
     pub(crate) now_ms: u64,
 }
 
-/// Total usage.
+/// Total usage of the storage: the content of the usage entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StorageUsage {
     /// Bytes of all volumes.
@@ -66,7 +66,7 @@ impl StorageUsage {
         }
     }
 
-    /// Adds bytes to a segment.
+    /// Adds bytes to the total and to a segment.
     pub(crate) fn add_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         if let Some(segment) = segment {
@@ -75,7 +75,7 @@ impl StorageUsage {
         }
     }
 
-    /// Subtracts bytes from a segment.
+    /// Subtracts bytes from the total and from a segment.
     pub(crate) fn remove_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(segment) = segment
@@ -104,7 +104,8 @@ impl StorageUsage {
     }
 }
 
-/// The usage entry as it was read, with the version that a change replaces.
+/// The usage entry of one attempt: callers change `usage`, and `to_change` replaces the version that was
+/// read.
 #[derive(Debug)]
 pub(crate) struct VersionedStorageUsage {
     /// The usage.
@@ -209,10 +210,10 @@ pub(crate) struct MemorySnapshot {
     pub(crate) created_ms: u64,
     /// Number of requests until the snapshot is ready.
     pub(crate) polls_left: u32,
-    /// The group of the snapshot.
+    /// The handle of the snapshot's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    /// The owner that requested the snapshot.
+    /// The owner that the request names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<MemoryOwner>,
 }

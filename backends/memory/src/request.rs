@@ -113,7 +113,7 @@ fn unknown_key_error(what: &str, key: &str, known: &[&str]) -> StorageError {
     StorageError::invalid_argument(format!("unknown {what} {key:?}; known: {}", known.join(", ")))
 }
 
-/// The capability strings, sorted.
+/// Checks capabilities. Returns their canonical strings, sorted and without duplicates.
 pub(crate) fn canonical_capabilities(
     capabilities: &[VolumeCapability],
     settings: &MemorySettings,
@@ -136,7 +136,7 @@ pub(crate) fn canonical_capabilities(
     Ok(lines)
 }
 
-/// The string of a capability.
+/// Checks a capability and returns its canonical string.
 pub(crate) fn canonical_capability(
     capability: &VolumeCapability,
     settings: &MemorySettings,

@@ -53,7 +53,7 @@ pub(crate) fn create<S: Store>(
     })
 }
 
-/// Counts a request for a snapshot.
+/// Counts a request for a snapshot that is not ready yet.
 fn count_poll(handle: &str, found: Versioned<MemorySnapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
     let Versioned { value: mut record, version } = found;
     if record.polls_left == 0 {

@@ -128,7 +128,7 @@ impl Topology {
         }
     }
 
-    /// The segments that match the requested ones.
+    /// The driver's segments that have all the requested values.
     pub(crate) fn matching_segments(&self, segments: &KeyValues) -> Result<Vec<&TopologySegment>> {
         if self.keys.is_empty() {
             return Err(StorageError::invalid_argument("a topology was asked for; this driver has none"));

@@ -108,7 +108,7 @@ pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateReq
     }
 }
 
-/// The size of a source.
+/// The size of a source. Fails if the source does not exist or is not ready.
 fn source_size(store: &impl Store, source: &MemorySource) -> Result<u64> {
     match source {
         MemorySource::Volume(handle) => Ok(records::read_volume(store, handle)?.value.size),

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::{CONSISTENCY, Consistency, MAX_NAME, VolumeArguments, VolumeKind};
 
-/// State and pool of the node.
+/// State and pool of the node, with the time and a random number of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeStorage<'a, S, P> {
     pub(crate) store: &'a S,
@@ -173,7 +173,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads a record for a listing.
+    /// Reads a record for a listing. An unreadable record becomes an entry with the error, so that it does
+    /// not fail the listing.
     pub(crate) fn read_for_listing(
         &self,
         record_kind: RecordKind,
@@ -215,7 +216,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Creates a volume or snapshot without a record.
+    /// Creates a volume or snapshot that has no record yet.
     pub(crate) fn create(
         &self,
         record_kind: RecordKind,
@@ -346,7 +347,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Writes a record.
+    /// Writes a record in place of the version `replaces`, or as a new record. Returns its version.
     pub(crate) fn write_record(
         &self,
         record_kind: RecordKind,
@@ -381,7 +382,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Finds an item of a handle without a record.
+    /// Finds an item whose name was generated for a handle.
     fn find_item_without_record(&self, handle: &str) -> Result<Option<String>> {
         let prefix = format!("{handle}.");
         let mut after: Option<String> = None;
@@ -488,7 +489,7 @@ fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
 
 /// Prefix of page tokens.
 const TOKEN_PREFIX: &str = "after:";
-/// Maximum records of a page. Each record costs a lookup of its item.
+/// Number of records from which a page is not filled further. Each record costs a lookup of its item.
 const MAX_LISTED: usize = 1_000;
 
 /// The key after which a page starts.

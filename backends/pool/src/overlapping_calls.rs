@@ -15,7 +15,8 @@ struct StepScheduler {
 
 #[derive(Default)]
 struct StepOrder {
-    /// The call that runs next, while both are running. After the end of the plan the first call runs.
+    /// Index of the call that runs each step, while both are running. After the end of the plan the first
+    /// call runs.
     planned: Vec<usize>,
     executed: Vec<usize>,
     finished: [bool; 2],
@@ -207,7 +208,7 @@ fn two_overlapping_calls_converge_in_every_interleaving() {
     assert!(orders > 1_000, "{orders}");
 }
 
-/// Checks the invariants after two calls, and that later calls succeed.
+/// Checks the invariants after two calls, and that later calls succeed. With `deletes`, a delete comes first.
 fn check_result(fake: &FakeStorage, calls: [ScheduledCall; 2], deletes: bool, when: &str) {
     if fake.entries.borrow().contains_key("volume/vol-v") {
         let record = fake.record("volume/vol-v");

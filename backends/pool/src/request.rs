@@ -129,7 +129,7 @@ fn parse_consistency(parameters: &BTreeMap<String, String>) -> Result<Option<Con
 }
 
 impl ParsedRequest {
-    /// The kind of a new volume.
+    /// The kind of a new volume without a source.
     pub(crate) fn kind(&self) -> VolumeKind {
         self.kinds.first().copied().unwrap_or(VolumeKind::Directory)
     }
@@ -186,7 +186,7 @@ pub(crate) fn parse_snapshot_parameters(parameters: KeyValues) -> Result<Option<
     }
 }
 
-/// All capability strings.
+/// The canonical strings of capabilities, sorted and without duplicates.
 pub(crate) fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));

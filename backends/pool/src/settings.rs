@@ -14,7 +14,7 @@ const NODE: &str = "node";
 /// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolSettings {
-    /// The node with the pool.
+    /// Name of the node with the pool.
     pub(crate) node: String,
 }
 

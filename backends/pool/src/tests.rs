@@ -38,7 +38,7 @@ struct FakeStorage {
     /// The error returned instead of creating the next item.
     next_error: RefCell<Option<PoolError>>,
     fail_measure: Cell<bool>,
-    /// Image copies are crash-consistent.
+    /// True if the pool can make crash-consistent copies of images.
     shares_blocks: Cell<bool>,
     now_ms: Cell<u64>,
     random: Cell<u64>,

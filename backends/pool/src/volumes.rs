@@ -22,7 +22,7 @@ pub(crate) const NODE_KEY: &str = "topology.cofferdam.dev/node";
 /// Minimum image size in bytes.
 const MIN_IMAGE: u64 = 4_096;
 
-/// The source of a new volume.
+/// Kind and handle of a new volume's source; `None` for an empty volume.
 pub(crate) type SourceHandle<'a> = Option<(RecordKind, &'a str)>;
 
 /// Creates a volume, or returns the existing one.
@@ -114,7 +114,7 @@ pub(crate) fn validate<S: Store, P: Pool>(
     }
 }
 
-/// The first requested parameter that the volume does not have.
+/// A message about the first requested parameter that differs from the volume's, if any.
 fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String>) -> Option<String> {
     let stored_value = |key: &str| match key {
         KIND => Some(record.kind.as_str()),

@@ -17,7 +17,7 @@ const LOGIN_TTL: Duration = Duration::from_secs(300);
 /// Timeout of a request. The caller retries after it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The array of the settings.
+/// Client of the array that the setting `url` names.
 #[derive(Debug)]
 pub(crate) struct ArrayClient {
     url: String,
@@ -83,7 +83,7 @@ impl ArrayClient {
         if response.status == 404 { Ok(None) } else { response.ok_or(|_| None)?.json().map(Some) }
     }
 
-    /// Deletes an object that may not exist.
+    /// Deletes an object that may not exist. `in_use` is the error for status 409.
     pub(crate) fn delete_if_exists(
         &self,
         path: &[&str],

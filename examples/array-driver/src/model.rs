@@ -115,7 +115,7 @@ pub(crate) fn labels<'a>(capabilities: &'a str, owner: Option<&'a Owner>) -> BTr
     labels
 }
 
-/// The capabilities of a volume. Volumes of other origin have none.
+/// The capability strings in a volume's labels. Volumes that this driver did not create have none.
 pub(crate) fn capabilities(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CAPABILITIES).map(String::as_str)
 }
@@ -125,7 +125,7 @@ pub(crate) fn cluster(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CLUSTER).map(String::as_str)
 }
 
-/// The owner of a volume. Volumes of other origin have none.
+/// The owner in a volume's labels. Volumes that this driver did not create have none.
 pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
     Some(Owner {
         cluster_id: labels.get(CLUSTER)?.clone(),

@@ -77,7 +77,8 @@ fn put_volume(
     made.json().map(Created::New)
 }
 
-/// The size range of a volume that must hold its source.
+/// The size range of a volume that must be at least as large as its source. Fails if the source does not
+/// exist or is larger than requested.
 fn range_with_source(
     client: &ArrayClient,
     range: &CapacityRange,
@@ -165,7 +166,7 @@ pub(crate) fn get(client: &ArrayClient, handle: &str) -> Result<VolumeStatus> {
     Ok(status(&get_volume(client, handle)?))
 }
 
-/// Lists a page of all volumes, including volumes of other origin.
+/// Lists a page of all volumes, including volumes that this driver did not create.
 pub(crate) fn list(client: &ArrayClient, after: Option<&str>, limit: Option<u32>) -> Result<VolumePage> {
     let after = paging::key_of_token(after)?;
     let response =
@@ -206,7 +207,7 @@ pub(crate) fn available(client: &ArrayClient, request: CapacityRequest) -> Resul
     })
 }
 
-/// The volume with a handle.
+/// Reads a volume. Fails with `not_found` if it does not exist.
 pub(crate) fn get_volume(client: &ArrayClient, handle: &str) -> Result<model::Volume> {
     client.volume(handle)?.ok_or_else(|| volume_not_found(handle))
 }
@@ -245,7 +246,7 @@ fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
     Ok(lines.join(CAPABILITY_SEPARATOR))
 }
 
-/// The reason why a volume does not support one of the capabilities.
+/// The reason that no volume of the array supports one of the capabilities; `None` if all are supported.
 fn unsupported_capability(capabilities: &[VolumeCapability]) -> Option<String> {
     let shared = |capability: &VolumeCapability| {
         matches!(capability.mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter)

@@ -128,7 +128,7 @@ impl Array {
         Counters { sessions: self.sessions.len(), ..self.counters.clone() }
     }
 
-    /// Handles a request at a time in milliseconds.
+    /// Handles a request. `now_ms` is the current time in milliseconds since 1970-01-01T00:00:00Z.
     pub fn handle(&mut self, request: &ArrayRequest<'_>, now_ms: u64) -> ArrayResponse {
         let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
         let path: Vec<String> = path

@@ -88,7 +88,7 @@ pub struct Counters {
     pub refused_logins: u64,
     /// Currently open sessions.
     pub sessions: usize,
-    /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`. Requests that an
-    /// injected status answered are not counted.
+    /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`. Requests with the
+    /// injected fault `Status` or `LostRequest` are not counted.
     pub requests: BTreeMap<String, u64>,
 }

@@ -36,7 +36,7 @@ cofferdam_guest::export!(StarterDriver: listing);
 struct StarterVolume {
     name: String,
     bytes: u64,
-    /// The capability strings.
+    /// The canonical strings of the capabilities that the volume was created for.
     capabilities: Vec<String>,
     changed_at_ms: u64,
     owner: Option<StarterOwner>,

@@ -23,8 +23,8 @@
 //! ```
 //!
 //! A host belongs to a thread, like a test. Without a host there are no settings, secrets and sessions, the
-//! clock does not advance, random bytes repeat, and every fallible import returns an error that names the
-//! missing host.
+//! clock does not advance, random bytes repeat, and the imports `state`, `http` and `pool` return an error
+//! that names the missing host.
 //!
 //! The mock follows the rules of the real host: versions and conflicts, sizes, changes per commit, pages,
 //! lifetimes of sessions. Rare events happen on request: [`MockHost::fail_after`],
@@ -188,7 +188,8 @@ impl MockHost {
         self
     }
 
-    /// Limits the size of the state in bytes: keys, values and 64 bytes per entry.
+    /// Limits the size of the state in bytes: keys, values and 64 bytes per entry. The real host counts 160
+    /// bytes per entry.
     #[must_use]
     pub fn max_state_bytes(self, bytes: usize) -> Self {
         self.0.blobs.borrow_mut().set_limit(bytes);
@@ -258,8 +259,8 @@ impl MockHost {
         self.0.elapsed_ms.set(self.0.elapsed_ms.get().saturating_add(ms));
     }
 
-    /// Lets this many more fallible imports succeed. All later ones fail without an effect, as if the
-    /// instance had died.
+    /// Lets this many more uses of the imports `state`, `http` and `pool` succeed. All later ones fail
+    /// without an effect, as if the instance had died.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }

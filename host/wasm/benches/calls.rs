@@ -60,7 +60,7 @@ fn resident_kib() -> Result<i64, BenchError> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Memory of one more idle backend in KiB: of a loaded component, and of a new one.
+/// Memory of one more idle backend in KiB: of the same component, and of another component.
 async fn idle_backend_kib(cache: &CompiledCache) -> Result<(i64, i64), BenchError> {
     let engine = Engine::new(EngineOptions { cache: cache.clone(), ..EngineOptions::default() })?;
     let first = load(&engine, BackendConfig::default()).await?;

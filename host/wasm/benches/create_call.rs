@@ -148,7 +148,7 @@ async fn measure(calls: usize, existing_volumes: usize) -> Result<(), BenchError
     std::fs::create_dir_all(&directory)?;
     let channel = grpc_channel(directory.join("csi.sock")).await?;
     let (mut few, mut many, mut grpc) = (Vec::new(), Vec::new(), Vec::new());
-    // Both in turns, so that whatever else the machine does meets both alike.
+    // Both in turns, so that other load of the machine affects both alike.
     for number in 0..calls {
         let begun = Instant::now();
         create(&backend, format!("few-{number}")).await?;

@@ -29,7 +29,7 @@ async fn load(engine: &Engine, name: &str, bytes: &'static [u8]) -> Result<Arc<W
     Ok(engine.load(source, BackendConfig { limits, ..BackendConfig::default() }).await?)
 }
 
-/// One call after the other, and how long each took.
+/// Runs calls one after the other. Returns their durations, sorted.
 async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<Duration>, BenchError> {
     let mut times = Vec::with_capacity(calls);
     for number in 0..calls {
@@ -41,13 +41,13 @@ async fn measure(backend: &WasmBackend, row: usize, calls: usize) -> Result<Vec<
     Ok(times)
 }
 
-/// Keeps a backend as busy as its limits allow until it is told to stop.
+/// Keeps a backend as busy as its limits allow until `stop` is set.
 fn spawn_load(backend: &Arc<WasmBackend>, misbehavior: &'static str, stop: &Arc<AtomicBool>) {
     for _ in 0..Limits::default().concurrent_calls {
         let (backend, stop) = (Arc::clone(backend), Arc::clone(stop));
         tokio::spawn(async move {
             while !stop.load(Ordering::Relaxed) {
-                // Asks about a volume and changes none, so no call guards it from the next.
+                // ValidateVolume changes nothing, so concurrent calls for one volume are admitted.
                 let request = ValidateVolume {
                     handle: VolumeHandle::new("v"),
                     context: Parameters::new(),
@@ -83,14 +83,14 @@ async fn run(calls: usize) -> Result<(), BenchError> {
     .into_iter()
     .enumerate()
     {
-        // An engine for each row: what an earlier row has left running disturbs no later one.
+        // A new engine for each row: calls that an earlier row left running do not disturb later rows.
         let engine = Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() })?;
         let quiet = load(&engine, "memory", cofferdam_carried::MEMORY).await?;
         let noisy = load(&engine, "hostile", cofferdam_test_guests::HOSTILE).await?;
         let stop = Arc::new(AtomicBool::new(false));
         if !misbehavior.is_empty() {
             spawn_load(&noisy, misbehavior, &stop);
-            // The neighbours are at work when the first of them has been stopped, or a second has passed.
+            // Gives the neighbours time to start.
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         let times = measure(&quiet, row, calls).await?;

@@ -1,4 +1,5 @@
-//! Types of the contract, generated from `wit/`, and the host's object behind a guest's handle.
+//! Types of the WIT contract, generated from `wit/`, and the host's object behind a guest's handle of a
+//! secret.
 
 use cofferdam_domain::storage::Secret;
 

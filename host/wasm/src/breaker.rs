@@ -1,23 +1,23 @@
-//! Leaves a backend alone that only traps or hangs.
+//! Circuit breaker of a backend: rejects calls while the backend only traps, hangs or exceeds its limits.
 //!
-//! Circuit breaker of a backend. Closed: calls are admitted. Open, after consecutive failures: calls are
-//! rejected for a delay. Half-open: one trial call is admitted; its success closes the circuit, its failure
-//! opens it for twice the delay. Errors that the guest itself returns count as successes.
+//! Closed: calls are admitted. Open, after consecutive failures: calls are rejected for a delay. Half-open:
+//! one trial call is admitted; its success closes the circuit, its failure opens it for twice the delay.
+//! Errors that the guest itself returns count as successes.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Maximum delay, in first delays: one minute with the default of one second.
+/// Maximum delay, as a multiple of the initial delay: one minute with the default of one second.
 const MAX_PAUSE_FACTOR: u32 = 60;
 
-/// State of one backend's breaker; the caller gives the time.
+/// State of one backend's breaker. The caller passes the current time to each method.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     threshold: u32,
     initial_pause: Duration,
     state: BreakerState,
-    /// Counts the changes of the state.
+    /// Incremented by each transition and each new trial. Permits of earlier generations are outdated.
     generation: u64,
 }
 
@@ -36,9 +36,9 @@ pub(crate) struct BreakerPermit(u64);
 /// State of the breaker as a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerStatus {
-    /// Calls go through.
+    /// Calls are admitted.
     Closed,
-    /// One call is tried.
+    /// One trial call is running; other calls are rejected.
     HalfOpen,
     /// Calls are rejected.
     Open,
@@ -70,7 +70,8 @@ impl Breaker {
         }
     }
 
-    /// Admits a call that has waited since its admission.
+    /// Admits a call again after it has waited, because the circuit may have opened meanwhile. Returns the
+    /// same as `admit`.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,
@@ -80,7 +81,7 @@ impl Breaker {
         if permit.0 == self.generation { Ok(permit) } else { self.admit(now, max_duration) }
     }
 
-    /// Records a call that ended with a result of the guest.
+    /// Records a call that ended with a result of the guest, also an error.
     pub(crate) fn record_success(&mut self, permit: BreakerPermit) {
         if permit.0 != self.generation {
             return;
@@ -93,7 +94,7 @@ impl Breaker {
         }
     }
 
-    /// A call trapped, hung or broke the host's rules.
+    /// Records a call that trapped, hung or exceeded a limit.
     pub(crate) fn record_failure(&mut self, permit: BreakerPermit, now: Instant) {
         if permit.0 != self.generation {
             return;
@@ -108,7 +109,8 @@ impl Breaker {
         }
     }
 
-    /// A call ended before the guest was reached: if it was the trial, the next call may try.
+    /// Records a call that says nothing about the guest, such as one that did not reach it. If it was the
+    /// trial, the next call becomes the trial.
     pub(crate) fn record_not_reached(&mut self, permit: BreakerPermit, now: Instant) {
         if permit.0 == self.generation
             && let BreakerState::HalfOpen { pause, .. } = self.state

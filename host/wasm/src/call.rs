@@ -1,4 +1,4 @@
-//! One call: a new instance in a task of its own, under every limit, with a typed result.
+//! Runs one call in a new instance, under all limits, and classifies its failures.
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,7 +42,7 @@ pub(crate) struct SharedState {
 /// The result of a call.
 pub(crate) struct CallOutcome<T> {
     pub(crate) result: Result<T, CallFailure>,
-    /// Resources that the guest used; absent without a guest.
+    /// Resources that the guest used; absent if the call was not started or the host panicked.
     pub(crate) usage: Option<CallUsage>,
 }
 
@@ -64,7 +64,7 @@ impl SharedState {
     }
 }
 
-/// Runs a call in a task on the guests' threads: a panic ends the task and nothing else.
+/// Runs a call in a task on the guests' threads. A panic of the host fails only this call.
 pub(crate) async fn spawn<T: Send + 'static>(
     guest_runtime: &Handle,
     shared_state: Arc<SharedState>,
@@ -79,7 +79,7 @@ pub(crate) async fn spawn<T: Send + 'static>(
     })
 }
 
-/// Runs a call here, or where calls run that compute for long.
+/// Runs a call in the current task. CPU-bound calls continue on the threads of the `CpuPool`.
 pub(crate) async fn run<T: Send + 'static>(
     shared_state: Arc<SharedState>,
     context: CallContext,
@@ -135,7 +135,7 @@ async fn run_isolated<T>(
     CallOutcome { result: answer, usage: Some(usage) }
 }
 
-/// The failure of a passed deadline. A short deadline of the caller, or a long wait for CPU time, is not the
+/// Classifies a passed deadline. A short deadline of the caller, or a long wait for CPU time, is not the
 /// guest's fault.
 fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
     /// Longer than any guest computes without waiting for its storage, and well below the second that callers
@@ -148,8 +148,8 @@ fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
     }
 }
 
-/// Why wasmtime ended a call. The limits leave their mark in the store, which is surer than reading the
-/// error.
+/// Classifies the error with which wasmtime ended a call. Exceeded limits are read from the store where it
+/// records them, which is more reliable than the error's text.
 fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallFailure {
     if host.is_cpu_exhausted {
         return CallFailure::Cpu(Duration::from_millis(limits.cpu_ms));
@@ -179,7 +179,7 @@ fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallF
     ))
 }
 
-/// Limits that wasmtime reports by message only.
+/// Maps an error message to the limit that was exceeded. wasmtime reports these limits by message only.
 fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     if message.contains("fuel allocated for hostcalls has been exhausted") {
         return Some(CallFailure::ResultTooLarge(limits.result_bytes));
@@ -196,7 +196,7 @@ fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     Some(CallFailure::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }))
 }
 
-/// Logs the guest's output: only it explains a trap.
+/// Logs the guest's standard output and error: often only they explain a trap.
 fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &StoreData) {
     let printed = host.output.redacted_text(|text| host.redactor().redact(text).into_owned());
     let (output, dropped_bytes) = printed.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A defect of the host, met by a guest.
+//! Test of a panic in a host function that a guest calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 

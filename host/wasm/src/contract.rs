@@ -1,4 +1,4 @@
-//! The contract: its package and version, and the imports that an operator can grant.
+//! The WIT contract: its package and version, and the imports that an operator can grant.
 
 use std::fmt;
 
@@ -47,7 +47,8 @@ impl Grant {
         Self::Pool,
     ];
 
-    /// Default grants: imports that stay within this process and reveal nothing but the backend's own data.
+    /// Default grants: imports without access to the network, to a directory of the host or to the text of
+    /// secrets.
     pub const DEFAULT: [Self; 6] =
         [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
@@ -72,7 +73,7 @@ impl Grant {
         }
     }
 
-    /// Name of the interface that it opens.
+    /// Name of the granted interface.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Log => "log",
@@ -98,7 +99,7 @@ impl fmt::Display for Grant {
     }
 }
 
-/// An interface of the contract in another version.
+/// Name of a contract interface in a version that the host does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceVersion(String);
 

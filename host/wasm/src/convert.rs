@@ -1,4 +1,4 @@
-//! Between the contract's types and the house's.
+//! Conversions between the WIT types that guests use and the host's domain types.
 
 use cofferdam_domain::{
     DriverName, GroupSnapshotHandle, NodeId, ReclaimPolicy, SnapshotHandle, VolumeHandle,
@@ -24,7 +24,7 @@ use cofferdam_backend::{
 
 type Pairs = Vec<(String, String)>;
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn create_request(request: CreateVolume) -> wit::CreateRequest {
     wit::CreateRequest {
         name: request.name,
@@ -37,7 +37,7 @@ pub(crate) fn create_request(request: CreateVolume) -> wit::CreateRequest {
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn validate_request(request: ValidateVolume) -> volumes::ValidateRequest {
     volumes::ValidateRequest {
         handle: request.handle.as_str().to_owned(),
@@ -109,7 +109,7 @@ fn from_snapshot_owner(owner: wit::SnapshotOwner) -> SnapshotOwner {
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequest {
     publishing::PublishRequest {
         handle: request.handle.as_str().to_owned(),
@@ -121,7 +121,7 @@ pub(crate) fn publish_request(request: PublishVolume) -> publishing::PublishRequ
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn expand_request(request: ExpandVolume) -> expansion::ExpandRequest {
     expansion::ExpandRequest {
         handle: request.handle.as_str().to_owned(),
@@ -130,7 +130,7 @@ pub(crate) fn expand_request(request: ExpandVolume) -> expansion::ExpandRequest 
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn create_snapshot_request(request: CreateSnapshot) -> snapshots::SnapshotRequest {
     snapshots::SnapshotRequest {
         name: request.name,
@@ -140,7 +140,7 @@ pub(crate) fn create_snapshot_request(request: CreateSnapshot) -> snapshots::Sna
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn create_group_snapshot_request(request: CreateGroupSnapshot) -> group_snapshots::GroupRequest {
     group_snapshots::GroupRequest {
         name: request.name,
@@ -150,7 +150,7 @@ pub(crate) fn create_group_snapshot_request(request: CreateGroupSnapshot) -> gro
     }
 }
 
-/// A request as the guest reads it.
+/// Converts a request to the guest's type.
 pub(crate) fn capacity_request(query: CapacityQuery) -> capacity::CapacityRequest {
     capacity::CapacityRequest {
         capabilities: query.capabilities.into_iter().map(capability).collect(),
@@ -159,7 +159,7 @@ pub(crate) fn capacity_request(query: CapacityQuery) -> capacity::CapacityReques
     }
 }
 
-/// Parameters as the guest reads them.
+/// Converts parameters to the guest's type.
 pub(crate) fn pairs(map: Parameters) -> Pairs {
     map.into_iter().collect()
 }
@@ -227,7 +227,7 @@ pub(crate) fn volume_page(
     Ok(VolumePage { volumes, next_token: page.next })
 }
 
-/// A snapshot as the house reads it.
+/// Converts a snapshot to the host's type.
 pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
     Snapshot {
         handle: SnapshotHandle::from(snapshot.handle),
@@ -240,12 +240,12 @@ pub(crate) fn snapshot(snapshot: wit::Snapshot) -> Snapshot {
     }
 }
 
-/// A part of a listing as the house reads it.
+/// Converts a page of snapshots to the host's type.
 pub(crate) fn snapshot_page(page: snapshots::SnapshotPage) -> SnapshotPage {
     SnapshotPage { snapshots: page.snapshots.into_iter().map(snapshot).collect(), next_token: page.next }
 }
 
-/// A group snapshot as the house reads it.
+/// Converts a group snapshot to the host's type.
 pub(crate) fn group_snapshot(group: group_snapshots::GroupSnapshot) -> GroupSnapshot {
     GroupSnapshot {
         handle: GroupSnapshotHandle::from(group.handle),
@@ -255,7 +255,7 @@ pub(crate) fn group_snapshot(group: group_snapshots::GroupSnapshot) -> GroupSnap
     }
 }
 
-/// A capacity as the house reads it.
+/// Converts a capacity report to the host's type.
 pub(crate) fn capacity(report: capacity::CapacityReport) -> Capacity {
     Capacity {
         available: report.available_bytes,
@@ -278,7 +278,7 @@ pub(crate) fn readiness(readiness: identity::Readiness, redactor: &Redactor) -> 
     }
 }
 
-/// A guest's message without the call's secrets. Redacts before it cuts, which could leave half a secret.
+/// A guest's message without the call's secrets. Redacts before it cuts: a cut could leave half a secret.
 fn redacted(text: &str, redactor: &Redactor) -> String {
     printable(&redactor.redact(text))
 }

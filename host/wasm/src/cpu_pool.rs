@@ -36,8 +36,9 @@ const MEAN_WINDOW: u64 = 8;
 /// Scheduling of one backend's CPU-bound calls.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuPool {
-    /// Lock of the calls of this backend for CPU time. Tokio's locks are fair: first come, first served. A
-    /// backend waits for a thread at most once, so many concurrent calls do not get it more CPU time.
+    /// Held during each poll slice: one call of this backend at a time waits for a thread or runs on it, so
+    /// many concurrent calls do not get the backend more CPU time. Tokio's locks are fair: first come, first
+    /// served.
     slice_lock: Arc<Mutex<()>>,
     /// Mean CPU time of a call in microseconds.
     mean_cpu_micros: Arc<AtomicU64>,
@@ -45,7 +46,7 @@ pub(crate) struct CpuPool {
     threads: Handle,
 }
 
-/// Stores a wake-up that arrives while nobody waits for it.
+/// Waker of a poll slice. Stores a wake-up that arrives before `wait` is called.
 #[derive(Debug, Default)]
 struct SliceWaker {
     is_woken: AtomicBool,
@@ -72,14 +73,14 @@ impl SliceWaker {
 type BoxedCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl CpuPool {
-    /// Scheduling for one more backend on these threads.
+    /// Creates the scheduling of one backend on these threads.
     pub(crate) fn new(threads: Handle) -> Self {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
     }
 
     /// Runs a call. Once it is CPU-bound, or if the calls of this backend are, each poll slice waits for the
-    /// scheduler. A slice ends when the call waits, has computed for a tick, or ends. A call that waits
-    /// for the scheduler may not be polled at its deadline.
+    /// scheduler. A slice ends when the call waits, has computed for a tick, or ends. A call that waits for
+    /// the scheduler may be polled only after its deadline.
     pub(crate) async fn run<T: Send + 'static>(&self, cpu_time: &CpuTime, mut call: BoxedCall<T>) -> T {
         if !self.is_cpu_bound() {
             let first_slice = std::future::poll_fn(|context| {
@@ -89,7 +90,7 @@ impl CpuPool {
                 cpu_time.measure_slice(|| call.as_mut().poll(context)).map(Some)
             });
             let answer = first_slice.await;
-            // All that it has computed, in however many pieces.
+            // The CPU time of all polls so far.
             self.record_cpu_time(cpu_time.total());
             if let Some(answer) = answer {
                 return answer;
@@ -112,7 +113,7 @@ impl CpuPool {
         }
     }
 
-    /// One stretch of a call, on the threads for those that are long.
+    /// Polls a call once on the CPU-bound threads. Returns the call and the result of the poll.
     async fn poll_slice<T: Send + 'static>(
         &self,
         mut call: BoxedCall<T>,
@@ -143,7 +144,8 @@ impl CpuPool {
         u128::from(self.mean_cpu_micros.load(Ordering::Relaxed)) >= CPU_BOUND_THRESHOLD.as_micros()
     }
 
-    /// Calls that learn at the same time may overwrite each other, which a mean survives.
+    /// Adds a call to the mean. Concurrent updates may overwrite each other, which makes the mean
+    /// approximate.
     fn record_cpu_time(&self, cpu_time: Duration) {
         let cpu_time = u64::try_from(cpu_time.as_micros()).unwrap_or(u64::MAX) / MEAN_WINDOW;
         let mean = self.mean_cpu_micros.load(Ordering::Relaxed);
@@ -228,7 +230,7 @@ mod tests {
     struct SliceLog(Arc<Plain<Vec<&'static str>>>);
 
     impl SliceLog {
-        /// A call of so many stretches, in a backend whose calls are long.
+        /// Runs a call that is polled `stretches` times and logs `name` at each poll.
         async fn run_slices(self, lane: CpuPool, name: &'static str, stretches: usize) {
             let call = async move {
                 for _ in 0..stretches {

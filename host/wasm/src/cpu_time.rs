@@ -1,7 +1,7 @@
 //! CPU time of one call.
 //!
-//! By the clock of the thread, stretch by stretch: neither waiting for the host counts, nor standing behind
-//! other threads of a busy machine.
+//! Measured with the CPU clock of the thread, per poll slice: time in which the call waits for the host, or
+//! for a processor of a busy machine, does not count.
 
 use std::{
     sync::{
@@ -19,14 +19,14 @@ pub(crate) struct CpuTime(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Of stretches that are over, in nanoseconds.
+    /// CPU time of finished slices, in nanoseconds.
     total_nanos: AtomicU64,
-    /// The thread's CPU clock at the start of this slice.
+    /// The thread's CPU clock at the start of this slice, in nanoseconds.
     slice_start: AtomicU64,
 }
 
 impl CpuTime {
-    /// Runs a stretch of the call on this thread.
+    /// Runs a slice of the call on this thread, and adds its CPU time to the total.
     pub(crate) fn measure_slice<T>(&self, slice: impl FnOnce() -> T) -> T {
         self.0.slice_start.store(thread_cpu_nanos(), Ordering::Relaxed);
         let answer = slice();
@@ -34,14 +34,14 @@ impl CpuTime {
         answer
     }
 
-    /// CPU time of the call until now. Only within a slice.
+    /// CPU time of the call until now. Valid only within a slice.
     pub(crate) fn elapsed_in_slice(&self) -> Duration {
         Duration::from_nanos(
             self.0.total_nanos.load(Ordering::Relaxed).saturating_add(self.current_slice_nanos()),
         )
     }
 
-    /// CPU time of the call. Only between slices.
+    /// CPU time of the call's finished slices.
     pub(crate) fn total(&self) -> Duration {
         Duration::from_nanos(self.0.total_nanos.load(Ordering::Relaxed))
     }
@@ -51,7 +51,7 @@ impl CpuTime {
     }
 }
 
-/// Nanoseconds that this thread has run.
+/// CPU time of this thread, in nanoseconds.
 fn thread_cpu_nanos() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(now).map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
@@ -76,7 +76,7 @@ mod tests {
         });
         let spent = effort.total();
         assert!(elapsed >= Duration::from_millis(2) && spent >= elapsed, "{elapsed:?} {spent:?}");
-        // Between stretches the thread may do what it likes.
+        // CPU time between slices does not count.
         computed();
         assert_eq!(effort.total(), spent);
         effort.measure_slice(computed);

@@ -29,23 +29,25 @@ use crate::{
 
 /// Maximum frames of a guest's backtrace in a log line.
 const BACKTRACE_FRAMES: usize = 16;
-/// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them. With this
-/// difference the kernel makes them wait for one time slice, which is many short calls. The lowest niceness,
-/// 19, would get less than 1 % of a busy processor, and calls would miss their deadlines.
+/// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them. With a smaller
+/// difference the kernel would let it wait for the rest of a time slice, which is as long as many short
+/// calls. With niceness 19 the CPU-bound threads would get less than 1 % of a busy processor, and calls would
+/// miss their deadlines.
 const CPU_BOUND_NICENESS: i32 = 10;
-/// Most bytes of compiled code on the disk: some twenty components of the largest languages.
+/// Soft limit of compiled code on the disk, in bytes: some twenty components of the largest languages.
 const MAX_CACHE_BYTES: u64 = 1 << 30;
 
 /// Cache of compiled code, so that a restart does not compile again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CompiledCache {
-    /// In the user's cache directory; nowhere, with a warning, when there is none or it cannot be written.
+    /// In the user's cache directory. The cache is disabled, with a warning, if there is none, if it is not
+    /// writable, or if other users can write to it.
     #[default]
     User,
     /// In this directory. The cached code is run, so the cache is disabled, with a warning, if other users
     /// can write to the directory or if it is not writable.
     Directory(PathBuf),
-    /// Nowhere.
+    /// Disabled.
     Off,
 }
 
@@ -54,7 +56,7 @@ pub enum CompiledCache {
 pub struct EngineOptions {
     /// Cache of compiled code.
     pub cache: CompiledCache,
-    /// Where calls are counted.
+    /// Metrics of the engine's backends.
     pub metrics: WasmMetrics,
 }
 
@@ -77,7 +79,7 @@ pub(crate) struct EngineInner {
     /// Free instance slots, which the backends share.
     pub(crate) instance_pool: Arc<InstancePool>,
     guest_threads: WorkerThreads,
-    /// For calls that compute for long.
+    /// Threads with a lower priority, for CPU-bound calls.
     cpu_bound_threads: WorkerThreads,
 }
 
@@ -124,13 +126,13 @@ impl EngineInner {
         &self.guest_threads.handle
     }
 
-    /// The lane of one more backend.
+    /// Creates the CPU scheduling of one backend.
     pub(crate) fn new_cpu_pool(&self) -> CpuPool {
         CpuPool::new(self.cpu_bound_threads.handle.clone())
     }
 }
 
-/// Threads that run tasks; they end with the last owner.
+/// Threads that run tasks; they end when this is dropped.
 struct WorkerThreads {
     handle: Handle,
     runtime: Option<Runtime>,
@@ -168,7 +170,8 @@ fn lower_thread_priority() {
     }
 }
 
-/// Where addresses are scarce, such as under `ulimit -v`, instances live without slots: slower, and as safe.
+/// Creates the engine with pooled instance slots. If their address space cannot be reserved, such as under
+/// `ulimit -v`, each instance is allocated on demand, which is slower and equally safe.
 fn new_engine(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
     let mut config = engine_config();
     config.cache(cache);
@@ -198,8 +201,8 @@ fn engine_config() -> Config {
     config
 }
 
-/// The clock that interrupts guests. It has a thread of its own, because a task could starve behind the
-/// guests that it has to interrupt. It ends with the engine.
+/// Starts the clock that interrupts guests. It has a thread of its own, because a task could starve behind
+/// the guests that it has to interrupt. It ends with the engine.
 fn start_epoch_ticker(engine: &wasmtime::Engine) -> Result<(), LoadError> {
     let engine = engine.weak();
     let tick = move || {
@@ -245,7 +248,8 @@ fn new_cache(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     Ok(cache)
 }
 
-/// A user who can write compiled code into the cache can run it in this process, outside of every sandbox.
+/// Rejects a cache directory that other users own or can write to: who can write compiled code into the cache
+/// can run it in this process, outside of every sandbox.
 fn check_cache_permissions(directory: &Path) -> wasmtime::Result<()> {
     let found = std::fs::metadata(directory)?;
     let (owner, uid) = (found.uid(), rustix::process::geteuid().as_raw());

@@ -1,4 +1,4 @@
-//! Why a component was not loaded.
+//! Errors of loading a component.
 
 use cofferdam_backend::ContractViolation;
 use cofferdam_domain::storage::StorageError;
@@ -9,8 +9,8 @@ use crate::{
     digest::Digest,
 };
 
-/// A component that cannot become a backend, or an engine that cannot start. Every message is one line that
-/// names the component.
+/// A component that cannot become a backend, or an engine that cannot start. Every message is one line. It
+/// names the component, except in errors of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -38,7 +38,7 @@ pub enum LoadError {
         /// The maximum.
         limit: u64,
     },
-    /// The file is something else.
+    /// The file is not a WebAssembly component.
     #[error(
         "{name}: is {found}; expected a WebAssembly component, \
          such as `cargo build --target wasm32-wasip2` makes"
@@ -106,7 +106,7 @@ pub enum LoadError {
         /// The grant that it lacks.
         grant: Grant,
     },
-    /// The component lacks a part that every backend has.
+    /// The component lacks an interface that every backend must export.
     #[error("{name}: does not export `{export}`, which every backend must")]
     MissingExport {
         /// The component.

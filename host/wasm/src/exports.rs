@@ -29,7 +29,8 @@ pub(crate) struct GuestInstance<'a> {
     pub(crate) exports: &'a Exports,
 }
 
-/// The result of a guest function.
+/// The result of a guest function. The outer error ended the call, such as a trap or an exceeded limit; the
+/// inner error was returned by the guest.
 pub(crate) type GuestResult<T> = wasmtime::Result<Result<T, wit::StorageError>>;
 
 /// One function of a guest with its arguments.
@@ -46,7 +47,7 @@ pub(crate) struct ExportMismatch {
     error: wasmtime::Error,
 }
 
-/// Where a component's exports are. The optional ones that are absent here were not exported.
+/// Indices of a component's exported interfaces; `None` if it does not export the interface.
 #[derive(Clone)]
 pub(crate) struct Exports {
     identity: Option<identity::GuestIndices>,
@@ -96,8 +97,8 @@ impl Exports {
     }
 }
 
-/// Checks the types of all exports. wasmtime checks them at the first call only, and a driver that cannot
-/// create snapshots must be rejected before.
+/// Checks the types of all exports. wasmtime checks an interface at its first call only, but a component with
+/// a wrong type must be rejected when it is loaded.
 pub(crate) fn check_types() -> GuestFunction<Result<(), ExportMismatch>> {
     Box::new(|fresh| {
         Box::pin(async move {

@@ -13,31 +13,31 @@ pub(crate) enum CallFailure {
     Storage(StorageError),
     /// The guest broke: a panic, a wrong pointer, an unreachable instruction, a broken rule of the contract.
     Trap(String),
-    /// The guest ended its program.
+    /// The guest ended its program with WASI's `exit`.
     Exit,
-    /// The guest computed longer than it may.
+    /// The guest used more CPU time than this limit.
     Cpu(Duration),
-    /// The guest requested more memory than its limit.
+    /// The guest requested more memory than this limit, in bytes.
     Memory(usize),
     /// The guest exceeded another limit.
     LimitExceeded(GuestLimit),
-    /// Time ran out.
+    /// The guest did not respond before its deadline; it ran for this time.
     Deadline(Duration),
-    /// The deadline passed too early to say anything about the guest.
+    /// The deadline left the guest only this time: too little to count as the guest's failure.
     CallerDeadline(Duration),
-    /// The guest passed a value that is larger than allowed.
+    /// The guest passed a value that is larger than this limit, in bytes.
     ResultTooLarge(usize),
     /// The guest's response breaks a rule of the contract.
     ContractViolation(ContractViolation),
-    /// The host broke.
+    /// The host panicked.
     Panic,
     /// Too many calls are waiting, or the deadline passed before this one started.
     Overloaded,
-    /// Time ran out before there was a slot for the guest.
+    /// No instance slot became free before the deadline.
     PoolExhausted,
-    /// The circuit is open because the backend failed too often.
+    /// The circuit is open because the backend failed too often; the next trial is after this time.
     CircuitOpen(Duration),
-    /// Another call for the volume is running, or has an open outcome.
+    /// Another call for the volume is running, or has an unknown outcome.
     Conflict(OperationConflict),
 }
 
@@ -48,18 +48,18 @@ pub(crate) struct GuestLimit {
     pub(crate) noun: &'static str,
     /// Maximum number.
     pub(crate) max: usize,
-    /// The limit's name.
+    /// The limit's name in the configuration.
     pub(crate) limit_name: &'static str,
 }
 
 /// Effect of a call's result on the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerSignal {
-    /// The guest returned a result.
+    /// The guest returned a result or an error.
     Success,
-    /// The guest trapped or hung.
+    /// The guest trapped, hung or exceeded a limit, or the host panicked.
     Failure,
-    /// The call was admitted but did not reach the guest.
+    /// The call says nothing about the guest: it did not reach it, or its deadline was too short.
     NotReached,
 }
 

@@ -1,26 +1,26 @@
-//! Fault injection for the conformance suite: it ends calls at a chosen point, and opens the same storage in
-//! a second process.
+//! Fault injection for the conformance suite: ends a call at a chosen host call, or loses the response to an
+//! HTTP request.
 //!
 //! Not used by roles: backends from [`Engine::load`](crate::Engine::load) have an empty [`FaultPlan`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// At which call of the host the next call of a backend dies. Clones are the same plan.
+/// The fault that is injected into the next calls of a backend, at most one. Clones share the plan.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan(Arc<Mutex<FaultState>>);
 
 /// Message of a call that was ended by fault injection.
 pub(crate) const INJECTED_FAULT: &str = "the conformance suite ended the call here";
 
-/// Where a call dies.
+/// The host call or HTTP request at which a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
-    /// Before a host call, after this many host calls.
+    /// Ends the guest's call before a host call, after this many host calls.
     Before(u32),
-    /// After a host call, after this many earlier host calls.
+    /// Ends the guest's call after a host call, after this many earlier host calls.
     After(u32),
-    /// No end of the call: after this many HTTP requests, one is sent, and the guest receives a connection
-    /// error.
+    /// Does not end the call: after this many HTTP requests, one is sent, and the guest receives a connection
+    /// error in place of the response.
     LostResponse(u32),
 }
 
@@ -32,13 +32,13 @@ struct FaultState {
 }
 
 impl FaultPlan {
-    /// Ends the next call of a backend at the given point, once. Host calls of all calls are counted from now
+    /// Arms a fault, which is injected once. Host calls and HTTP requests of all calls are counted from now
     /// on.
     pub fn arm(&self, fault: FaultPoint) {
         *self.lock() = FaultState { armed: Some(fault), calls: 0, requests: 0 };
     }
 
-    /// Disables the fault. Returns true if a call was ended since [`arm`](Self::arm).
+    /// Disables the fault. Returns true if it was injected since [`arm`](Self::arm).
     pub fn disarm(&self) -> bool {
         self.lock().armed.take().is_none()
     }

@@ -20,7 +20,7 @@ pub struct ComponentInterfaces {
     pub imports: Vec<String>,
     /// Every export, as the component spells it.
     pub exports: Vec<String>,
-    /// The grants among the imports.
+    /// The grants that the imports need.
     pub grants: BTreeSet<Grant>,
     /// The optional interfaces among the exports.
     pub abilities: BTreeSet<Ability>,
@@ -55,7 +55,7 @@ impl ComponentInterfaces {
         })
     }
 
-    /// The imports that are linked with nothing behind them, as the component spells them.
+    /// The WASI imports that are linked to inert implementations, as the component spells them.
     pub fn inert_imports(&self) -> impl Iterator<Item = &str> {
         self.imports.iter().map(String::as_str).filter(|import| is_inert(InterfaceName::parse(import)))
     }
@@ -151,8 +151,8 @@ fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant
     Ok(grants)
 }
 
-/// The abilities of a component. Exports outside of the contract are tool chains' and ignored. An export of
-/// the contract in another version is an error: the ability would be lost silently.
+/// The abilities of a component. Exports outside of the contract come from tool chains and are ignored. An
+/// export of the contract in another version is an error: the ability would be lost silently.
 fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
     let contract_export = |export: &String| {
         let name = InterfaceName::parse(export);
@@ -171,7 +171,7 @@ fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ab
     }
 }
 
-/// Any 0.2 of WASI: the linker matches versions of one track.
+/// True for an inert import in any release of WASI 0.2: the linker matches all of them.
 fn is_inert(name: InterfaceName<'_>) -> bool {
     INERT_IMPORTS.contains(&name.path)
         && name.version.is_some_and(|version| version.starts_with("0.2.") && !version.contains('-'))

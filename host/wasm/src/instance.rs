@@ -34,7 +34,7 @@ impl StoreData {
         self.capabilities.redactor()
     }
 
-    /// Ends the call's log; returns the number of dropped lines.
+    /// Logs the number of the call's dropped log lines, and returns it.
     pub(crate) fn finish(&self) -> u64 {
         self.capabilities.finish()
     }
@@ -60,7 +60,7 @@ pub(crate) fn new_linker(engine: &Engine) -> wasmtime::Result<Linker<StoreData>>
     Ok(linker)
 }
 
-/// Creates a store. All limits are set here.
+/// Creates the store of a call, with all its limits.
 pub(crate) fn new_store(
     engine: &Engine,
     shared: &SharedCapabilities,

@@ -18,8 +18,8 @@ const KIB: usize = 1 << 10;
 
 /// Maximum linear memories of all calls: eight backends at their maximum concurrency, with one memory each.
 const POOL_MEMORIES: u32 = 512;
-/// Mean number of tables for each memory of a component. Rust's components have two tables and one memory;
-/// CPython's have 16.
+/// Tables that are reserved for each memory. Rust's components have two tables and one memory; CPython's have
+/// 16.
 const TABLES_PER_MEMORY: u32 = 16;
 /// Most memories of one call.
 const MAX_MEMORIES_PER_CALL: u32 = 64;
@@ -43,10 +43,11 @@ const RESIDENT_MEMORY: usize = 256 * KIB;
 const RESIDENT_TABLE: usize = 4 * KIB;
 /// Bytes of the stack that an empty slot keeps, zeroed.
 const RESIDENT_STACK: usize = 32 * KIB;
-/// Slots that are given back to the system together, on each processor; none of them is used again before.
+/// Freed slots whose memory is returned to the system together, per processor. They are not reused before
+/// that.
 const DECOMMIT_BATCH: usize = 32;
 
-/// The slots of an engine that no backend has in use.
+/// Counts the free instance slots of an engine, which all backends share.
 #[derive(Debug)]
 pub(crate) struct InstancePool(Semaphore);
 
@@ -56,7 +57,7 @@ impl Default for InstancePool {
     }
 }
 
-/// The slots that one backend may have in use.
+/// Limits the slots that one backend uses at the same time.
 #[derive(Debug)]
 pub(crate) struct InstanceQuota {
     quota: Semaphore,
@@ -71,7 +72,7 @@ pub(crate) struct InstancePermit<'a> {
 }
 
 impl InstanceQuota {
-    /// One more backend's share.
+    /// Creates the quota of one backend.
     pub(crate) fn new(pool: Arc<InstancePool>) -> Self {
         Self { quota: Semaphore::new(DRIVER_QUOTA as usize), pool }
     }
@@ -121,7 +122,7 @@ pub(crate) fn configure_pooling(config: &mut Config) {
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling));
 }
 
-/// Limits that cannot exceed the size of a slot, each with its value and maximum.
+/// Limits that cannot exceed the size of a slot: name, configured value and maximum.
 pub(crate) fn limit_maxima(limits: &Limits) -> [(&'static str, usize, usize); 4] {
     [
         ("instances", limits.instances, MAX_INSTANCES_PER_CALL as usize),

@@ -24,37 +24,37 @@ pub struct Limits {
     pub result_bytes: usize,
     /// Bytes that one call may write to the log, and as many again to its standard output and error together.
     pub log_bytes: usize,
-    /// Bytes of a component's file.
+    /// Maximum bytes of a component's file.
     pub file_bytes: u64,
     /// Maximum concurrent calls of the backend; further calls wait until their deadline.
     pub concurrent_calls: usize,
     /// Maximum running and waiting calls of the backend; further calls fail immediately.
     pub queued_calls: usize,
-    /// Maximum bytes of all keys and values of the `state` import.
+    /// Maximum bytes of all entries of the `state` import: keys and values, plus 160 bytes for each entry.
     pub state_bytes: usize,
     /// Maximum keys of the `session` import, over all secrets.
     pub session_keys: usize,
     /// Maximum lifetime of a value of the `session` import, in milliseconds.
     pub session_ttl_ms: u64,
-    /// Bytes of the body of one request of the `http` import.
+    /// Maximum bytes of the body of one request of the `http` import.
     pub http_request_bytes: usize,
-    /// Bytes of the body of one response of the `http` import; not more than `result_bytes`.
+    /// Maximum bytes of the body of one response of the `http` import; `result_bytes` limits it too.
     pub http_response_bytes: usize,
     /// Maximum concurrent requests of the `http` import; further requests fail immediately.
     pub http_exchanges: usize,
     /// Maximum duration of one request of the `http` import, in milliseconds. A request may outlive its call.
     pub http_timeout_ms: u64,
-    /// Core instances of one call: limits the cost of composed components.
+    /// Maximum core instances of one call: limits the cost of composed components.
     pub instances: usize,
-    /// Linear memories of one call.
+    /// Maximum linear memories of one call.
     pub memories: usize,
-    /// Tables of one call.
+    /// Maximum tables of one call.
     pub tables: usize,
-    /// Elements of one table.
+    /// Maximum elements of one table.
     pub table_elements: usize,
     /// Maximum concurrent resource handles of one call.
     pub handles: usize,
-    /// Consecutive traps and time-outs after which the circuit breaker opens.
+    /// Consecutive failures (trap, time-out, exceeded limit) after which the circuit breaker opens.
     pub breaker_failures: u32,
     /// First delay of an open circuit breaker, in milliseconds; doubled after each failed trial, up to 60
     /// times this.
@@ -99,7 +99,7 @@ impl Default for Limits {
 pub(crate) const EPOCH_TICK: Duration = Duration::from_millis(10);
 
 impl Limits {
-    /// Time that one call may take in all.
+    /// Maximum duration of one call.
     pub fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
@@ -133,22 +133,22 @@ impl Limits {
         ]
     }
 
-    /// Time that one call may compute.
+    /// Maximum CPU time of one call.
     pub(crate) fn cpu_budget(&self) -> Duration {
         Duration::from_millis(self.cpu_ms)
     }
 }
 
-/// A limited resource that a call requested in vain.
+/// A limit that a call exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExceededLimit {
-    /// More memory.
+    /// The limit `memory-bytes`.
     Memory,
-    /// A larger table.
+    /// The limit `table-elements`.
     TableElements,
 }
 
-/// Watches the memory of one call.
+/// Enforces the limits of one call's memories, tables and instances.
 #[derive(Debug)]
 pub(crate) struct StoreLimiter {
     max_memory: usize,

@@ -75,17 +75,17 @@ pub struct BackendConfig {
     pub sha256: Option<Digest>,
     /// The entries of the backend's `settings` import.
     pub settings: BTreeMap<String, String>,
-    /// Secrets that every call of the backend has.
+    /// Secrets of every call of the backend. A caller's secret of the same name takes precedence.
     pub secrets: Secrets,
     /// The imports that are granted explicitly; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
-    /// Where its HTTP requests may go.
+    /// Origins that its HTTP requests may go to.
     pub http: HttpConfig,
     /// Limits of the backend and its calls.
     pub limits: Limits,
     /// Storage of the `state` import.
     pub state: StateConfig,
-    /// The directory behind its `pool` import, which this grants.
+    /// The directory of its `pool` import. If present, `pool` is granted.
     pub pool: Option<PoolConfig>,
 }
 
@@ -133,12 +133,12 @@ impl Engine {
         })
     }
 
-    /// Reads a component's description. All imports are linked, without configuration: a description must not
-    /// depend on them.
+    /// Reads a component's description. All imports are linked, but only the settings are configured: a
+    /// description must not depend on the others.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load), but for grants.
+    /// As [`load`](Self::load), except that grants are not checked.
     pub async fn describe(
         &self,
         source: ComponentSource,
@@ -285,7 +285,7 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
 
-/// Limits that no call could meet are a mistake of the operator, not of the guest.
+/// Rejects limits with which no call could succeed, and limits that exceed the size of an instance slot.
 fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
     let max_permits = tokio::sync::Semaphore::MAX_PERMITS;
     let checks = [
@@ -395,9 +395,9 @@ fn read(name: &str, source: &ComponentSource, limit: u64) -> Result<Vec<u8>, Loa
 /// The kind of a file that is no component, by its first bytes; `None` for a possible component.
 fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     const MAGIC: &[u8] = b"\0asm";
-    /// Version 1, layer 0.
+    /// Header of a core module: version 1, layer 0.
     const CORE: &[u8] = &[1, 0, 0, 0];
-    /// Version 13, layer 1: every component of today's format.
+    /// Header of a component: version 13, layer 1.
     const COMPONENT: &[u8] = &[13, 0, 1, 0];
     if bytes.is_empty() {
         return Some("empty".to_owned());
@@ -415,7 +415,7 @@ fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Describes a failed compilation. A component that does not fit a slot is not invalid.
+/// Classifies a failed compilation: a component that does not fit an instance slot is not invalid.
 fn compile_error(name: String, error: &wasmtime::Error) -> LoadError {
     const WASMTIME_POOL: &str = "pooling allocator";
     let reason = one_line(error);
@@ -434,7 +434,7 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Calls a component for the first time, under the same limits as any call.
+/// Runs a call while the component is loaded, under the same limits as any call.
 async fn initial_call<T: Send + 'static>(
     name: &str,
     inner: &EngineInner,
@@ -478,7 +478,7 @@ async fn describe(
     Ok(description)
 }
 
-/// Reads a component's description and readiness.
+/// Calls a component's `describe` and `probe`, and creates its backend.
 async fn describe_and_probe(
     name: &str,
     inner: Arc<EngineInner>,

@@ -15,7 +15,7 @@ use prometheus_client::{
 
 use crate::{breaker::BreakerStatus, limits::Limits, usage::CallUsage};
 
-/// From an array next door to one that takes its time. In seconds.
+/// Histogram buckets in seconds, from a fast array in the same network to the default timeout of a request.
 const EXCHANGE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 /// Histogram buckets in bytes: powers of two around the measured memory of guests in all languages.
 const MEMORY_BUCKETS: [f64; 9] = [
@@ -113,8 +113,8 @@ impl Default for WasmMetrics {
 }
 
 impl WasmMetrics {
-    /// Registers the metrics of components; `calls` counts their calls beside those of other drivers. A
-    /// process has one instance.
+    /// Registers the metrics of components, once per process. `calls` counts the calls of all drivers, of
+    /// components as well as of CSI drivers.
     pub fn register(registry: &mut Registry, calls: BackendMetrics) -> Self {
         let metrics = Self { calls, ..Self::default() };
         registry.register(
@@ -199,7 +199,7 @@ impl WasmMetrics {
         );
     }
 
-    /// The part of one driver.
+    /// The metrics of one driver, labelled with its name.
     pub(crate) fn driver_metrics(&self, driver: &DriverName) -> DriverMetrics {
         let calls = self.calls.call_metrics(Some(driver));
         let driver = driver.to_string();
@@ -233,7 +233,7 @@ pub(crate) struct DriverMetrics {
 }
 
 impl DriverMetrics {
-    /// The part of the `session` import.
+    /// The metrics of this driver's `session` import.
     pub(crate) fn session_metrics(&self) -> SessionMetrics {
         let driver_name = self.driver.clone();
         let of = |event| {
@@ -253,7 +253,7 @@ impl DriverMetrics {
         }
     }
 
-    /// The part of the `http` import.
+    /// The metrics of this driver's `http` import.
     pub(crate) fn http_metrics(&self) -> HttpMetrics {
         let label = Driver { driver_name: self.driver.clone() };
         HttpMetrics {
@@ -264,12 +264,12 @@ impl DriverMetrics {
         }
     }
 
-    /// Metrics of every call.
+    /// The metrics of this driver's calls.
     pub(crate) fn call_metrics(&self) -> &CallMetrics {
         &self.calls
     }
 
-    /// Resource usage of guests.
+    /// Records the resource usage of one call.
     #[expect(
         clippy::cast_precision_loss,
         reason = "a memory's size fits a double for all that a histogram shows"
@@ -288,7 +288,7 @@ impl DriverMetrics {
         }
     }
 
-    /// The state has so many entries and bytes.
+    /// Sets the number of entries in the driver's `state`, and their bytes.
     pub(crate) fn set_state_usage(&self, (entries, bytes): (usize, usize)) {
         self.state_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
         self.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -301,7 +301,7 @@ impl DriverMetrics {
         self.backend_metrics.pool_bytes.get_or_create(&label).set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// An operation on the pool ended.
+    /// Counts a finished operation on the pool.
     pub(crate) fn count_pool_operation(&self, operation: &'static str, outcome: &'static str) {
         let label = PoolOperationLabels { driver_name: self.driver.clone(), operation, outcome };
         self.backend_metrics.pool_operations.get_or_create(&label).inc();
@@ -358,19 +358,19 @@ pub(crate) struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// A request ended.
+    /// Records a finished request: its outcome and duration.
     pub(crate) fn observe(&self, outcome: &'static str, took: Duration) {
         self.count_exchange(outcome);
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Counts a request that was rejected immediately.
+    /// Counts a request by its outcome, without a duration.
     pub(crate) fn count_exchange(&self, outcome: &'static str) {
         let driver_name = self.driver.clone();
         self.exchanges.get_or_create(&ExchangeLabels { driver_name, outcome }).inc();
     }
 
-    /// A request was to go where it may not.
+    /// Counts a request to an `origin` or `address` that is not allowed; `reason` says which of them.
     pub(crate) fn count_denial(&self, reason: &'static str) {
         let driver_name = self.driver.clone();
         self.denials.get_or_create(&DenialLabels { driver_name, reason }).inc();

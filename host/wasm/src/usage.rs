@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct CallUsage {
     /// Peak linear memory in bytes.
     pub memory_bytes: usize,
-    /// Time that the guest computed, by the clock of its threads.
+    /// CPU time of the guest.
     pub cpu_time: Duration,
-    /// Lines that it wrote beyond the limit of its log.
+    /// Log lines that were dropped because they exceeded the limit `log-bytes`.
     pub dropped_log_lines: u64,
 }

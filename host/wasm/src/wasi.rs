@@ -66,7 +66,8 @@ struct OutputBuffer {
 const MAX_WRITE: usize = 64 << 10;
 
 impl GuestOutput {
-    /// An output that shows a number of bytes. It stores more by the longest secret, which may cross the end.
+    /// Creates an output whose text has at most `shown` bytes. The buffer is larger by the longest secret, so
+    /// that a secret at the end of the text is recognised and redacted.
     pub(crate) fn new(shown: usize, longest_secret: usize) -> Self {
         let limit = shown.saturating_add(longest_secret);
         Self(Arc::new(Mutex::new(OutputBuffer {

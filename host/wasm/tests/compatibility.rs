@@ -36,7 +36,7 @@ fn fixture_path(version: &str, file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compatibility").join(version).join(file)
 }
 
-/// The interfaces of a package by name, as they bind: without comments and blanks.
+/// The bodies of a package's interfaces by name, without comments and blank lines.
 fn interfaces(folder: &Path) -> BTreeMap<String, String> {
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
@@ -96,7 +96,7 @@ async fn released_components_cover_every_interface() {
             abilities.extend(inspection.interfaces.abilities);
             grants.extend(inspection.interfaces.grants);
         }
-        // A later version may know more than these.
+        // Later versions of the contract may have more than these.
         assert_eq!(abilities, Ability::ALL.into(), "{version}");
         assert_eq!(grants, Grant::ALL.into(), "{version}");
     }

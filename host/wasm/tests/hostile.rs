@@ -16,7 +16,7 @@ use cofferdam_domain::{
 use cofferdam_wasm::{Limits, WasmBackend};
 use common::{call, create, engine, load, request};
 
-/// A breaker that stays out of the way.
+/// Default limits, with a circuit breaker that does not open.
 fn limits() -> Limits {
     Limits { breaker_failures: 1_000, ..Limits::default() }
 }
@@ -60,7 +60,7 @@ async fn misbehaving_guest_fails_only_its_call() {
     assert_unknown(&error, ErrorKind::Internal, "computed for more than 50ms");
     assert_works(&limited).await;
     for flood in ["flood", "stderr"] {
-        // A flood costs the guest its own time; within it, only lines are lost.
+        // A flood uses the guest's CPU time. Within its limit, lines are dropped and the call succeeds.
         let roomy = load_hostile(&[], Limits { cpu_ms: 60_000, ..limits() }).await;
         assert!(create(&roomy, flood, 1).await.is_ok());
     }
@@ -73,7 +73,7 @@ async fn a_sleeping_guest_is_stopped_by_its_deadline() {
     let error = backend.delete_volume(call, VolumeHandle::new("sleep")).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
     assert_works(&backend).await;
-    // Also a limit of loading it: there is time for that.
+    // The deadline also applies to the calls at load, which need less time.
     let impatient = load_hostile(&[], Limits { deadline_ms: 2_000, ..limits() }).await;
     let error = create(&impatient, "sleep", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::DeadlineExceeded, "has not answered within");
@@ -109,7 +109,7 @@ async fn invalid_volumes_from_a_guest_are_rejected() {
         let error = create(&backend, lie, 100).await.unwrap_err();
         assert_unknown(&error, ErrorKind::Internal, expected);
     }
-    // Not refused: the volume exists, and only who hears of its id can delete it again.
+    // Not rejected: the volume exists, and the caller needs its handle to delete it.
     assert_eq!(create(&backend, "too-small", 100).await.unwrap().capacity, Some(1));
     let error = create(&backend, "long-message", 1).await.unwrap_err();
     assert_unknown(&error, ErrorKind::Unavailable, " [31mé é");
@@ -153,7 +153,7 @@ async fn guest_with_an_invalid_description_is_not_loaded() {
 
 #[tokio::test]
 async fn circuit_opens_after_consecutive_failures() {
-    // The pause is long, so the second call meets it however slow the machine is.
+    // The pause is long, so that the circuit is still open at the next call on a slow machine.
     let limits = Limits { breaker_failures: 3, breaker_pause_ms: 3_600_000, ..limits() };
     let backend = load_hostile(&[], limits).await;
     for _ in 0..2 {
@@ -172,7 +172,7 @@ async fn circuit_opens_after_consecutive_failures() {
 async fn calls_over_the_queue_limit_are_rejected_immediately() {
     let limits = Limits { concurrent_calls: 1, queued_calls: 1, deadline_ms: 2_000, ..limits() };
     let backend = load_hostile(&[], limits).await;
-    // Sleepers of different volumes: whichever comes first has the only place.
+    // Sleeping calls for different volumes: the first one occupies the only place.
     let first = create(&backend, "sleep", 1);
     let second = backend.delete_volume(call(), VolumeHandle::new("sleep"));
     let (first, second) = futures::join!(first, second);

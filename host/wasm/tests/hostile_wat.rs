@@ -1,5 +1,5 @@
-//! Components that no honest compiler makes, written by hand: each gets a typed error of one short line, the
-//! process lives on, and the next call works.
+//! Malformed and hostile components, written by hand: each gets a typed error of one short line, and the next
+//! call works.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;
@@ -22,15 +22,15 @@ use wat::{
 };
 
 const LOOP: &str = "(loop $l (br $l)) (unreachable)";
-/// Longest line that anybody gets to read: a guest's text of 1,000 bytes, and what is said around it.
+/// Maximum length of an error message: a guest's text of 1,000 bytes, and the host's text around it.
 const MAX_MESSAGE_BYTES: usize = 1_500;
 
-/// Short times, and a breaker that stays out of the way.
+/// Short time limits, and a circuit breaker that does not open.
 fn limits() -> Limits {
     Limits { breaker_failures: 1_000, cpu_ms: 50, deadline_ms: 20_000, ..Limits::default() }
 }
 
-/// Compiled anew each time: a cache would fill with what no later run needs.
+/// An engine without a cache: no later run needs the compiled code of these guests.
 fn engine() -> Engine {
     Engine::new(EngineOptions { cache: CompiledCache::Off, ..EngineOptions::default() }).unwrap()
 }
@@ -61,7 +61,7 @@ fn assert_one_line(text: &str, expected: &str) {
     );
 }
 
-/// A component is refused, and the engine goes on: a good one loads and works.
+/// Asserts that a component is rejected at load, and that the engine still loads and runs a well-behaved one.
 async fn assert_load_rejected(guest: &WatGuest, limits: Limits, expected: &str) {
     let engine = engine();
     let error = load_guest(&engine, guest, limits).await.unwrap_err().to_string();
@@ -74,7 +74,7 @@ async fn assert_works(backend: &WasmBackend) {
     assert_eq!(create(backend, "well-behaved", 7).await.unwrap().handle, VolumeHandle::new("v"));
 }
 
-/// A misdeed in `create` is an internal error with an open outcome, twice alike, while `delete` of the same
+/// Asserts that `create` fails twice with an internal error of unknown outcome, while `delete` of the same
 /// backend works.
 async fn assert_create_fails(guest: &WatGuest, limits: Limits, expected: &str) {
     let backend = load_guest(&engine(), guest, limits).await.unwrap();
@@ -159,7 +159,7 @@ async fn invalid_volume_sizes_are_rejected() {
 
 #[tokio::test]
 async fn results_over_the_limit_are_rejected() {
-    // 5 MiB of a's: within the memory, over the cap.
+    // 5 MiB of a's: within the memory, over the limit.
     let large = WatGuest {
         memory: r#"(memory (export "memory") 100)"#.to_owned(),
         create: format!(
@@ -191,15 +191,16 @@ async fn endless_loop_in_any_function_is_stopped() {
     assert_create_fails(&with_create(LOOP), limits(), computed).await;
     let post = WatGuest { post_create: LOOP.to_owned(), ..WatGuest::default() };
     assert_create_fails(&post, limits(), computed).await;
-    // Only `create` and `delete` have texts to be put into the guest, so it loads.
+    // `realloc` runs only in calls with strings, such as `create` and `delete`, so the component loads.
     let realloc = WatGuest { realloc: LOOP.to_owned(), ..WatGuest::default() };
     assert_only_create_fails(&realloc, computed).await;
-    // A loop without an iteration that the engine sees: one instruction that works for long.
+    // Each iteration of this loop is mainly one long-running instruction.
     let fill = "(loop $l (memory.fill (i32.const 0) (i32.const 0) (i32.const 65536)) (br $l)) (unreachable)";
     assert_create_fails(&with_create(fill), limits(), computed).await;
 }
 
-/// Misdeeds that meet every call with a text.
+/// Asserts that `create` fails, while `probe`, which has no string arguments, works. For defects of
+/// `realloc`.
 async fn assert_only_create_fails(guest: &WatGuest, expected: &str) {
     let backend = load_guest(&engine(), guest, limits()).await.unwrap();
     for _ in 0..2 {
@@ -239,8 +240,8 @@ async fn trap_in_any_function_is_reported() {
     }
 }
 
-/// Slots are used again, and each guest looks over all that it gets: a mark that an earlier one has left is a
-/// trap.
+/// Instance slots are reused. Each guest checks its memory and table, and traps if it finds data of an
+/// earlier guest.
 #[tokio::test]
 async fn reused_instances_hold_no_data_of_earlier_guests() {
     // Pages of the first memory, of what it has grown by, and an element of a table.
@@ -259,7 +260,7 @@ async fn reused_instances_hold_no_data_of_earlier_guests() {
         .to_owned()
         + look
         + ")";
-    // One guest ends well and one traps, so that slots come back both ways.
+    // One guest succeeds and one traps, so that slots are released in both ways.
     let tidy = WatGuest {
         core_items: core.clone(),
         ..with_create(&format!("(call $look) (i32.const {})", wat::CREATE_RESULT))
@@ -504,7 +505,7 @@ async fn oversized_and_malformed_import_names_are_rejected() {
     let guest =
         WatGuest { imports: format!(r#"(import "{}" (func))"#, &long[..40_001]), ..WatGuest::default() };
     assert_load_rejected(&guest, limits(), "which this program does not offer").await;
-    // A name that is well-formed for the text and not for the validator: the bytes are changed afterwards.
+    // A name that the text parser would reject: its bytes are changed in the binary.
     let good = WatGuest { imports: r#"(import "evil-thing" (func))"#.to_owned(), ..WatGuest::default() };
     let mut binary = good.binary().to_vec();
     let at = binary.windows(10).position(|window| window == b"evil-thing").unwrap();
@@ -537,10 +538,10 @@ async fn truncated_or_corrupted_component_is_rejected_with_an_error() {
     let memory = cofferdam_carried::MEMORY;
     for part in 0..64 {
         let error = load_binary(&engine, &memory[..memory.len() * part / 64], limits()).await.unwrap_err();
-        // A cut between two sections leaves a component that is whole and lacks what came after.
+        // A cut between two sections leaves a valid component that lacks the later sections.
         assert_one_line(&error.to_string(), "x.wasm: ");
     }
-    // A garbled file may be a good one: then it loads, and its calls end.
+    // A corrupted file may still be valid: then it loads, and its calls end.
     let good = WatGuest::default().binary();
     for part in 0..64 {
         let mut garbled = good.to_vec();
@@ -565,7 +566,7 @@ async fn oversized_ids_are_accepted_in_and_rejected_out() {
     assert_create_fails(&handle, limits(), "the volume handle has 10240 bytes; expected 1 to 128").await;
 }
 
-/// Imports of `secrets` and `reveal`, and a body of `create`.
+/// A guest that imports `secrets` and `reveal`, with this body of `create`.
 fn with_secrets(create: &str) -> WatGuest {
     WatGuest {
         imports: r#"
@@ -594,7 +595,7 @@ fn with_secrets(create: &str) -> WatGuest {
     (import "host" "reveal" (func $reveal (param i32 i32)))
     (import "host" "drop" (func $drop (param i32)))"#
             .to_owned(),
-        // The secret's name, and where its handle comes to lie.
+        // The secret's name, as the argument of `get`.
         core_items: wat::bytes_segment(FREE_MEMORY, b"password"),
         create: create.to_owned(),
         ..WatGuest::default()
@@ -663,7 +664,7 @@ async fn resource_of_another_type_is_not_accepted_as_a_secret() {
   (alias export $types "secret" (type $secret))
   (core func $new (canon resource.new $secret))"#;
     let text = WatGuest { imports: stolen.to_owned(), ..WatGuest::default() };
-    // Making secrets is nobody's: only who defines a resource can.
+    // Guests cannot create secrets: only the definer of a resource type can create its handles.
     assert_load_rejected(&text, limits(), "is not a valid WebAssembly component").await;
 }
 
@@ -724,8 +725,8 @@ async fn invalid_log_arguments_trap() {
     ] {
         assert_create_fails(&guest(&line), limits(), expected).await;
     }
-    // A flood by fields: thousands of empty ones in each line, in a loop. Lines are lost, and the time is the
-    // guest's own.
+    // A flood by fields: thousands of empty ones in each line, in a loop. Lines are dropped, and the guest
+    // exceeds its CPU limit.
     let flood = format!("(loop $l {} (br $l))", write(2, 40, 0, 8_192, 400));
     assert_create_fails(&guest(&flood), limits(), "computed for more than 50ms").await;
 }
@@ -793,7 +794,7 @@ async fn invalid_descriptions_are_rejected_at_load() {
     ] {
         assert_load_rejected(&with_core(data), limits(), expected).await;
     }
-    // One that is not ready, in a megabyte of text, is loaded.
+    // A backend that is not ready, with a message of 40,000 bytes, is loaded.
     let text = words_segment(PROBE_RESULT + 8, &[1, 8_192, 40_000]);
     assert_works(&load_guest(&engine(), &with_core(text), limits()).await.unwrap()).await;
     // A deletion that fails with a text of control characters.

@@ -261,7 +261,7 @@ async fn response_timeout_reports_maybe_sent() {
         load_with_origins(vec![OriginConfig { pin_sha256: Some("0".repeat(64)), ..origin(&url) }]).await;
     let failed = send(&backend, json!({ "method": "POST", "url": url, "timeout_ms": 100 })).await;
     assert!(failed.starts_with("Failure::Timeout maybe-sent=false no connection to https://"), "{failed}");
-    // No server.
+    // Nothing listens on the port.
     let gone = silent.local_addr().unwrap();
     drop(silent);
     let backend = load_with_origins(vec![origin(&format!("http://{gone}"))]).await;
@@ -280,7 +280,7 @@ async fn sent_exchange_outlives_its_call_and_keeps_the_volume_locked() {
     assert_eq!(arrived, "POST /gate create v");
     let error = end.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::DeadlineExceeded, Finality::Unknown), "{error}");
-    // The guest is gone, the array still works on it.
+    // The guest was stopped, but the array is still processing its request.
     let error = run_script(&backend, "v", call(), create.clone()).await.unwrap_err();
     assert_eq!((error.kind, error.finality), (ErrorKind::Aborted, Finality::InProgress));
     assert_eq!(error.message, "another call for this volume is running");
@@ -378,7 +378,7 @@ async fn secrets_echoed_by_a_server_are_redacted() {
             .rsplit_once("Basic ")
             .map_or_else(|| expected.replace("correct horse", "[secret]"), |_| "Basic [secret]".to_owned());
         assert_eq!(error.message, blotted);
-        // As an answer it is refused: the caller would store it where it can be read.
+        // In a response it is rejected: the caller would store the secret where others can read it.
         let name = authorization.to_string();
         let script = json!([{ "return-body": authorized_get(server.http(path), authorization) }]);
         let error = run_script(&backend, &name, of(), script).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Files that are no backend: one clear line each.
+//! Files that cannot be loaded as a backend: each gets an error of one line.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

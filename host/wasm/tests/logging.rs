@@ -1,5 +1,5 @@
-//! Guests' lines in the log are redacted, bounded, and beside the trap that they explain. One test, because a
-//! process has one log.
+//! Log lines of guests are redacted and bounded, and a trap is logged with the guest's output. One test only,
+//! because the log is global to the process.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Every rule of the optional interfaces, by the memory backend in the sandbox.
+//! Tests of the optional interfaces, with the memory backend in the sandbox.
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 

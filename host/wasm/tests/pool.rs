@@ -19,7 +19,7 @@ use common::{call, engine, request, settings};
 
 const MIB: u64 = 1 << 20;
 
-/// A directory for the pool, with a neighbour that nothing may touch.
+/// A directory for the pool, beside a directory that must stay untouched.
 struct PoolFixture(tempfile::TempDir);
 
 impl PoolFixture {
@@ -35,7 +35,7 @@ impl PoolFixture {
         self.0.path().join("pool")
     }
 
-    /// The items in the pool, without the host's own.
+    /// Sorted names of the pool's items, without the host's hidden files.
     fn items(&self) -> Vec<String> {
         let entries = fs::read_dir(self.pool()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -58,7 +58,7 @@ async fn load_pool_tricks(config: BackendConfig) -> Result<Arc<WasmBackend>, Loa
     engine().load(source, config).await
 }
 
-/// The pool driver with its records beside the pool.
+/// Loads the pool driver, with its state file beside the pool.
 async fn load_pool_driver(disk: &PoolFixture) -> Arc<WasmBackend> {
     let config = BackendConfig {
         settings: settings(&[("node", "n1")]),
@@ -127,7 +127,7 @@ async fn invalid_names_do_not_escape_the_pool() {
             "{name:?}"
         );
     }
-    // A link that somebody else has put there is not followed: it is not an item of the pool.
+    // A symbolic link that another process created is not followed: it is not an item of the pool.
     for action in ["measure", "grow"] {
         assert_eq!(run_operation(&backend, action, "link", &[], 4_096).await, "wrong-kind", "{action}");
     }
@@ -238,7 +238,7 @@ async fn pool_driver_keeps_data_across_snapshot_clone_and_restart() {
     };
     let snapshot = backend.create_snapshot(call(), snapshot).await.unwrap();
     fs::write(files.join("note"), "of the second day").unwrap();
-    // Another process goes on where this one ended.
+    // A newly loaded backend continues with the stored state.
     drop(backend);
     let backend = load_pool_driver(&disk).await;
     let restored = backend

@@ -1,4 +1,5 @@
-//! The import `session` through a guest: one login for many calls, whatever becomes of the one that makes it.
+//! The import `session` through a guest: many calls share one login, and a call that fails does not block the
+//! others.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

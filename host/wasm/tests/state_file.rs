@@ -16,7 +16,7 @@ use cofferdam_domain::storage::PageRequest;
 use cofferdam_wasm::{BackendConfig, ComponentSource, Engine, LoadError, StateConfig, WasmBackend};
 use common::{call, create, engine};
 
-/// Tells the test that it is the process that will be killed, and which file to write.
+/// Environment variable that is set in the child process, which will be killed: the state file to write.
 const CHILD_FILE: &str = "COFFERDAM_TEST_CHILD_FILE";
 const ITERATIONS: usize = 5;
 /// Number of volumes that a child process creates before it is killed.
@@ -34,7 +34,7 @@ async fn volumes(backend: &WasmBackend) -> BTreeSet<String> {
     page.volumes.iter().map(|status| status.volume.handle.as_str().to_owned()).collect()
 }
 
-/// Creates volumes and tells the name of each after its answer, until it is killed.
+/// Creates volumes and prints the handle of each after its response, until the process is killed.
 async fn write_until_killed(file: PathBuf) {
     let backend = open(&engine(), &file).await.unwrap();
     let mut output = std::io::stdout();

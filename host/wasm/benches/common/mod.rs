@@ -29,13 +29,13 @@ pub(crate) fn request(name: String) -> CreateVolume {
     }
 }
 
-/// One CreateVolume with all the time that it may want.
+/// Runs one CreateVolume with a deadline of 60 s.
 pub(crate) async fn create(backend: &WasmBackend, name: String) -> Result<(), BenchError> {
     backend.create_volume(Call::with_deadline(Duration::from_secs(60)), request(name)).await?;
     Ok(())
 }
 
-/// The time that so many of a hundred did not exceed.
+/// The given percentile of sorted times.
 pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let last = sorted.len().saturating_sub(1);
     sorted.get((sorted.len() * percent / 100).min(last)).copied().unwrap_or_default()

@@ -26,7 +26,7 @@ use cofferdam_backend::{
     checks::{self, ResponseLimits},
 };
 
-/// Limits of components' responses.
+/// Limits of components' responses: those of the CSI specification.
 const LIMITS: ResponseLimits = ResponseLimits::CSI_SPEC;
 
 impl WasmBackend {
@@ -40,7 +40,7 @@ impl WasmBackend {
         Box::pin(self.run(call, spec, function))
     }
 
-    /// Runs a call that needs an ability.
+    /// Runs a call that needs an ability. Returns `Unimplemented` if the component does not have it.
     fn run_with_ability<T: Send + 'static, U: Send + 'static>(
         &self,
         ability: Ability,

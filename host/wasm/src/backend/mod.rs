@@ -88,9 +88,9 @@ impl WasmBackend {
         Self { inner: Arc::new(inner) }
     }
 
-    /// The same backend as in a second process: the same component, settings and state, with another
-    /// operation table and circuit breaker. For the conformance suite, which tests two processes that call
-    /// one driver.
+    /// Returns a second backend with the same component, settings and state, but its own operation table and
+    /// circuit breaker, as a second process would have it. The conformance suite tests two such processes
+    /// that call one driver.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
@@ -112,17 +112,18 @@ impl WasmBackend {
         &self.inner.shared_state.compiled.interfaces
     }
 
-    /// Resource usage of the call that finished last; of concurrent calls, any of them.
+    /// Resource usage of the last finished call that reached the guest; all zero before the first.
     pub fn last_usage(&self) -> CallUsage {
         *self.inner.last_usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys that the backend stores through its `state` import, in order.
+    /// Keys that the backend stores through its `state` import, sorted.
     pub fn state_keys(&self) -> Vec<String> {
         self.inner.shared_state.capabilities.state.keys()
     }
 
-    /// Number of entries that the backend stores through its `state` import, and their size in bytes.
+    /// Number of entries that the backend stores through its `state` import, and their bytes as counted
+    /// against the limit `state-bytes`.
     pub fn state_usage(&self) -> (usize, usize) {
         self.inner.shared_state.capabilities.state.usage()
     }

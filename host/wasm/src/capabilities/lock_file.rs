@@ -1,11 +1,11 @@
-//! One owner: what a backend keeps on the disk belongs to one process at a time, and to one backend of it.
+//! Lock files: only one backend of one process at a time uses a state file or a pool's directory.
 
 use std::{
     fs::{File, TryLockError},
     io::{self, Read as _, Seek as _, Write as _},
 };
 
-/// A lock file that this process cannot take. The message follows the name of what the lock protects.
+/// A lock file that this process cannot lock. The message follows the name of what the lock protects.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
     /// Another backend of this process has the lock.
@@ -25,14 +25,15 @@ pub enum LockFileError {
     Write(#[source] io::Error),
 }
 
-/// A lock file in the hands of this process. The system takes it back when the process ends, in whatever way.
+/// A lock file that this process has locked. The kernel releases the lock when the process ends, also by a
+/// crash.
 #[derive(Debug)]
 pub(crate) struct LockFile {
     _lock: File,
 }
 
 impl LockFile {
-    /// Takes an open lock file and writes this process into it.
+    /// Locks an open lock file and writes the ID of this process into it.
     ///
     /// # Errors
     /// Another backend or process has the lock, or the file cannot be locked or written.

@@ -7,7 +7,7 @@ use cofferdam_backend::{Redactor, checks};
 
 /// Target of guests' lines, so that a filter can choose them.
 const LOG_TARGET: &str = "cofferdam_wasm::guest";
-/// Cost of a line, and of each of its fields, beside its text: empty lines count too.
+/// Bytes that a line, and each of its fields, costs in addition to its text: empty lines count too.
 const LINE_OVERHEAD: usize = 16;
 /// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\\u{7f}`.
 const MAX_ESCAPE_BYTES: usize = 6;
@@ -24,8 +24,8 @@ impl GuestLog {
         Self { remaining_bytes: bytes, dropped_lines: 0 }
     }
 
-    /// Takes a line's share; `false` when the allowance is used up. A line that does not fit ends the log:
-    /// short ones after a long one would read as if nothing were missing.
+    /// Charges a line to the allowance; returns `false` if the line must be dropped. After the first line
+    /// that does not fit, all lines are dropped, so that the log has no gaps.
     fn try_charge(&mut self, bytes: usize) -> bool {
         if self.dropped_lines == 0 && bytes.saturating_add(LINE_OVERHEAD) <= self.remaining_bytes {
             self.remaining_bytes = self.remaining_bytes.saturating_sub(bytes).saturating_sub(LINE_OVERHEAD);
@@ -36,7 +36,7 @@ impl GuestLog {
         }
     }
 
-    /// Logs the number of dropped lines, and returns it.
+    /// Returns the number of dropped lines; logs a warning if there are any.
     pub(crate) fn finish(&self) -> u64 {
         if self.dropped_lines > 0 {
             tracing::warn!(
@@ -66,8 +66,8 @@ impl Host for LogView<'_> {
         message: String,
         fields: Vec<(String, String)>,
     ) -> wasmtime::Result<()> {
-        // Charged as if everything had to be escaped, but for the message of a well-behaved guest, which is
-        // not.
+        // Values of fields are charged as if every byte had to be escaped; the message and the keys are
+        // charged as they are.
         let field = |(key, value): &(String, String)| {
             LINE_OVERHEAD + key.len() + value.len().saturating_mul(MAX_ESCAPE_BYTES)
         };

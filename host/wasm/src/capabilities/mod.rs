@@ -139,8 +139,8 @@ pub(crate) trait HasCapabilities: Send + 'static {
     fn capabilities(&mut self) -> &mut Capabilities;
 }
 
-/// Links all imports. The grants were checked before: one linker serves all components, so a component is
-/// linked once for all backends.
+/// Links all imports, granted or not: one linker serves all components, so a component is linked once for all
+/// backends. The grants are checked before any code of the component runs.
 pub(crate) fn link<T: HasCapabilities>(linker: &mut Linker<T>) -> wasmtime::Result<()> {
     wit::types::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
     wit::log::add_to_linker::<T, LogView<'static>>(linker, |data| data.capabilities().log())?;

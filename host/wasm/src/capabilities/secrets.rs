@@ -1,4 +1,4 @@
-//! `secrets` and `reveal`: the call's secrets as handles, and their texts for guests with the grant.
+//! `secrets` and `reveal`: the call's secrets as handles, and their texts for guests with the grant `reveal`.
 
 use std::fmt;
 

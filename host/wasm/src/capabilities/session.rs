@@ -110,7 +110,7 @@ impl SessionStore {
 
     /// Sets the metrics, once the driver's name is known. Earlier uses are not counted.
     pub(crate) fn set_metrics(&self, metrics: SessionMetrics) {
-        // Another name would be another load, with a store of its own.
+        // Set once: a component that is loaded again gets a new store.
         let _ = self.metrics.set(metrics);
     }
 
@@ -210,7 +210,7 @@ impl SessionStore {
 }
 
 impl SessionSlots {
-    /// The slot of a key; created if there is space.
+    /// The slot of a key. A new slot may evict an idle one; fails with `Full` if all slots are in use.
     fn slot(&mut self, name: &SessionKey, max_keys: usize) -> Result<&mut SessionSlot, SessionError> {
         if !self.slots.contains_key(name) && self.slots.len() >= max_keys {
             self.remove_expired();
@@ -224,7 +224,7 @@ impl SessionSlots {
         Ok(self.slots.entry(name.clone()).or_default())
     }
 
-    /// Drops the value that would expire first among those without a lock or waiting call: a tenant with many
+    /// Drops the value that would expire first among those without a lock or waiting call: a client with many
     /// sets of secrets must not prevent all other logins.
     fn evict_one(&mut self) {
         let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
@@ -255,7 +255,7 @@ fn check_key(key: &str) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// One call's view of the logins.
+/// The logins as one call uses them, with the lock that the call holds.
 #[derive(Debug)]
 pub(crate) struct Session {
     store: Arc<SessionStore>,

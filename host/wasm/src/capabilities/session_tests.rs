@@ -1,4 +1,4 @@
-//! Every rule of the logins, on paused time.
+//! Tests of the rules of logins, with a paused clock.
 
 use cofferdam_domain::storage::Secret;
 use futures::FutureExt as _;
@@ -16,7 +16,7 @@ fn tenant(password: &str) -> Tenant {
     Tenant::from_secrets(&secrets)
 }
 
-/// A call of the usual tenant.
+/// A call of tenant `a`.
 struct Caller(Session);
 
 impl Caller {

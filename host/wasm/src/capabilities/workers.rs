@@ -1,4 +1,4 @@
-//! Threads that wait with a disk, counted for each backend.
+//! Limits the blocking threads that a backend uses for disk access.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use tokio::{sync::Semaphore, task::JoinError};
 
 use cofferdam_backend::in_flight::OperationPermit;
 
-/// Blocking threads of one store of one backend. Work that has started outlives its call, so the limit of
-/// calls does not bound it; and all backends share the runtime's 512 blocking threads.
+/// Maximum blocking threads of one state file or pool. Work that has started outlives its call, so the limit
+/// of concurrent calls does not bound it; and all backends share the runtime's 512 blocking threads.
 const MAX_WORKERS: usize = 8;
 
-/// The blocking threads of one store.
+/// Permits for the blocking threads of one state file or pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Workers(Arc<Semaphore>);
 

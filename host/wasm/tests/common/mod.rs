@@ -13,13 +13,13 @@ use cofferdam_wasm::{
     BackendConfig, CompiledCache, ComponentSource, Engine, EngineOptions, Limits, LoadError, WasmBackend,
 };
 
-/// A call with all the time that a backend has by default.
+/// A call with the default deadline of a backend.
 pub(crate) fn call() -> Call {
     Call::with_deadline(Duration::from_secs(60))
 }
 
-/// An engine whose compiled code lives in the build's directory: suites run often, and compiling is what they
-/// wait for.
+/// An engine that caches compiled code in the build directory, so that repeated runs of a suite do not
+/// compile again.
 pub(crate) fn engine() -> Engine {
     let cache = CompiledCache::Directory(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("compiled"));
     Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()

@@ -1,4 +1,4 @@
-//! A server on loopback, certificates for it, and a guest that asks it what a script says.
+//! A test server on loopback, certificates for it, and a guest that sends it the requests of a script.
 #![allow(dead_code, reason = "each suite uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
 
@@ -37,10 +37,10 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Longest time that anything here may take; nothing comes near it unless it hangs.
+/// Timeout of each wait in these tests. It passes only if something hangs.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A server. Its paths say what it does.
+/// A test server. The path of a request selects the response.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     state: Arc<ServerState>,
@@ -97,12 +97,12 @@ impl TestServer {
         self.state.headers.lock().unwrap().clone()
     }
 
-    /// The next request that arrives, or has arrived.
+    /// Waits for the next request that was not returned yet, as `METHOD URI BODY`.
     pub(crate) async fn next_request(&self) -> String {
         tokio::time::timeout(TEST_TIMEOUT, self.requests.lock().await.recv()).await.unwrap().unwrap()
     }
 
-    /// Lets so many requests of `/gate` be answered.
+    /// Lets this number of requests to `/gate` be answered.
     pub(crate) fn release_gate(&self, requests: usize) {
         self.state.gate.add_permits(requests);
     }
@@ -169,7 +169,7 @@ async fn answer(
     Ok(response.body(Full::new(body)).unwrap())
 }
 
-/// An authority with what it has signed.
+/// A certificate authority.
 pub(crate) struct TestAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -201,14 +201,14 @@ impl TestAuthority {
         self.sign(name, rcgen::ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// The authority's certificate in a file.
+    /// Writes the authority's certificate to a file and returns its path.
     pub(crate) fn certificate_file(&self, name: &str) -> PathBuf {
         write_temp_file(name, &self.issuer.pem())
     }
 }
 
 impl TestCertificate {
-    /// Certificate and key in files.
+    /// Writes certificate and key to files and returns their paths.
     pub(crate) fn files(&self, name: &str) -> (PathBuf, PathBuf) {
         let key = self.key.serialize_pem();
         (
@@ -222,7 +222,8 @@ impl TestCertificate {
         sha2::Sha256::digest(&self.certificate).iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// A server with this certificate, for all clients or for those of an authority.
+    /// TLS configuration of a server with this certificate. `clients` is the authority whose client
+    /// certificates it requires, if any.
     pub(crate) fn server_config(&self, clients: Option<&TestAuthority>) -> ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -248,7 +249,7 @@ fn write_temp_file(name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// An origin on loopback.
+/// The configuration of an origin on 127.0.0.1.
 pub(crate) fn origin(url: &str) -> OriginConfig {
     OriginConfig {
         origin: url.to_owned(),
@@ -268,7 +269,7 @@ pub(crate) async fn load(
     engine.load(source, config).await
 }
 
-/// A backend that may ask one server.
+/// A backend whose only allowed origin is this server.
 pub(crate) async fn backend_for_server(server: &TestServer) -> Arc<WasmBackend> {
     load(&super::common::engine(), vec![origin(&server.http(""))], Limits::default()).await.unwrap()
 }
@@ -277,7 +278,7 @@ pub(crate) fn secrets(pairs: &[(&str, &str)]) -> Secrets {
     pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect()
 }
 
-/// Lets a backend perform a script; answers what came of each step.
+/// Runs a script in one CreateVolume call for the volume `name`. Returns the result of each step.
 pub(crate) async fn run_script(
     backend: &WasmBackend,
     name: &str,
@@ -292,7 +293,7 @@ pub(crate) async fn run_script(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Sends one request without a secret.
+/// Sends one request in a call without secrets. Returns its result as text.
 pub(crate) async fn send(backend: &WasmBackend, request: Value) -> String {
     let script = json!([{ "send": request }]);
     run_script(backend, "v", super::common::call(), script).await.unwrap().remove(0)

@@ -1,16 +1,16 @@
-//! A backend in WebAssembly text, whole and well-behaved, with places where a test puts what is wrong.
+//! A well-behaved backend in WebAssembly text. Tests replace parts of it to make it misbehave.
 #![allow(dead_code, reason = "each suite uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails as a test does")]
 
 use std::fmt::Write as _;
 
-/// Where the answers lie in the guest's memory: a test overwrites single words of them.
+/// Addresses of the results in the guest's memory. Tests overwrite single words of them.
 pub(crate) const DESCRIBE_RESULT: u32 = 1024;
 pub(crate) const PROBE_RESULT: u32 = 1536;
 pub(crate) const CREATE_RESULT: u32 = 2048;
 pub(crate) const DELETE_RESULT: u32 = 2560;
 pub(crate) const VALIDATE_RESULT: u32 = 3072;
-/// Where a test may put what it likes.
+/// Address of memory that tests may use freely.
 pub(crate) const FREE_MEMORY: u32 = 4096;
 
 /// The well-behaved backend; each field is a part of the text that a test may replace.
@@ -22,12 +22,12 @@ pub(crate) struct WatGuest {
     pub(crate) instantiation_args: String,
     /// The core module's imports.
     pub(crate) core_imports: String,
-    /// More of the core module: globals, tables, functions, the start function, data that lies over the
-    /// answers.
+    /// More of the core module: globals, tables, functions, the start function, and data segments that
+    /// overwrite the results.
     pub(crate) core_items: String,
-    /// The memory of the module that every other one shares.
+    /// The memory, which the core module imports from `$libc`.
     pub(crate) memory: String,
-    /// Body of `realloc`, without its default when not empty: `$new` is what is wanted.
+    /// Body of `realloc`; `$new` is the requested size in bytes.
     pub(crate) realloc: String,
     pub(crate) describe: String,
     pub(crate) probe: String,
@@ -79,7 +79,7 @@ pub(crate) fn words_segment(address: u32, words: &[u32]) -> String {
     text + "\")\n"
 }
 
-/// A text as a data segment at an address.
+/// Bytes as a data segment at an address.
 pub(crate) fn bytes_segment(address: u32, bytes: &[u8]) -> String {
     let mut text = format!("(data (i32.const {address}) \"");
     for byte in bytes {
@@ -89,7 +89,7 @@ pub(crate) fn bytes_segment(address: u32, bytes: &[u8]) -> String {
 }
 
 impl WatGuest {
-    /// The component's bytes.
+    /// Compiles the component. The bytes are leaked.
     pub(crate) fn binary(&self) -> &'static [u8] {
         let text = self.text();
         match wat::parse_str(&text) {

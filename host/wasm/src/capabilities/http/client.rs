@@ -43,7 +43,7 @@ pub(crate) struct HttpClient {
     metrics: OnceLock<HttpMetrics>,
 }
 
-/// Limits of one exchange.
+/// Limits of a backend's exchanges.
 #[derive(Clone, Debug)]
 pub(crate) struct ExchangeLimits {
     exchanges: usize,
@@ -52,7 +52,7 @@ pub(crate) struct ExchangeLimits {
     pub(crate) max_timeout: Duration,
 }
 
-/// A request that may be sent.
+/// A request that passed all checks.
 #[derive(Debug)]
 pub(crate) struct OutgoingRequest {
     pub(crate) target: Arc<OriginTarget>,
@@ -64,7 +64,7 @@ pub(crate) struct OutgoingRequest {
     pub(crate) timeout: Duration,
 }
 
-/// For whom an exchange runs.
+/// The call for which an exchange runs: its tenant and its operation.
 #[derive(Debug)]
 pub(crate) struct ExchangeOwner {
     pub(crate) tenant: Tenant,
@@ -123,7 +123,7 @@ impl HttpClient {
 
     /// Sets the metrics, once the driver's name is known. Earlier requests are not counted.
     pub(crate) fn set_metrics(&self, metrics: HttpMetrics) {
-        // Another name would be another load, with a client of its own.
+        // Set once: a component that is loaded again gets a new client.
         let _ = self.metrics.set(metrics);
     }
 
@@ -135,8 +135,8 @@ impl HttpClient {
         }
     }
 
-    /// Sends a request and waits for its response. Dropping the future before anything was sent ends the
-    /// exchange; later, the exchange continues without its caller.
+    /// Sends a request and waits for its response. Dropping the future while it connects ends the exchange.
+    /// Once there is a connection, the exchange continues without its caller.
     pub(crate) async fn exchange(
         &self,
         request: OutgoingRequest,
@@ -202,8 +202,8 @@ impl HttpClient {
                 ))
             });
             match answer {
-                // The server had given the connection up and never saw the request: a new connection costs
-                // nothing.
+                // The server had closed the idle connection and never saw the request: it is safe to send it
+                // again.
                 Err(failed) if reused && !failed.maybe_sent && failed.failure == Failure::Broken => {}
                 answer => return answer,
             }
@@ -221,7 +221,7 @@ impl OutgoingRequest {
     }
 }
 
-/// An exchange from the moment on when something may have been sent.
+/// An exchange that has a connection: from now on, parts of the request may have been sent.
 struct SentExchange {
     target: Arc<OriginTarget>,
     connection: HttpConnection,
@@ -242,7 +242,7 @@ impl SentExchange {
         match answer {
             Ok(response) => {
                 self.exchange.record_outcome(status_class(response.status));
-                // After 101 the connection speaks something else.
+                // After 101 the connection uses another protocol.
                 if response.status >= 200 {
                     let tenant = self.exchange.tenant;
                     self.pool.put(self.target.origin.clone(), tenant, self.connection).await;
@@ -271,7 +271,8 @@ impl SentExchange {
             }
         };
         let (head, body) = response.into_parts();
-        // hyper limits its buffer, which may exceed the headers it parsed at one time.
+        // hyper checks its limit only while the head is incomplete: a head that one more read completes can
+        // be larger.
         let bytes = head.headers.iter().map(|(name, value)| name.as_str().len().saturating_add(value.len()));
         if bytes.fold(0, usize::saturating_add) > connect::MAX_RESPONSE_HEAD {
             let message = format!(
@@ -313,7 +314,7 @@ impl SentExchange {
     }
 }
 
-/// Describes a failed exchange.
+/// Classifies and describes a failed exchange.
 fn exchange_error(origin: &Origin, error: hyper::Error) -> ExchangeError {
     let mut causes = vec![error.to_string()];
     let mut tls = false;

@@ -25,14 +25,15 @@ pub struct OriginConfig {
     /// is checked: neither the certificate's name nor its dates.
     #[serde(default)]
     pub pin_sha256: Option<String>,
-    /// PEM file of the client's certificate and those that lead to its authority.
+    /// PEM file of the client's certificate and its intermediate certificates.
     #[serde(default)]
     pub certificate_file: Option<PathBuf>,
     /// PEM file of the client's private key.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The only allowed addresses and networks of the host. Loopback, link-local, multicast and unspecified
-    /// addresses are denied unless they, or a part of their network, are listed.
+    /// The only allowed addresses and networks of the host. Loopback, link-local, multicast, unspecified and
+    /// cloud metadata addresses are denied unless listed as such: a wide network such as `0.0.0.0/0` does not
+    /// allow them.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }

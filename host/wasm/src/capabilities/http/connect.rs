@@ -36,9 +36,9 @@ use super::{
 };
 use crate::{bindings::cofferdam::storage::http::Failure, capabilities::secrets::Tenant};
 
-/// Longest time that a connection may take, with name and TLS.
+/// Maximum time for opening a connection, including name resolution and TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most addresses of a name that are tried.
+/// Maximum number of a name's allowed addresses that are tried.
 const MAX_ADDRESSES: usize = 8;
 /// Maximum idle time of a connection. Servers commonly close idle connections after 5 s; the result of a
 /// request that is sent at that moment would be unknown.
@@ -53,20 +53,20 @@ pub(crate) type ExchangePermit = Arc<OwnedSemaphorePermit>;
 
 /// Resolves names to addresses.
 pub(crate) trait Resolve: fmt::Debug + Send + Sync {
-    /// Returns at least one address. The permit is held until the lookup has ended, also after the caller has
-    /// stopped waiting.
+    /// Returns the addresses of a name. The permit is held until the lookup has ended, also after the caller
+    /// has stopped waiting.
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// As this machine does it.
+/// Resolves names with the system's resolver (`getaddrinfo`).
 #[derive(Debug)]
 pub(crate) struct SystemResolver;
 
 impl Resolve for SystemResolver {
     fn resolve<'a>(&'a self, name: &'a str, place: ExchangePermit) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         let name = name.to_owned();
-        // The system's resolver blocks a thread for any time. Without the permit, a guest that cancels and
-        // repeats lookups would occupy all threads.
+        // The system's resolver blocks a thread for an unbounded time. Without the permit, a guest that
+        // cancels and repeats lookups would occupy all threads.
         let task = tokio::task::spawn_blocking(move || {
             let found = (name.as_str(), 0).to_socket_addrs();
             drop(place);
@@ -88,13 +88,14 @@ pub(crate) struct HttpConnection {
 }
 
 impl HttpConnection {
-    /// The reason that the connection closed, once it has: the failed request only reports the closing.
+    /// Waits until the connection has closed, and returns the reason: the failed request only reports that it
+    /// closed.
     pub(super) async fn close_error(&mut self) -> Option<hyper::Error> {
         (&mut self.task.0).await.ok().flatten()
     }
 }
 
-/// The task that moves a connection's bytes.
+/// The task that drives a connection; aborted when this is dropped.
 #[derive(Debug)]
 struct ConnectionTask(JoinHandle<Option<hyper::Error>>);
 
@@ -104,7 +105,7 @@ impl Drop for ConnectionTask {
     }
 }
 
-/// Opens a connection to an origin, before a time.
+/// Opens a connection to an origin, until `deadline` and within `CONNECT_TIMEOUT`.
 pub(crate) async fn open(
     resolver: &dyn Resolve,
     target: &OriginTarget,
@@ -148,7 +149,7 @@ async fn dial(
     }
 }
 
-/// The addresses that may be dialled.
+/// Resolves an origin's host to the addresses that the policy allows, at most `MAX_ADDRESSES`.
 async fn allowed_addresses(
     resolver: &dyn Resolve,
     target: &OriginTarget,
@@ -218,14 +219,14 @@ where
     Ok(HttpConnection { sender, is_sent: sent, is_reused: false, task: driver })
 }
 
-/// A stream that remembers whether it was given something to send.
+/// A stream that records in `is_sent` that bytes may have been sent.
 struct SendTracker<S> {
     stream: TokioIo<S>,
     is_sent: Arc<AtomicBool>,
 }
 
 impl<S> SendTracker<S> {
-    /// Also a write that failed may have sent a part.
+    /// Records a completed write. A write that failed may have sent a part.
     fn mark_sent<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.is_sent.store(true, Ordering::Release);
@@ -272,8 +273,8 @@ impl<S: AsyncWrite + Unpin> hyper::rt::Write for SendTracker<S> {
     }
 }
 
-/// Connections that wait for their next request. Those of one tenant never serve another: some servers log a
-/// connection in.
+/// Connections that wait for their next request. Those of one tenant never serve another: some servers
+/// authenticate the connection, not each request.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     max_idle: usize,
@@ -293,7 +294,7 @@ impl ConnectionPool {
         Self { max_idle: most, idle: Mutex::default() }
     }
 
-    /// Returns the most recently used connection that is ready.
+    /// Removes and returns the most recently used connection of an origin and tenant that is ready.
     pub(crate) async fn take(&self, origin: &Origin, tenant: Tenant) -> Option<HttpConnection> {
         loop {
             let mut connection = {
@@ -311,7 +312,8 @@ impl ConnectionPool {
         }
     }
 
-    /// Stores an idle connection. When this returns, the next request of the same call can use it.
+    /// Stores an idle connection, or closes it if it does not become ready in time. When this returns, the
+    /// next request of the same call can use it.
     pub(crate) async fn put(
         self: &Arc<Self>,
         origin: Origin,

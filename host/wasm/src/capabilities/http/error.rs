@@ -2,7 +2,7 @@
 
 use crate::{bindings::cofferdam::storage::http::Failure, metrics::HttpMetrics};
 
-/// A request without a response, before redaction.
+/// A failed request. Its message is not redacted yet.
 #[derive(Debug)]
 pub(crate) struct ExchangeError {
     pub(super) failure: Failure,
@@ -32,7 +32,7 @@ impl ExchangeError {
         Self { denial_reason: Some(what), ..self }
     }
 
-    /// Name in metrics.
+    /// The failure as a metric label.
     pub(super) const fn label(&self) -> &'static str {
         match self.failure {
             Failure::Invalid => "invalid",

@@ -10,7 +10,7 @@ pub enum UrlError {
     /// It has no scheme and host, or characters that no URL has.
     #[error("it is not an absolute URL")]
     NotAbsolute,
-    /// The scheme is another one.
+    /// The scheme is neither `https` nor `http`.
     #[error("its scheme is neither https nor http")]
     Scheme,
     /// A user or a password precedes the host.
@@ -30,7 +30,7 @@ pub enum UrlError {
     Path,
 }
 
-/// Scheme, host and port in their one spelling.
+/// Scheme, host and port, normalized: spellings of the same origin are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
     pub(crate) is_https: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Origin {
     pub(crate) port: u16,
 }
 
-/// The server of a request.
+/// Host of an origin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum UrlHost {
     /// A name, in lower case.

@@ -1,4 +1,4 @@
-//! Where requests may go: origins that the operator names, and addresses behind them.
+//! Allowed destinations of requests: the configured origins, and the addresses that their names may have.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -18,19 +18,19 @@ pub enum OriginError {
     /// The origin is not a URL of an HTTP server.
     #[error(transparent)]
     Url(#[from] UrlError),
-    /// The URL has more than an origin.
+    /// The URL has a path, a query or a fragment.
     #[error("has a path; expected scheme, host and port only")]
     HasPath,
     /// Some resolvers read the host as a name, others as an address.
     #[error("its host is neither a DNS name without a final dot nor a whole address")]
     AmbiguousHost,
-    /// The host is an address that must be listed.
+    /// The host is an address that is allowed only if `addresses` lists it.
     #[error("{0} is not allowed as an address; name it in `addresses` if it is meant")]
     DeniedAddress(IpAddr),
     /// The list of addresses is empty.
     #[error("`addresses` is empty: nothing could be reached; expected at least one address or network")]
     NoAddresses,
-    /// An entry of the list is not a network.
+    /// An entry of `addresses` is neither an address nor a network.
     #[error("{0:?} in `addresses`: expected an address or a network such as 10.0.0.0/8")]
     Network(String),
     /// An IPv4 network in IPv6 notation is wider than all of IPv4.
@@ -47,12 +47,12 @@ pub enum OriginError {
 /// An entry of the configuration that cannot be used.
 #[derive(Debug)]
 pub(crate) struct OriginConfigError {
-    /// The origin, as the operator wrote it.
+    /// The origin from the configuration, made printable.
     pub(crate) origin: String,
     pub(crate) error: Box<OriginError>,
 }
 
-/// One origin, ready to be used.
+/// An allowed origin, with its TLS configuration and allowed networks.
 #[derive(Debug)]
 pub(crate) struct OriginTarget {
     pub(crate) origin: Origin,
@@ -61,7 +61,7 @@ pub(crate) struct OriginTarget {
     addresses: Option<Vec<IpNet>>,
 }
 
-/// The origins of one backend.
+/// The allowed origins of one backend.
 #[derive(Debug, Default)]
 pub(crate) struct OriginPolicy {
     targets: HashMap<Origin, Arc<OriginTarget>>,
@@ -144,7 +144,8 @@ impl OriginTarget {
     }
 }
 
-/// Networks of this machine, its neighbours, cloud metadata and multicast: never those of a storage array.
+/// Loopback, link-local, multicast, reserved and cloud metadata networks. Their addresses are denied unless
+/// the operator lists them: storage arrays do not have such addresses.
 const SPECIAL_NETWORKS: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",
@@ -160,8 +161,7 @@ const SPECIAL_NETWORKS: [&str; 17] = [
     "64:ff9b::/96",
     "64:ff9b:1::/48",
     "2002::/16",
-    // Metadata and platform services of clouds that are not link-local: AWS, Azure, Alibaba, Oracle, Google,
-    // and AWS's time.
+    // Metadata and platform services of clouds that are not link-local: AWS, Azure, Alibaba, Oracle, Google.
     "fd00:ec2::/32",
     "168.63.129.16/32",
     "100.100.100.200/32",

@@ -22,7 +22,7 @@ use crate::bindings::cofferdam::storage::http::{
 
 /// Most bytes of a request's URL and headers together.
 const MAX_REQUEST_HEAD: usize = 64 << 10;
-/// Most bytes of a header's name: one more is enough to see that it is too long.
+/// A header's name is cut to this length before it is parsed, which is enough to reject it as too long.
 const MAX_HEADER_NAME: usize = MAX_REQUEST_HEAD + 1;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 128;
@@ -44,7 +44,8 @@ pub(super) struct RequestBuilder<'a> {
 }
 
 impl RequestBuilder<'_> {
-    /// Checks a request. The outer error is an invalid handle, a defect of the guest.
+    /// Checks a request and resolves its secrets. The outer error is an invalid handle, which ends the
+    /// guest's call; the inner error is returned to the guest.
     pub(super) fn build(&self, request: Request) -> wasmtime::Result<Result<OutgoingRequest, ExchangeError>> {
         let authorization = request
             .authorization

@@ -1,5 +1,4 @@
-//! Tests that need a name service of their own. The other tests of HTTP run through a guest, in
-//! `tests/http.rs`.
+//! Tests that need a fake name resolver. The other tests of HTTP run through a guest, in `tests/http.rs`.
 
 use std::{
     collections::VecDeque,
@@ -31,7 +30,7 @@ use crate::{
     limits::Limits,
 };
 
-/// Returns each list once.
+/// Returns one list of addresses for each lookup, and an error when there are none left.
 #[derive(Debug, Default)]
 struct FakeResolver(Mutex<VecDeque<Vec<&'static str>>>);
 
@@ -45,7 +44,8 @@ impl Resolve for FakeResolver {
     }
 }
 
-/// A server that responds to each connection once, with its own number, and closes it.
+/// Starts a server that sends one response on each connection and closes it. The body is the connection's
+/// number, counted from 0. Returns the server's port.
 async fn start_server() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 
 use super::{config::OriginConfig, origin::UrlHost};
 
-/// Most bytes of a file of certificates: ten times all authorities of the web.
+/// Maximum bytes of a PEM file: far more than a bundle of all public certificate authorities has.
 const MAX_PEM_BYTES: u64 = 4 << 20;
 
 /// TLS options of an origin that cannot be used.
@@ -33,7 +33,7 @@ pub enum TlsError {
     /// The TLS library rejects the configuration.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[source] rustls::Error),
-    /// The option of an origin without TLS: it would look as if it protected something.
+    /// A TLS option of a plain HTTP origin, where it would have no effect.
     #[error("`{0}` is for https only")]
     HttpsOnly(&'static str),
     /// One of two options that belong together is absent.
@@ -41,7 +41,7 @@ pub enum TlsError {
     MissingOption {
         /// The option that is set.
         present: &'static str,
-        /// The option that is not.
+        /// The option that is not set.
         missing: &'static str,
     },
     /// The certificates of the authorities cannot verify servers.
@@ -56,7 +56,7 @@ pub enum TlsError {
          the SHA-256 of the server's certificate in DER"
     )]
     Pin {
-        /// Length of the option.
+        /// Number of characters of the configured pin.
         characters: usize,
     },
     /// A file that an option names cannot be used.
@@ -161,7 +161,7 @@ pub(super) fn reject_tls_options(config: &OriginConfig) -> Result<(), TlsError> 
 /// Checks a server's certificate: against authorities, against a pin, or both.
 #[derive(Debug)]
 struct PinnedCertVerifier {
-    /// Absent where the pin alone counts.
+    /// Absent if only the pin is checked.
     authorities: Option<Arc<WebPkiServerVerifier>>,
     pin: Option<[u8; 32]>,
     provider: Arc<CryptoProvider>,

@@ -14,7 +14,7 @@ pub struct PoolConfig {
     /// Maximum bytes of all images together, each with its full size; the filesystem's size if absent.
     #[serde(default, deserialize_with = "deserialize_bytes")]
     pub capacity: Option<u64>,
-    /// Bytes that one image may have; absent leaves it to the capacity.
+    /// Maximum bytes of one image; if absent, only the capacity limits it.
     #[serde(default, deserialize_with = "deserialize_bytes")]
     pub image_bytes_max: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! `pool`: one directory of the host, by plain names.
+//! `pool`: directories and disk images in one directory of the host, addressed by plain names.
 //!
 //! Operations run on blocking threads. An operation that has started runs to its end and stays in flight
 //! until then, also after its call has ended.

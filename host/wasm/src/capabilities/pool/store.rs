@@ -40,7 +40,7 @@ const MAX_NAME: usize = 200;
 const BLOCK_BYTES: u64 = 4_096;
 /// Maximum items of one page, by contract.
 const MAX_PAGE_ITEMS: usize = 1_000;
-/// The owner's lock; no item has such a name.
+/// Name of the lock file. Items cannot have it: their names begin with a letter or digit.
 const LOCK_NAME: &str = ".lock";
 /// Name prefix of items that are being created.
 const TMP_PREFIX: &str = ".tmp-";
@@ -64,7 +64,7 @@ pub enum PoolDirectoryError {
     /// The lock file cannot be created.
     #[error("cannot be written: {0}: expected to read and write it")]
     CreateLockFile(#[source] Errno),
-    /// The lock file cannot be taken.
+    /// The lock file cannot be locked.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// Its items cannot be listed.
@@ -91,7 +91,7 @@ pub(crate) struct Pool {
 
 #[derive(Debug, Default)]
 struct PoolIndex {
-    /// Every item, an image with the size that is promised to it.
+    /// All items by name: an image with its reserved bytes, a directory with `None`.
     items: BTreeMap<String, Option<u64>>,
     uses: HashMap<String, ItemUse>,
 }
@@ -99,16 +99,16 @@ struct PoolIndex {
 /// Unit of the block count of `stat`.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// State of an operation on a name.
+/// Operations in progress on an item.
 #[derive(Clone, Copy, Debug)]
 enum ItemUse {
     /// The item is being created, changed or removed.
     Changing,
-    /// It is being copied so many times.
+    /// This number of copies of the item is in progress.
     Copying(u32),
 }
 
-/// Reserves a name for one change, or for copies.
+/// Reserves a name for one change or one copy, until it is dropped.
 struct ItemLock<'a> {
     pool: &'a Pool,
     name: &'a str,
@@ -127,7 +127,7 @@ impl Drop for ItemLock<'_> {
 }
 
 impl Pool {
-    /// Opens a pool and takes it for this process. Blocks on the disk.
+    /// Opens and locks a pool, and removes leftovers of an earlier process. Blocks on the disk.
     ///
     /// # Errors
     /// The directory cannot be opened, locked or listed.
@@ -160,11 +160,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Removes what an earlier process was making or removing when it died.
+    /// Removes items that an earlier process was creating or removing when it died.
     fn remove_leftovers(&self) -> rustix::io::Result<()> {
         for name in self.names()? {
             if name.starts_with(TMP_PREFIX) || name.starts_with(TRASH_PREFIX) {
-                // A name of an earlier process must not meet one that is given now.
+                // Renamed first: an earlier process may have generated the same names as this one.
                 let trash_name = self.unique_name(TRASH_PREFIX);
                 let moved = renameat_with(&self.root, &name, &self.root, &trash_name, RenameFlags::NOREPLACE);
                 let name = if moved.is_ok() { trash_name } else { name };
@@ -208,7 +208,7 @@ impl Pool {
         metrics.set_pool_usage(table.items.len(), reserved_bytes(&table.items));
     }
 
-    /// Does an operation and counts it.
+    /// Runs an operation and counts it in the metrics.
     pub(crate) fn perform<T>(
         &self,
         operation: &'static str,
@@ -377,9 +377,10 @@ impl Pool {
         self.space(&self.lock().items)
     }
 
-    /// Total and available space. The total is the operator's limit. Available is the limit less the space
-    /// reserved for images, but at most the filesystem's free space less the unwritten parts of images:
-    /// images are sparse, so a reservation uses no space before it is written.
+    /// Total and available space. The total is the configured capacity, or else the filesystem's size.
+    /// Available is the total less the space reserved for images, but at most the filesystem's free space
+    /// less the unwritten parts of images: images are sparse, so a reservation uses no space before it is
+    /// written.
     fn space(&self, items: &BTreeMap<String, Option<u64>>) -> Result<Space> {
         let filesystem = fstatvfs(&self.root).map_err(system_error)?;
         let total = filesystem.f_blocks.saturating_mul(filesystem.f_frsize);
@@ -395,14 +396,15 @@ impl Pool {
         let images = items.iter().filter_map(|(name, size)| Some((name, (*size)?)));
         let missing = images.map(|(name, size)| {
             let stat = statat(&self.root, name, AtFlags::SYMLINK_NOFOLLOW);
-            // One that is in the making has nothing yet.
+            // An image that is being created has no file under its name yet.
             let allocated = stat.ok().and_then(|stat| u64::try_from(stat.st_blocks).ok());
             size.saturating_sub(allocated.unwrap_or_default().saturating_mul(STAT_BLOCK_BYTES))
         });
         missing.fold(0, u64::saturating_add)
     }
 
-    /// Reserves bytes for an image, beside its present size.
+    /// Raises an image's reservation to `size` bytes, if the difference to its present reservation is
+    /// available.
     fn reserve(&self, name: &str, size: u64) -> Result<()> {
         let mut table = self.lock();
         let reserved = table.items.get(name).copied().flatten().unwrap_or_default();
@@ -415,7 +417,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Reserves bytes for an operation, and releases them if it fails.
+    /// Creates an image whose bytes are reserved. Releases the reservation if that fails, but not if the
+    /// result is unknown.
     fn with_reservation(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
@@ -437,7 +440,8 @@ impl Pool {
     fn check_absent(&self, name: &str) -> Result<()> {
         match self.stat(name) {
             Ok(_) => {
-                // The caller treats the item as created, also after an attempt whose result was lost.
+                // The caller treats `Exists` as success, but an earlier attempt may have failed to sync the
+                // item.
                 self.sync(&self.root)?;
                 Err(PoolError::Exists(name.to_owned()))
             }
@@ -479,7 +483,8 @@ impl Pool {
         ftruncate(file, size).map_err(|error| self.pool_error(error.into(), size))
     }
 
-    /// The same for a file without its final name.
+    /// Resizes and syncs a file that has no final name yet. A failed sync is no `Unknown` result: the file is
+    /// discarded.
     fn resize_and_sync(&self, file: &OwnedFd, size: u64) -> Result<()> {
         self.resize(file, size)?;
         fsync(file).map_err(|error| self.pool_error(error.into(), size))
@@ -506,7 +511,7 @@ impl Pool {
         self.sync(&self.root)
     }
 
-    /// The same for a directory; it is an item as soon as it has the name.
+    /// Renames a completed directory to its final name, and lists it as an item as soon as it has that name.
     fn rename_directory_into_place(&self, new: &str, name: &str) -> Result<()> {
         let renamed = self.rename_into_place(new, name);
         if matches!(renamed, Ok(()) | Err(PoolError::Unknown(_))) {
@@ -544,7 +549,7 @@ impl Pool {
         format!("{prefix}{}-{}", std::process::id(), self.name_counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Takes a name for a change.
+    /// Reserves a name for a change; fails with `Busy` if the item is being changed or copied.
     fn lock_item<'a>(&'a self, name: &'a str) -> Result<ItemLock<'a>> {
         check_name(name)?;
         let mut table = self.lock();
@@ -616,7 +621,7 @@ fn system_error(error: Errno) -> PoolError {
     PoolError::Failed(error.to_string())
 }
 
-/// Name of an end in metrics.
+/// The outcome of an operation as a metric label.
 fn outcome_label(error: Option<&PoolError>) -> &'static str {
     match error {
         None => "ok",

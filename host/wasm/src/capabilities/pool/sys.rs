@@ -1,4 +1,4 @@
-//! The system calls that differ between systems, and the only ways in which something of the pool is opened.
+//! System calls that differ between operating systems, and the only functions that open files inside a pool.
 
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -51,7 +51,8 @@ pub(super) fn create_file(parent: impl AsFd, name: impl Arg, mode: Mode) -> Resu
     open(parent, name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode)
 }
 
-/// Gives one file the blocks of another; `false` where the filesystem cannot.
+/// Makes `target` share the blocks of `source` (`FICLONE`). Returns `false` if the filesystem does not
+/// support it.
 #[cfg(target_os = "linux")]
 pub(super) fn reflink(source: impl AsFd, target: impl AsFd) -> Result<bool> {
     match rustix::fs::ioctl_ficlone(target, source) {
@@ -90,7 +91,7 @@ pub(super) fn copy_range(_: impl AsFd, _: impl AsFd, _: u64, _: usize) -> Result
     Ok(None)
 }
 
-/// Brings everything of the filesystem to the disk: for a tree that is one wait instead of one for each file.
+/// Syncs the whole filesystem of a directory: for a tree that is one wait instead of one for each file.
 #[cfg(target_os = "linux")]
 pub(super) fn sync_all(directory: impl AsFd) -> Result<()> {
     rustix::fs::syncfs(directory)

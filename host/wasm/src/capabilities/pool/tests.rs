@@ -1,4 +1,5 @@
-//! Attacks of a hostile guest, or of a pod with a volume of the pool; and the atomicity of every change.
+//! Tests of attacks by a hostile guest or by a pod with a volume of the pool, and of the atomicity of
+//! changes.
 
 use std::{
     fs,
@@ -27,7 +28,7 @@ fn names(pool: &Pool) -> Vec<String> {
     pool.scan("", None, u32::MAX).items.into_iter().map(|(name, _)| name).collect()
 }
 
-/// Everything in the directory but the lock.
+/// Sorted names of all directory entries except the lock file.
 fn on_disk(directory: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(directory.path()).unwrap();
     let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -206,7 +207,7 @@ fn symlinks_and_hard_links_do_not_escape_the_pool() {
     for name in ["d", "evil", "evil-file"] {
         pool.remove(name).unwrap();
     }
-    // Links and second names inside of a directory.
+    // Symbolic and hard links inside of a directory.
     pool.create_directory("links").unwrap();
     let links = directory.path().join("links");
     symlink(outside.path(), links.join("dir")).unwrap();
@@ -214,7 +215,7 @@ fn symlinks_and_hard_links_do_not_escape_the_pool() {
     symlink("..", links.join("up")).unwrap();
     fs::hard_link(&outside_file, links.join("hard")).unwrap();
     pool.remove("links").unwrap();
-    // An image that is a second name of a file from elsewhere.
+    // An image that is a hard link to a file outside of the pool.
     fs::hard_link(&outside_file, directory.path().join("image")).unwrap();
     assert!(matches!(pool.grow("image", MIB), Err(PoolError::Failed(_))));
     assert!(matches!(pool.copy("image", "copy", None, CopyMode::NotAtomic), Err(PoolError::Failed(_))));
@@ -347,7 +348,7 @@ fn pages_follow_each_other() {
     assert_eq!(scan(Some("c"), 2), (String::new(), false));
 }
 
-/// A small filesystem; needs the privilege to mount.
+/// A mounted tmpfs of 2 MiB. `new` returns `None` without the privilege to mount.
 struct Mount(TempDir);
 
 impl Mount {
@@ -442,7 +443,7 @@ fn point_in_time_copy_needs_reflinks() {
     let Some(mount) = Mount::new() else {
         return eprintln!("skipped: this user may not mount a filesystem");
     };
-    // This filesystem shares no blocks.
+    // tmpfs cannot share blocks between files.
     let pool = Pool::open(&config(mount.0.path())).unwrap();
     pool.create_image("i", MIB / 4).unwrap();
     pool.create_directory("d").unwrap();

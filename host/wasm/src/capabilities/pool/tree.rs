@@ -19,21 +19,21 @@ use rustix::{
 use super::sys;
 use crate::bindings::cofferdam::storage::pool::CopyMode;
 
-/// Maximum depth of a tree that is copied or counted: every level keeps two files open.
+/// Maximum depth of a tree that is copied or counted: every level keeps up to two files open.
 const MAX_DEPTH: usize = 200;
 /// Maximum bytes of one copy call.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
-/// Bytes of the unit that filesystems count in.
+/// Unit of `st_blocks` in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// Why something in a tree was not done.
+/// Error of an operation on a tree.
 #[derive(Debug)]
 pub(super) enum TreeError {
     /// The system's error.
     Errno(Errno),
     /// The tree has an entry that cannot be copied or counted.
     Unsupported(String),
-    /// It changed while it was read.
+    /// An entry of the tree changed while it was read.
     Changed(String),
 }
 
@@ -76,7 +76,7 @@ fn display_name(name: &CStr) -> String {
     cofferdam_backend::checks::printable(&name.to_string_lossy())
 }
 
-/// Opens a directory of a tree.
+/// Opens a directory of a tree; fails with `Unsupported` if it is a mount.
 fn open_subdirectory(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
     match sys::open_directory(parent, name) {
         Err(Errno::XDEV) => Err(TreeError::Unsupported(format!("{:?} in it is a mount", display_name(name)))),
@@ -123,7 +123,7 @@ pub(super) fn copy_tree(source: OwnedFd, target: OwnedFd) -> Result<()> {
 }
 
 impl CopyLevel {
-    /// Copies one entry. Returns a directory, to be copied next.
+    /// Copies one entry. A directory is created and returned; its entries are to be copied next.
     fn copy_entry(&self, name: &CStr) -> Result<Option<Self>> {
         let source = self.source.fd()?;
         let stat = statat(source, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -178,7 +178,7 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
         let (user, group) = owner_ids(stat);
         fchown(target, Some(user), Some(group))?;
     }
-    // After the owner: a change of that takes the set-user-id bit away.
+    // After the owner: a change of the owner clears the set-user-ID bit.
     fchmod(target, Mode::from_raw_mode(stat.st_mode))?;
     let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let nanoseconds = |given: u64| i64::try_from(given).unwrap_or_default();
@@ -192,8 +192,8 @@ fn copy_attributes(target: &OwnedFd, stat: &Stat) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file's first `length` bytes to an empty one. The blocks are shared if the filesystem supports it,
-/// which is atomic. Otherwise the file is copied in chunks with its holes, unless the copy must be atomic.
+/// Copies a file to an empty one. The blocks are shared if the filesystem supports it, which is atomic.
+/// Otherwise the first `length` bytes are copied in chunks with their holes; `PointInTime` is an error then.
 pub(super) fn copy_data(source: &OwnedFd, target: &OwnedFd, length: u64, mode: CopyMode) -> Result<()> {
     if sys::reflink(source, target)? {
         return Ok(());

@@ -28,19 +28,19 @@ use crate::{
 
 /// Key to version and value.
 const ENTRIES_TABLE: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("cofferdam-state");
-/// Metadata of the whole file.
+/// Metadata of the file: format, last version, and bytes of all entries.
 const METADATA_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("cofferdam-state-whole");
-/// Key of the layout's number.
+/// Key of the layout's version.
 const FORMAT_KEY: &str = "format";
-/// Key of the last version.
+/// Key of the version of the last commit.
 const VERSION_KEY: &str = "version";
 /// Key of the size of all entries.
 const BYTES_KEY: &str = "bytes";
-/// The layout of these tables.
+/// Version of the layout of these tables.
 const FORMAT_VERSION: u64 = 1;
 /// Page cache of the database, in bytes: the upper levels of its trees and recent pages.
 const CACHE_BYTES: usize = 8 << 20;
-/// Only the owner may read: the state is the driver's own.
+/// Only this process' user may read and write the file: the state is private to the driver.
 const FILE_MODE: u32 = 0o600;
 
 /// A state file that cannot be used. The message follows the file's name.
@@ -60,14 +60,14 @@ pub enum StateFileError {
     /// The lock file cannot be opened.
     #[error("has a lock file that cannot be opened: {0}")]
     OpenLockFile(#[source] io::Error),
-    /// The lock file cannot be taken.
+    /// The lock file cannot be locked.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// The path is that of a directory, a pipe or a device.
     #[error("is not a regular file: expected a state file of this program")]
     NotAFile,
-    /// A new file gets its name when it is complete: an empty one is another program's, or has lost its
-    /// content.
+    /// The file is empty: it is another program's, or has lost its content. A new state file gets its name
+    /// only when it is complete.
     #[error("is empty: expected a state file of this program, or none")]
     Empty,
     /// The file's metadata cannot be read.
@@ -79,7 +79,7 @@ pub enum StateFileError {
     /// A new file cannot be created.
     #[error("cannot be made: {0}")]
     Create(#[source] io::Error),
-    /// A new file cannot become a database.
+    /// No database can be created in the new file.
     #[error("cannot be made: {0}")]
     CreateDatabase(#[source] redb::Error),
     /// Another process has the database open.
@@ -97,7 +97,7 @@ pub enum StateFileError {
     /// The file's metadata table or its number of entries cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] redb::StorageError),
-    /// The layout is another version's.
+    /// The file has another version of the layout.
     #[error("has the format {0}; this program reads format {FORMAT_VERSION}")]
     Format(u64),
 }
@@ -115,7 +115,7 @@ pub(super) struct FileBlobs {
 }
 
 impl FileBlobs {
-    /// Opens a database, and creates it if there is no file. Does not change other files.
+    /// Opens a database, and creates it if there is no file. A file that is not a state file is not changed.
     pub(super) fn open(path: &Path, limit: usize) -> Result<Self, StateFileError> {
         let path = canonical_path(path)?;
         let mut lock = OpenOptions::new();
@@ -203,7 +203,8 @@ impl FileBlobs {
     }
 }
 
-/// Puts changes into a transaction: the version that they carry, and entries and bytes after them.
+/// Applies changes to a transaction. Returns their version, and the number and bytes of all entries after
+/// them.
 fn apply_changes(
     transaction: &redb::WriteTransaction,
     changes: &[Change],
@@ -253,8 +254,8 @@ fn unavailable(error: impl Into<redb::Error>) -> StateError {
     StateError::Unavailable(error.into().to_string())
 }
 
-/// The path as it really is, or that of its directory while there is no file: the same file has the same lock
-/// file, by whatever way it is named.
+/// Resolves a path, or only its directory if the file does not exist, so that every path to a file leads to
+/// the same lock file.
 fn canonical_path(path: &Path) -> Result<PathBuf, StateFileError> {
     if let Ok(real) = path.canonicalize() {
         return Ok(real);
@@ -276,7 +277,7 @@ fn with_suffix(path: &Path, ending: &str) -> PathBuf {
 /// Creates an empty database. It gets its name when it is complete on the disk.
 fn create_database(path: &Path) -> Result<(), StateFileError> {
     let tmp_path = with_suffix(path, ".new");
-    // Left by a process that died here; ours alone, as the lock is.
+    // Left by a process that died here. No other process uses it: this one has the lock.
     match fs::remove_file(&tmp_path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(StateFileError::Create(error)),
         Ok(()) | Err(_) => {}
@@ -291,7 +292,7 @@ fn create_database(path: &Path) -> Result<(), StateFileError> {
         Ok(transaction.commit()?)
     };
     create_tables().map_err(StateFileError::CreateDatabase)?;
-    // Never over something, were it a link that leads nowhere.
+    // Never replaces anything, not even a dangling symbolic link.
     renameat_with(CWD, &tmp_path, CWD, path, RenameFlags::NOREPLACE)
         .map_err(|error| StateFileError::Create(error.into()))?;
     let directory = path.parent().unwrap_or(Path::new("/"));
@@ -302,7 +303,8 @@ fn create_database(path: &Path) -> Result<(), StateFileError> {
 fn open_database(path: &Path) -> Result<Database, StateFileError> {
     let file = OpenOptions::new().read(true).write(true).open(path);
     let file = file.map_err(StateFileError::Open)?;
-    // The library panics on some damages that its checks do not foresee; nothing of it is kept then.
+    // redb panics on some kinds of damage that its checks do not detect. Nothing of the database is used
+    // then.
     let opened = std::panic::catch_unwind(|| open_file(file));
     match opened {
         Ok(Ok(database)) => Ok(database),

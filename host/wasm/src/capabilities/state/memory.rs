@@ -1,4 +1,4 @@
-//! Blobs that live as long as the process.
+//! State entries in memory, which end with the process.
 
 use std::{
     collections::BTreeMap,

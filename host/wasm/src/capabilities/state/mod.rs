@@ -61,7 +61,7 @@ impl StateStore {
         Ok(Self { blobs, workers: Workers::default() })
     }
 
-    /// Number of entries, and their size in bytes.
+    /// Number of entries, and their bytes as counted against the limit.
     pub(crate) fn usage(&self) -> (usize, usize) {
         match &self.blobs {
             BlobStore::Memory(memory) => memory.usage(),
@@ -69,7 +69,7 @@ impl StateStore {
         }
     }
 
-    /// The keys, in their order. Those of a file are read from it.
+    /// All keys, sorted. Empty, with a warning in the log, if the state file cannot be read.
     pub(crate) fn keys(&self) -> Vec<String> {
         match &self.blobs {
             BlobStore::Memory(memory) => memory.keys(),
@@ -136,7 +136,7 @@ impl HasData for StateView<'static> {
 }
 
 impl StateView<'_> {
-    /// Runs an operation on the store, as a host call that a fault may end.
+    /// Runs an operation on the store, as a host call into which a fault can be injected.
     async fn run<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&StateStore) -> T + Send + 'static,

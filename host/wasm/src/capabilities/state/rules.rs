@@ -14,15 +14,16 @@ pub(super) const MAX_VALUE: usize = 64 << 10;
 pub(super) const MAX_CHANGES: usize = 16;
 /// Maximum bytes of one page, by contract.
 pub(super) const MAX_PAGE_BYTES: usize = 1 << 20;
-/// Memory of an entry beside its key and value: the tree's node and two allocations with their rounding.
+/// Bytes of memory of an entry beside its key and value: the tree's node and two allocations with their
+/// rounding.
 pub(super) const ENTRY_OVERHEAD: usize = 160;
 
-/// Why a commit has no version.
+/// Error of a commit.
 #[derive(Debug)]
 pub(super) enum StateCommitError {
     /// Nothing was written.
     Rejected(StateError),
-    /// The disk failed in the middle: whether the write is there shows after a restart only.
+    /// The disk failed during the commit: it is unknown until a restart if the changes were written.
     Unknown(String),
 }
 
@@ -32,7 +33,7 @@ impl From<StateError> for StateCommitError {
     }
 }
 
-/// Fills a page as far as the bounds allow.
+/// Collects a page, up to its maximum entries and bytes.
 pub(super) struct PageBuilder {
     pub(super) page: Page,
     limit: usize,
@@ -57,7 +58,7 @@ impl PageBuilder {
     }
 }
 
-/// Metadata of a stored value.
+/// Version of a stored entry, and its bytes as counted against the limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExistingEntry {
     pub(super) version: u64,

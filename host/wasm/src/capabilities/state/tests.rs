@@ -1,12 +1,12 @@
-//! The store's promises, the same in memory and in a file: all or nothing, every write on the version it
-//! names, everything bounded.
+//! Rules of both stores, in memory and in a file: commits are atomic, a write fails unless the entry has the
+//! version that the write names, and all sizes are bounded.
 
 use tempfile::TempDir;
 
 use super::{rules::*, *};
 use crate::bindings::cofferdam::storage::state::{Bound, Precondition, Put, Remove};
 
-/// Every store, empty, with a name for messages.
+/// An empty store of each kind, with its name for messages and the directory of its file.
 fn stores(limit: usize) -> Vec<(&'static str, StateStore, Option<TempDir>)> {
     let directory = tempfile::tempdir().unwrap();
     let config = StateConfig { file: Some(directory.path().join("state.redb")) };
