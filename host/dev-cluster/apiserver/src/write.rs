@@ -174,7 +174,7 @@ impl Inner {
         meta::text(&json!({"now": meta::timestamp((self.now)())}), "/now").to_owned()
     }
 
-    /// The checks of a commit, for a dry run.
+    /// Checks for a dry run that a commit could create the object.
     fn check_creatable(&self, target: &Target, name: &str) -> Result<(), Status> {
         if target.resource.namespaced {
             let namespaces = ResourceKind::Namespace.resource();
@@ -379,7 +379,7 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct DecodedBody {
     pub(crate) value: Value,
-    /// Its managed fields.
+    /// `metadata.managedFields` of the body; `None` if absent.
     managed_fields: Option<Value>,
 }
 
@@ -499,7 +499,7 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
     Err(Status::conflict(resource, current.name(), &why))
 }
 
-/// Copies the system metadata.
+/// Copies the metadata that only the server sets from the stored object to the new one.
 fn copy_system_metadata(old: &Value, next: &mut Value) {
     let kept = old.get("metadata").and_then(Value::as_object);
     meta::edit_meta(next, |meta| {

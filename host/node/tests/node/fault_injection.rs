@@ -1,5 +1,5 @@
 //! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call hangs. It
-//! panics if the node violates a rule of the host that no result would show.
+//! panics if the fake host records a violated rule.
 
 use std::sync::mpsc;
 

@@ -132,7 +132,7 @@ pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedField
     }
 }
 
-/// Removes changed fields from all other managers.
+/// Removes the changed fields from all entries except that of `except`. Drops entries of other API versions.
 fn remove_from_managers(
     managed: &ManagedFields,
     except: Option<&FieldManager>,
