@@ -31,9 +31,10 @@ pub struct VolumeRecord {
     pub capability: VolumeCapability,
     /// Size in bytes of an inline volume, or of an expanded tmpfs.
     pub size: Option<u64>,
-    /// The image file behind its loop device.
+    /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,
-    /// The number of its block device.
+    /// Major and minor number of the volume's device; None unless the connection info is of kind
+    /// `local-device`.
     pub device_number: Option<(u32, u32)>,
     /// True if formatting of a blank device has started and is not known to have finished.
     pub format_in_progress: bool,

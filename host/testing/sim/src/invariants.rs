@@ -143,7 +143,7 @@ async fn claim_name(
     (!name.is_empty()).then_some(name)
 }
 
-/// Returns true if the response of a request is checked.
+/// Returns true if [`check_created_attachment`] has to check the response of a request.
 pub(crate) fn is_response_checked(fixture: &SimulationFixture, method: &Method, path: &str) -> bool {
     *method == Method::POST && path == VOLUME_ATTACHMENTS_PATH && !fixture.is_real_time()
 }

@@ -195,7 +195,7 @@ fn check_filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()
     }
 }
 
-/// Returns true if an existing volume matches the request.
+/// Rejects a request that an existing volume with the same name does not match.
 fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &CreateRequest) -> Result<()> {
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)
