@@ -233,7 +233,7 @@ impl Status {
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes(conflicts))
     }
 
-    /// An error without a reason.
+    /// An error with code 500 and an empty reason.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }

@@ -4,7 +4,7 @@ use std::{fs, io, os::unix::fs::MetadataExt as _, time::SystemTime};
 
 use cofferdam_node::{FileId, MounterError, PathKind, RootedPath};
 
-/// A directory or an image of the node's operator.
+/// A directory or an image that the node's operator provides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OperatorFile {
     pub(crate) id: FileId,

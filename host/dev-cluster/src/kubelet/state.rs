@@ -19,7 +19,7 @@ use crate::{
     kinds::{FullPod, FullVolume},
 };
 
-/// Component name in events.
+/// Component name in events and steps.
 pub(super) const COMPONENT: &str = "kubelet";
 
 /// Work queue key.
@@ -76,7 +76,7 @@ impl MountedVolume {
 #[derive(Clone)]
 pub(super) struct PodMount {
     pub(super) state: MountState,
-    /// The volume as the pod's claim was resolved for this mount; later changes of the claim have no effect.
+    /// The volume as it was resolved for this mount. It stays mounted even if it can no longer be resolved.
     pub(super) desired: VolumeToMount,
     /// Paths with the name of the pod's PersistentVolume: several PersistentVolumes may have the same handle.
     pub(super) paths: VolumePaths,

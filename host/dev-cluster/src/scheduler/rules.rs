@@ -19,7 +19,7 @@ use crate::kinds::{FullNode, FullPod};
 /// Name of the simulated scheduler: the default of `spec.schedulerName`.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
 
-/// The next step.
+/// The scheduler's next step for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulingDecision {
     /// Nothing to do: [`is_responsible_for`] returns false.

@@ -73,7 +73,7 @@ const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 pub struct ArrayVolume {
     /// The request that created it.
     pub request: CreateVolume,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Time of creation or of the last change, in milliseconds since the Unix epoch.
     pub changed_at_ms: u64,

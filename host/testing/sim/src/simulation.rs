@@ -133,9 +133,9 @@ impl ProcessSpec {
 /// The RBAC rules that one process used.
 #[derive(Clone, Debug)]
 pub struct UsedRules {
-    /// Its roles.
+    /// The roles of the process.
     pub roles: BTreeSet<Role>,
-    /// The placement of its drivers' storage.
+    /// The placement of the storage of the process's drivers.
     pub drivers: DriverPlacement,
     /// The used rules, as `verb group/resource`.
     pub used: BTreeSet<String>,

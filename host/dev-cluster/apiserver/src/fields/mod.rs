@@ -24,7 +24,7 @@ use crate::schema::{self, Struct};
 /// Manager of the existing fields when the first configuration is applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// The endpoint of a write.
+/// The kind and the subresource that a write changes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Endpoint {
     pub(crate) kind: ResourceKind,
