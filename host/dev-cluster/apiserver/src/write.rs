@@ -102,7 +102,7 @@ impl<'a> WriteOptions<'a> {
     }
 }
 
-/// The program's name in a `User-Agent`: the text before the first slash.
+/// The program's name in a `User-Agent`: the text before the first slash, truncated to the maximum length.
 fn agent_prefix(agent: &str) -> &str {
     let name = agent.split('/').next().unwrap_or_default();
     let end = name
@@ -316,7 +316,7 @@ impl Inner {
         self.replace(target, subresource, current, (value, managed), options)
     }
 
-    /// Replaces `current`. `None` after a conflict.
+    /// Replaces `current`, or removes it if it is terminating and can be removed. `None` after a conflict.
     pub(crate) fn replace(
         &self,
         target: &Target,

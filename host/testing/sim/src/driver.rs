@@ -71,13 +71,13 @@ const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 /// A volume of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayVolume {
-    /// The request that created it.
+    /// The request that created the volume.
     pub request: CreateVolume,
     /// Size in bytes.
     pub size: u64,
     /// Time of creation or of the last change, in milliseconds since the Unix epoch.
     pub changed_at_ms: u64,
-    /// Nodes that it is published to.
+    /// Nodes that the volume is published to.
     pub published_nodes: Vec<NodeId>,
 }
 

@@ -121,6 +121,7 @@ fn stripped_fields() -> &'static FieldSet {
 }
 
 /// The initial managed fields of a write: those of the request's object, else those of the stored object.
+/// Empty if the request clears them.
 pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
     if ManagedFields::is_reset(sent) {
@@ -194,7 +195,7 @@ pub(crate) enum ApplyError {
     Conflicts(Vec<Conflict>),
 }
 
-/// Applies a configuration to an object, which is empty if it does not exist.
+/// Applies a configuration to an object. `live` is the empty object if the object does not exist.
 pub(crate) fn apply(
     endpoint: Endpoint,
     managed: &ManagedFields,
