@@ -59,7 +59,7 @@ pub(crate) enum VolumeError {
     /// The claim does not exist.
     #[error("claim {0} does not exist")]
     ClaimNotFound(ClaimKey),
-    /// The claim has the name of a generic ephemeral volume of the pod, and another owner.
+    /// The claim has the name of a generic ephemeral volume of the pod, but the pod does not control it.
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: PodKey },
     /// The claim is not bound.

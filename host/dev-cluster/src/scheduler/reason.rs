@@ -17,7 +17,7 @@ pub(super) enum ClaimError {
     /// The claim is being deleted.
     #[error("persistentvolumeclaim {0:?} is being deleted")]
     Deleting(String),
-    /// The claim has the name of a generic ephemeral volume of the pod, and another owner.
+    /// The claim has the name of a generic ephemeral volume of the pod, but the pod does not control it.
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: PodKey },
     /// The binding of the claim is not complete and does not wait for this pod: its class is missing or has

@@ -64,8 +64,8 @@ impl DriverFault {
     }
 }
 
-/// After this time every watch of a process has expired, and a watch that started since has not been given up
-/// as dead yet.
+/// Delay of [`DriverFault::StaleWatchesThen`]. Every earlier watch has expired after it, and the process has
+/// not yet abandoned the watches that hang.
 const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 
 /// A volume of the array.

@@ -281,7 +281,7 @@ impl Simulation {
         }
     }
 
-    /// Selects the process that may be killed by its index.
+    /// Selects, by index, the process that may be killed.
     #[must_use]
     pub fn with_crashing_process(mut self, index: usize) -> Self {
         let count = self.process_specs.len().max(1);

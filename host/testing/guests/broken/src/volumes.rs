@@ -82,7 +82,7 @@ fn notify_server(name: &str) -> Result<()> {
     }
 }
 
-/// Rejects a volume for another topology segment.
+/// Rejects a request whose requisite topologies do not contain the driver's segment.
 fn check_topology(request: &CreateRequest) -> Result<()> {
     let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
     let is_reachable =
