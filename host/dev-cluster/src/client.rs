@@ -111,8 +111,8 @@ impl ClusterClient {
         (cluster_client, event_loop)
     }
 
-    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the kind's watch: dev
-    /// mode's cluster is never restored.
+    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the kind's watch:
+    /// dev mode's cluster is never restored.
     pub(crate) async fn run_reflectors(&self, stop: &CancellationToken) {
         let first = futures::future::join5(
             self.run_reflector::<FullPod>(stop),

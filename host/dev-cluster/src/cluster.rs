@@ -89,7 +89,7 @@ pub struct DevClusterOptions {
     pub directory: PathBuf,
     /// The drivers; names are unique.
     pub drivers: Vec<NodeDriver>,
-    /// Kind of mounts.
+    /// Recorded or real mounts.
     pub mounts: Mounts,
 }
 
@@ -269,7 +269,8 @@ impl DevCluster {
         Ok(())
     }
 
-    /// Adds a server with Cofferdam's Node service on a socket. Returns kubelet's root directory for the driver.
+    /// Adds a server with Cofferdam's Node service on a socket. Returns kubelet's root directory for the
+    /// driver.
     #[expect(clippy::too_many_arguments, reason = "the parts of a Node service, used once")]
     fn serve(
         &mut self,

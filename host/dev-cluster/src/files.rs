@@ -70,7 +70,7 @@ impl Files for FakeHost {
     }
 }
 
-/// The local filesystem.
+/// The filesystem of this machine, for real mounts and drivers with their own Node service.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFiles;
 

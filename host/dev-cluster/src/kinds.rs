@@ -94,8 +94,8 @@ impl FullPod {
         statuses.into_iter().flatten().any(running)
     }
 
-    /// Name of the claim of a pod's volume; None unless the volume has a `persistentVolumeClaim` or is generic
-    /// ephemeral.
+    /// Name of the claim of a pod's volume; None unless the volume has a `persistentVolumeClaim` or is
+    /// generic ephemeral.
     pub fn claim_name(&self, volume: &core::Volume) -> Option<String> {
         if let Some(source) = &volume.persistent_volume_claim {
             return Some(source.claim_name.clone());
@@ -114,7 +114,8 @@ impl FullVolume {
 }
 
 impl FullCsiNode {
-    /// Maximum number of volumes of a driver on the node; None if the driver is not registered or has no limit.
+    /// Maximum number of volumes of a driver on the node; None if the driver is not registered or has no
+    /// limit.
     pub fn volume_limit(&self, driver: &str) -> Option<usize> {
         let entry = self.full.spec.drivers.iter().find(|entry| entry.name == driver)?;
         let count = entry.allocatable.as_ref()?.count?;

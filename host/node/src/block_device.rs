@@ -28,7 +28,7 @@ pub struct LoopDevice {
     pub size: u64,
     /// The backing file.
     pub file_id: FileId,
-    /// True if it is read-only.
+    /// True if the loop device is read-only.
     pub read_only: bool,
 }
 
@@ -39,8 +39,8 @@ pub struct DeviceInfo {
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
-    /// Messages about its users: mounts, partitions, holders, swap, or an exclusive opener. Empty if the
-    /// device is free.
+    /// Messages about the device's users: mounts, partitions, holders, swap, or an exclusive opener. Empty if
+    /// the device is free.
     pub users: Vec<String>,
 }
 

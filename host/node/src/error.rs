@@ -49,7 +49,8 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// The code of the response. A failed step is `Internal`, which kubelet treats as final and retries.
+    /// The code of the response. [`MounterError::Failed`] is `Internal`: kubelet then assumes that the call
+    /// had no effect, and retries it.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid(_) => ErrorKind::InvalidArgument,

@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::error::NodeError;
 
-/// Maximum path length in bytes; see `docs/attachments.md`.
+/// Maximum length of a [`RelativePath`] in bytes.
 const MAX_PATH_BYTES: usize = 4096;
 /// Maximum file name length in bytes (`NAME_MAX`).
 const MAX_NAME_BYTES: usize = 255;
@@ -122,7 +122,7 @@ impl fmt::Display for RootedPath {
 pub struct KubeletPath(RootedPath);
 
 impl KubeletPath {
-    /// Returns the kubelet root that contains it.
+    /// Returns the kubelet root that contains the path.
     pub fn root(&self) -> &str {
         &self.0.root
     }

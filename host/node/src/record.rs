@@ -27,19 +27,20 @@ pub struct VolumeRecord {
     pub staging_path: Option<String>,
     /// The connection info; absent for inline volumes.
     pub connection_info: Option<ConnectionInfo>,
-    /// The capability it was staged with.
+    /// The capability that the volume was staged with, or published with if it is inline.
     pub capability: VolumeCapability,
     /// Size in bytes of an inline volume, or of an expanded tmpfs.
     pub size: Option<u64>,
-    /// The image file behind its loop device.
+    /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,
-    /// The number of its block device.
+    /// Major and minor number of the volume's device; None unless the connection info is of kind
+    /// `local-device`.
     pub device_number: Option<(u32, u32)>,
-    /// Formatting of a blank device has started and is not known to have finished.
+    /// True if formatting of a blank device has started and is not known to have finished.
     pub format_in_progress: bool,
-    /// Staging has finished.
+    /// True if staging has finished.
     pub is_staged: bool,
-    /// Its publications, by target path.
+    /// The volume's publications, by target path.
     pub targets: BTreeMap<String, TargetRecord>,
 }
 

@@ -148,7 +148,7 @@ fn parse(body: &[u8]) -> Result<Value, Status> {
     )))
 }
 
-/// Checks `apiVersion` and `kind` against the target and removes them.
+/// Checks `apiVersion` and `kind` against the target and removes them. Rejects managedFields.
 fn check_type(resource: &ResourceDescriptor, config: &Value) -> Result<Value, Status> {
     let mut body = config.clone();
     let version = meta::remove(&mut body, "apiVersion");

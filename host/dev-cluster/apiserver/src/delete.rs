@@ -89,7 +89,7 @@ impl DeleteOptions {
 /// The result of a deletion.
 #[derive(Debug)]
 pub(crate) enum DeleteOutcome {
-    /// The object was removed. Has its last state.
+    /// The object was removed; this is its last state.
     Removed(Arc<StoredObject>),
     /// The object is terminating until its finalizers, grace period or contents are gone.
     Terminating(Arc<StoredObject>),
@@ -167,7 +167,8 @@ impl Inner {
         Err(Status::too_many_conflicts(resource, name))
     }
 
-    /// The last state of a deleted object. The grace period of a pod is 0.
+    /// The last state of a deleted object. A pod that was not terminating gets a deletionTimestamp and a
+    /// grace period of 0.
     fn last_state(&self, current: &StoredObject) -> Value {
         let mut value = current.value.clone();
         if current.kind == ResourceKind::Pod && !meta::deleting(&value) {
@@ -329,7 +330,8 @@ impl Inner {
         self.collect_garbage(removed.into_iter().collect());
     }
 
-    /// Removes an owner in foreground deletion after its last dependent.
+    /// Removes the foregroundDeletion finalizer of an owner without dependents. Returns the owner if this
+    /// removed the object.
     fn remove_foreground_owner(&self, kind: ResourceKind, key: &str, uid: &str) -> Option<Arc<StoredObject>> {
         let owner = self.store.get(kind, key)?;
         let is_waiting = meta::deleting(&owner.value)
@@ -389,7 +391,7 @@ fn owner_key(owner: &Value, namespace: &str) -> Option<(ResourceKind, String)> {
     Some((resource.id, store::key(namespace, meta::text(owner, "/name"))))
 }
 
-/// Only pods on a node have a grace period.
+/// Grace period of a deletion in seconds; 0 unless the object is a pod on a node and has not terminated.
 fn grace_period_seconds(current: &StoredObject, options: &DeleteOptions) -> i64 {
     let value = &current.value;
     let finished = matches!(meta::text(value, "/status/phase"), "Succeeded" | "Failed");

@@ -45,7 +45,7 @@ pub(crate) struct ResourceDescriptor {
     pub(crate) allow_create_on_update: bool,
 }
 
-/// The endpoint of a write.
+/// The endpoint of a write: the object itself or one of its subresources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subresource {
     Main,
@@ -243,7 +243,7 @@ pub(crate) fn find(group: &str, plural: &str) -> Option<&'static ResourceDescrip
     RESOURCES.iter().find(|resource| resource.group == group && resource.plural == plural)
 }
 
-/// A value per kind.
+/// One value for each [`ResourceKind`].
 #[derive(Debug)]
 pub(crate) struct PerKind<T>([T; COUNT]);
 

@@ -5,7 +5,7 @@
 //! process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio time. For
 //! `kubectl` it listens on loopback with TLS and a token ([`ApiServer::serve`]).
 //!
-//! It has no authorization.
+//! Requests are not authorized: every client may do everything.
 
 #![forbid(unsafe_code)]
 

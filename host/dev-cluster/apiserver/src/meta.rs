@@ -81,12 +81,12 @@ pub(crate) fn finalizers(value: &Value) -> Vec<&str> {
     strings(value, "/metadata/finalizers")
 }
 
-/// The strings of a list.
+/// The strings of the list at a JSON pointer.
 pub(crate) fn strings<'a>(value: &'a Value, pointer: &str) -> Vec<&'a str> {
     list(value, pointer).iter().filter_map(Value::as_str).collect()
 }
 
-/// The elements of a list; none if it is absent.
+/// The elements of the list at a JSON pointer; empty if absent.
 pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }

@@ -100,7 +100,7 @@ pub(crate) fn decode(kind: ResourceKind, body: &[u8]) -> Option<Value> {
             (3, ProtobufField::Ignored),
             (4, ProtobufField::Ignored),
         ],
-        // The encoded object.
+        // The field with the encoded object.
         2,
     )?;
     let (mut object, _) = message(envelope.1?, fields(kind)?, 0)?;

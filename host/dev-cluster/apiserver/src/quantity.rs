@@ -95,7 +95,7 @@ fn canonical_large(text: &str) -> Option<String> {
     Some(format!("{sign}{significant}{padding}{suffix}"))
 }
 
-/// A suffix as a power of 1024 and a power of ten.
+/// The exponents of 1024 and of ten that a suffix means; `None` if it is not a suffix.
 fn scale(suffix: &str) -> Option<(u32, i32)> {
     Some(match suffix {
         "" => (0, 0),

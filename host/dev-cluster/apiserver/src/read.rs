@@ -257,7 +257,7 @@ impl ListOptions {
     }
 }
 
-/// The start of a watch.
+/// The first events of a watch, from its `resourceVersion` and options.
 #[derive(Debug, Clone, Copy)]
 enum WatchStart {
     /// All objects as ADDED, then changes. A bookmark ends the initial events of a streaming list.

@@ -72,12 +72,12 @@ impl Renderer {
         Ok(Self { kind, format: view, include, now, columns_sent: false })
     }
 
-    /// Returns `true` if responses use the stored bytes.
+    /// Returns `true` if clients get whole objects, whose stored bytes are used, not metadata or tables.
     pub(crate) fn is_object_format(&self) -> bool {
         self.format == ResponseFormat::Object
     }
 
-    /// Sets the time for the ages in rows.
+    /// Sets the time at which the ages in table rows are computed.
     pub(crate) fn set_time(&mut self, now: Timestamp) {
         self.now = now;
     }

@@ -137,7 +137,7 @@ impl Query {
         }
     }
 
-    /// `dryRun=All`; any other value is an error.
+    /// Returns `true` if `dryRun` is set. A value other than `All` adds an error.
     pub(crate) fn dry_run(&self, errors: &mut Vec<FieldError>) -> bool {
         let values: Vec<&str> =
             self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value.as_str()).collect();
@@ -150,7 +150,7 @@ impl Query {
     }
 }
 
-/// Returns `true` if a dry run is requested.
+/// Returns `true` if a dry run is requested by one of the values. Values other than `All` add an error.
 pub(crate) fn dry_run(values: &[&str], errors: &mut Vec<FieldError>) -> bool {
     if values.iter().any(|one| *one != "All") {
         errors.push(FieldError::not_supported_list("dryRun", values, &["All"]));
@@ -290,7 +290,7 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     }
 }
 
-/// Returns `true` if the path is below a group and version.
+/// Returns `true` if the path is that of a served group with a version, or below it.
 pub(crate) fn is_resource_path(path: &str) -> bool {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {

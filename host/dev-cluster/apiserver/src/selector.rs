@@ -56,7 +56,7 @@ enum Requirement {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector {
     labels: Vec<Requirement>,
-    /// Field, value, and whether it must be equal.
+    /// Field, value, and true for `=` or false for `!=`.
     fields: Vec<(SelectableField, String, bool)>,
 }
 

@@ -141,7 +141,7 @@ impl Status {
         }
     }
 
-    /// An error without an object.
+    /// An error that is not about an object. Its empty `details` are serialized.
     fn generic(code: StatusCode, reason: &'static str, message: &str) -> Self {
         Self { keep_empty_details: true, ..Self::new(code, reason, message) }
     }
@@ -180,7 +180,7 @@ impl Status {
         Self::conflict_on(resource, &resource.qualified_resource(), name, why)
     }
 
-    /// A conflict on a subresource, by its qualified name.
+    /// A conflict. `what` is the qualified name of the resource or subresource in the message.
     pub(crate) fn conflict_on(resource: &ResourceDescriptor, what: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.plural, name)
@@ -233,7 +233,7 @@ impl Status {
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_causes(causes(conflicts))
     }
 
-    /// An error without a reason.
+    /// An error with code 500 and an empty reason.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }

@@ -56,7 +56,7 @@ impl StoredObject {
         value
     }
 
-    /// The object as a list item.
+    /// The object as a list item: without `apiVersion` and `kind`.
     pub(crate) fn to_list_item(&self) -> Value {
         let mut value = self.value.clone();
         meta::set(&mut value, "metadata", self.metadata());
@@ -205,7 +205,7 @@ pub(crate) fn frame(event_type: WatchEventType, object: &[u8]) -> Bytes {
 #[derive(Debug)]
 pub(crate) enum StoreChange {
     Put(Value, ManagedFields),
-    /// Removes the object. Has its last state for the DELETED event.
+    /// Removes the object. This is its last state, for the DELETED event.
     Remove(Value, ManagedFields),
 }
 
@@ -328,7 +328,7 @@ impl Store {
         Ok(Listing { version: at, objects: collect(&objects) })
     }
 
-    /// Commits a change if the key is at the version that the caller read; `None` if it did not exist.
+    /// Commits a change if the key is still at the expected version; `None` if it must not exist.
     pub(crate) fn commit(
         &self,
         kind: ResourceKind,

@@ -115,7 +115,7 @@ fn encode_string_data(value: &mut Value) {
     }
 }
 
-/// Prepares a new object: sets the initial status.
+/// Prepares a new object: normalizes its spec and sets its initial status.
 pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timestamp) {
     match kind {
         ResourceKind::PersistentVolumeClaim => {
@@ -180,7 +180,7 @@ pub(crate) fn prepare_update(
         Subresource::Status => {
             meta::copy_member(next, old, "spec");
             if resource.id == ResourceKind::VolumeAttachment {
-                // The status subresource of these kinds does not change metadata.
+                // The status subresource of VolumeAttachments does not change metadata.
                 meta::copy_member(next, old, "metadata");
             }
             if resource.id == ResourceKind::PersistentVolume {

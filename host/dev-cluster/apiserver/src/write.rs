@@ -102,7 +102,7 @@ impl<'a> WriteOptions<'a> {
     }
 }
 
-/// The program's name in a `User-Agent`: the text before the first slash.
+/// The program's name in a `User-Agent`: the text before the first slash, truncated to the maximum length.
 fn agent_prefix(agent: &str) -> &str {
     let name = agent.split('/').next().unwrap_or_default();
     let end = name
@@ -174,7 +174,7 @@ impl Inner {
         meta::text(&json!({"now": meta::timestamp((self.now)())}), "/now").to_owned()
     }
 
-    /// The checks of a commit, for a dry run.
+    /// Checks for a dry run that a commit could create the object.
     fn check_creatable(&self, target: &Target, name: &str) -> Result<(), Status> {
         if target.resource.namespaced {
             let namespaces = ResourceKind::Namespace.resource();
@@ -316,7 +316,7 @@ impl Inner {
         self.replace(target, subresource, current, (value, managed), options)
     }
 
-    /// Replaces `current`. `None` after a conflict.
+    /// Replaces `current`, or removes it if it is terminating and can be removed. `None` after a conflict.
     pub(crate) fn replace(
         &self,
         target: &Target,
@@ -379,7 +379,7 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct DecodedBody {
     pub(crate) value: Value,
-    /// Its managed fields.
+    /// `metadata.managedFields` of the body; `None` if absent.
     managed_fields: Option<Value>,
 }
 
@@ -499,7 +499,7 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
     Err(Status::conflict(resource, current.name(), &why))
 }
 
-/// Copies the system metadata.
+/// Copies the metadata that only the server sets from the stored object to the new one.
 fn copy_system_metadata(old: &Value, next: &mut Value) {
     let kept = old.get("metadata").and_then(Value::as_object);
     meta::edit_meta(next, |meta| {

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 pub struct FakeDisk {
     /// The content that a probe reports.
     pub content: DeviceContent,
-    /// Size of the filesystem in bytes.
+    /// Size of the filesystem in bytes; 0 without a filesystem.
     pub filesystem_size: u64,
-    /// Number of times it was formatted.
+    /// Number of times the disk was formatted.
     pub format_count: u32,
 }
 
@@ -31,10 +31,10 @@ impl Default for FakeDisk {
     }
 }
 
-/// Storage of a device.
+/// Identity of the storage behind a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BackingStorage {
-    /// A file, by its identity and creation time: inode numbers are reused.
+    /// An image file, by its inode and creation time: inode numbers are reused.
     Image(FileId, Option<SystemTime>),
     /// A disk, by its stable ID.
     Device(String),
@@ -45,17 +45,17 @@ pub(crate) enum BackingStorage {
 pub struct SharedDisks(Arc<Mutex<BTreeMap<BackingStorage, FakeDisk>>>);
 
 impl SharedDisks {
-    /// Reads a disk. A disk that was never written is blank.
+    /// Returns the content of a disk. A disk that was never written is blank.
     pub(crate) fn get(&self, storage: &BackingStorage) -> FakeDisk {
         self.0.lock().get(storage).cloned().unwrap_or_default()
     }
 
-    /// Writes a disk.
+    /// Replaces the content of a disk.
     pub(crate) fn set(&self, storage: BackingStorage, disk: FakeDisk) {
         self.0.lock().insert(storage, disk);
     }
 
-    /// Removes earlier files with the same identity.
+    /// Removes the content of earlier image files that had the same inode number.
     pub(crate) fn remove_stale(&self, file: FileId, created_at: Option<SystemTime>) {
         self.0.lock().retain(|storage, _| match storage {
             BackingStorage::Image(other, when) => *other != file || *when == created_at,

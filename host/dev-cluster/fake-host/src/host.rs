@@ -15,8 +15,8 @@ use crate::{
 pub struct FakeHost(Arc<Mutex<State>>);
 
 impl FakeHost {
-    /// Creates a host with the directories and images of this machine, which are only read, and with a disk
-    /// for every stable ID.
+    /// Creates a host whose directories and images are those of the real machine, which are only read. It has
+    /// a disk for every stable ID.
     pub fn new(disks: SharedDisks) -> Self {
         Self(Arc::new(Mutex::new(State::new(OperatorStorage::ThisMachine, disks))))
     }

@@ -1,5 +1,5 @@
-//! A fake host: the files, mounts and devices of a node, in memory. It behaves like Linux, and records
-//! violations of kubelet's or the node plugin's rules that no response would show.
+//! A fake host: the files, mounts and devices of a node, in memory. It behaves like Linux, and also records
+//! violated rules, such as a volume that is unstaged while it is published.
 //!
 //! [`FakeMounter`] is the [`Mounter`](cofferdam_node::Mounter) of one driver on it.
 #![forbid(unsafe_code)]

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// One driver's view of a node. Clones share the driver's volume records.
+/// The mounter of one driver on a fake host. Clones share the driver's volume records.
 #[derive(Clone, Debug)]
 pub struct FakeMounter {
     host: FakeHost,

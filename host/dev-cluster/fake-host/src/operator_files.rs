@@ -4,17 +4,17 @@ use std::{fs, io, os::unix::fs::MetadataExt as _, time::SystemTime};
 
 use cofferdam_node::{FileId, MounterError, PathKind, RootedPath};
 
-/// A directory or an image of the node's operator.
+/// A directory or an image that the node's operator provides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OperatorFile {
     pub(crate) id: FileId,
     pub(crate) kind: PathKind,
-    /// Absent if the filesystem does not store it.
+    /// Creation time; None if the filesystem does not store it.
     pub(crate) created_at: Option<SystemTime>,
 }
 
 impl OperatorFile {
-    /// Reads the metadata of a file on this machine. It is never modified.
+    /// Reads the metadata of a directory or an image on the real machine, which the fake host never modifies.
     pub(crate) fn on_this_machine(path: &RootedPath) -> Result<Self, MounterError> {
         let path = path.to_string();
         let metadata = fs::symlink_metadata(&path).map_err(|error| {

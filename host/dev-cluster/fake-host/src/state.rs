@@ -17,9 +17,11 @@ pub(crate) type Result<T> = std::result::Result<T, MounterError>;
 pub(crate) const ROOT_DEVICE: (u32, u32) = (8, 1);
 /// Device number of the filesystem with the device nodes.
 pub(crate) const DEVTMPFS_DEVICE: (u32, u32) = (0, 6);
-/// Major device numbers of loop devices, disks and filesystems without a device.
+/// Major device number of loop devices.
 pub(crate) const LOOP_MAJOR: u32 = 7;
+/// Major device number of disks.
 const SCSI_MAJOR: u32 = 65;
+/// Major device number of filesystems without a device, such as tmpfs.
 pub(crate) const NO_DEVICE_MAJOR: u32 = 0;
 /// Size in bytes of a disk that was not added: larger than any claim.
 pub(crate) const DEVICE_SIZE: u64 = 1 << 50;
@@ -55,7 +57,7 @@ pub(crate) struct AttachedLoop {
 pub(crate) struct AttachedDisk {
     pub(crate) number: (u32, u32),
     pub(crate) size: u64,
-    /// Users other than the recorded mounts.
+    /// Messages about users of the disk other than the recorded mounts.
     pub(crate) users: Vec<String>,
 }
 
@@ -237,7 +239,7 @@ impl State {
         }
     }
 
-    /// Storage and current size of a device.
+    /// Backing storage of a device, and its current size in bytes.
     fn backing_storage(&self, device: &Device) -> Result<(BackingStorage, u64)> {
         if let Some(found) = self.loops.iter().find(|one| one.device.device == *device) {
             return Ok((BackingStorage::Image(found.device.file_id, found.created_at), found.device.size));
@@ -248,13 +250,13 @@ impl State {
         }
     }
 
-    /// Content and current size of a device.
+    /// Content of a device, and its current size in bytes.
     pub(crate) fn read_device(&self, device: &Device) -> Result<(FakeDisk, u64)> {
         let (storage, size) = self.backing_storage(device)?;
         Ok((self.disks.get(&storage), size))
     }
 
-    /// Writes to a device.
+    /// Replaces the content of a device.
     pub(crate) fn write_device(&self, device: &Device, disk: FakeDisk) -> Result<()> {
         let (storage, _) = self.backing_storage(device)?;
         self.disks.set(storage, disk);
@@ -300,7 +302,7 @@ pub(crate) fn plain_mount(device: (u32, u32), source: &str) -> MountPoint {
     }
 }
 
-/// Returns true for kubelet's staging paths.
+/// Returns true if the path is a staging path of kubelet.
 pub(crate) fn is_staging_path(path: &str) -> bool {
     path.ends_with("/globalmount") || path.contains("/volumeDevices/staging/")
 }

@@ -41,7 +41,7 @@ pub(crate) enum VolumeError {
     /// Kubelet's files could not be changed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A call to the driver failed.
+    /// NodePublishVolume, NodeExpandVolume or NodeGetCapabilities failed.
     #[error(transparent)]
     Rpc(#[from] RpcError),
     /// NodeStageVolume failed.
@@ -59,7 +59,7 @@ pub(crate) enum VolumeError {
     /// The claim does not exist.
     #[error("claim {0} does not exist")]
     ClaimNotFound(ClaimKey),
-    /// The claim has the name of a generic ephemeral volume of the pod, and another owner.
+    /// The claim has the name of a generic ephemeral volume of the pod, but the pod does not control it.
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: PodKey },
     /// The claim is not bound.
@@ -97,7 +97,7 @@ pub(super) enum PluginInfoError {
     /// The plugin has no versions.
     #[error("plugin does not specify supported versions")]
     NoVersions,
-    /// All versions of the plugin are too new.
+    /// The highest supported version of the plugin is 2 or later.
     #[error("version {0} is not supported: expected below 2")]
     UnsupportedVersion(u32),
 }
@@ -131,7 +131,7 @@ pub(super) enum RegistrationError {
     /// The driver's node information could not be written.
     #[error("plugin registration failed with err: {0}")]
     Registration(#[from] NodeInfoError),
-    /// The driver could not be notified.
+    /// NotifyRegistrationStatus failed.
     #[error(transparent)]
     Notification(#[from] RpcError),
 }

@@ -24,7 +24,7 @@ use crate::client::{PatchType, pod_reference};
 /// Field of a claim's status with the state of an expansion.
 const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";
 
-/// Returns true if node expansion is required.
+/// Returns true if the mounted volume requires node expansion and the driver has not refused it.
 pub(super) fn is_expansion_due(desired: &VolumeToMount, mounted_volume: Option<&MountedVolume>) -> bool {
     let (Some(claim), Some(volume), Some(mounted_volume)) = (&desired.claim, &desired.volume, mounted_volume)
     else {
@@ -61,7 +61,7 @@ struct NodeExpansion {
 }
 
 impl Kubelet {
-    /// Expands a volume on the node, through a pod's mount.
+    /// Expands a volume on the node. The volume path of the call is the pod's target path.
     pub(super) async fn expand(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let Some(expansion) = self.read_expansion(desired).await? else { return Ok(()) };
         if desired.read_only {
@@ -122,7 +122,7 @@ impl Kubelet {
         }
     }
 
-    /// Reads the pending expansion from the API server; absent if it is already done.
+    /// Reads the pending expansion from the API server; None if the claim no longer requires one.
     async fn read_expansion(&self, desired: &VolumeToMount) -> Result<Option<NodeExpansion>, VolumeError> {
         let Some(cached) = &desired.claim else { return Ok(None) };
         let path =
@@ -156,7 +156,7 @@ impl Kubelet {
         Ok(target.map(|target| NodeExpansion { claim, target_size: target, other_conditions: conditions }))
     }
 
-    /// Sets NodeResizeInProgress.
+    /// Sets the claim's resize status to NodeResizeInProgress if it is NodeResizePending.
     async fn mark_in_progress(&self, expansion: NodeExpansion) -> Result<NodeExpansion, VolumeError> {
         if expansion.claim.progress().resize != Some(ResizeState::NodePending) {
             return Ok(expansion);
@@ -167,7 +167,7 @@ impl Kubelet {
         Ok(NodeExpansion { claim: written?, ..expansion })
     }
 
-    /// Sets the claim's capacity to the size of its volume.
+    /// Sets the claim's capacity to the target size, and removes its resize status and resize conditions.
     async fn mark_expanded(
         &self,
         desired: &VolumeToMount,
@@ -225,7 +225,7 @@ impl Kubelet {
                 self.client.patch(&expansion.claim, "/status", PatchType::Merge, patch).await?;
                 Ok(())
             }
-            // Not supported while the volume is in use: retry with the next mount.
+            // The driver does not expand a volume in use: retry after the volume is mounted again.
             Code::FailedPrecondition => {
                 if let Some(mounted_volume) = self.mounted_volumes.lock().get_mut(&desired.id) {
                     mounted_volume.expansion_refused = true;

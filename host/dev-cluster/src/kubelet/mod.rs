@@ -54,7 +54,7 @@ use crate::{
     scheduler::rules::has_claim,
 };
 
-/// Concurrent operations; at most one per volume.
+/// Maximum number of concurrent reconciles; at most one per volume.
 const WORKERS: usize = 32;
 
 impl Kubelet {
@@ -88,7 +88,7 @@ impl Kubelet {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// Registers the driver of a socket. `root_dir` is for its volumes.
+    /// Registers the driver of a registration socket. `root_dir` is kubelet's root directory for its volumes.
     pub(crate) fn add_registration_socket(&self, socket: PathBuf, root_dir: RootDir) {
         self.registration_sockets.lock().insert(socket.clone(), root_dir);
         self.queue.add(Key::Plugin(socket));
@@ -99,7 +99,7 @@ impl Kubelet {
         self.registered.subscribe()
     }
 
-    /// Volumes that are still mounted, for display.
+    /// Volumes that are or may be mounted, for display.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.mounted_volumes
             .lock()
@@ -108,7 +108,7 @@ impl Kubelet {
             .collect()
     }
 
-    /// Waits until nothing is mounted.
+    /// Waits until no volume is or may be mounted on the node.
     pub(crate) async fn wait_until_unmounted(&self) {
         // The kubelet owns the sender, so waiting cannot fail.
         let _ = self.mounted_count.subscribe().wait_for(|count| *count == 0).await;
@@ -197,8 +197,8 @@ impl Kubelet {
         }
     }
 
-    /// The volumes of a pod that have to be and can be mounted. Errors are reported by
-    /// [`Self::wait_for_volumes`].
+    /// The volumes of a pod that have to be mounted and can be resolved; empty if the pod has terminated.
+    /// [`Self::wait_for_volumes`] reports the names of the others.
     fn volumes_to_mount(&self, pod: &Arc<FullPod>) -> Vec<VolumeToMount> {
         if pod.slim.terminated {
             return Vec::new();
@@ -206,10 +206,11 @@ impl Kubelet {
         pod.volumes().iter().filter_map(|volume| self.resolve_volume(pod, volume).ok().flatten()).collect()
     }
 
-    /// Resolves a volume of a pod; absent for volumes that are not simulated, such as `emptyDir`.
+    /// Resolves a volume of a pod; None for volumes without a CSI driver, such as `emptyDir`.
     ///
     /// # Errors
-    /// The claim or PersistentVolume that is missing, not bound, or of another owner.
+    /// If the claim or the PersistentVolume does not exist, if they are not bound to each other, or if the
+    /// pod does not control the claim of its generic ephemeral volume.
     fn resolve_volume(
         &self,
         pod: &Arc<FullPod>,
@@ -271,13 +272,13 @@ impl Kubelet {
         }
     }
 
-    /// Without a CSIDriver object, volumes are attachable.
+    /// Returns `attachRequired` of the driver's CSIDriver; true if the CSIDriver does not exist.
     fn is_attachable(&self, driver: &DriverName) -> bool {
         self.client.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.slim.attach_required)
     }
 
-    /// The pods that a volume has to be mounted for, and those that it stays mounted for until they end: a
-    /// lost claim or a forcibly deleted volume does not affect running containers.
+    /// The mounts of a volume that are required, one per pod. A mount of a pod that still runs stays required
+    /// if its claim is lost or its PersistentVolume was deleted.
     fn desired_mounts(&self, id: &VolumeId) -> Vec<VolumeToMount> {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
@@ -292,7 +293,7 @@ impl Kubelet {
             else {
                 continue;
             };
-            // Without the claim, which may be outdated.
+            // Omit the claim, which may be outdated, so that the volume is not expanded.
             desired.push(VolumeToMount { pod: Arc::clone(pod), claim: None, ..mounted.desired.clone() });
         }
         desired
@@ -344,7 +345,7 @@ impl Kubelet {
         );
     }
 
-    /// Removes a volume that is neither desired nor mounted.
+    /// Forgets a volume unless it is or may be mounted, and requeues the Node to update `volumesInUse`.
     fn remove_unmounted(&self, id: &VolumeId) {
         let mut mounted_volumes = self.mounted_volumes.lock();
         if mounted_volumes.get(id).is_some_and(|mounted_volumes| !mounted_volumes.is_possibly_mounted()) {
@@ -358,7 +359,7 @@ impl Kubelet {
         self.queue.add(Key::Node);
     }
 
-    /// Updates `volumesInUse` of the Node: desired volumes, and volumes that are still mounted.
+    /// Sets `volumesInUse` of the Node to the attachable volumes that are desired or still mounted.
     async fn report_volumes_in_use(&self) -> Action {
         let Some(node) = self.node() else { return Action::Done };
         let pods = self.pods();

@@ -66,7 +66,8 @@ impl Kubelet {
         }
     }
 
-    /// The publish context from the VolumeAttachment, with the checks of kubelet before a mount.
+    /// Checks that the volume is attached, and returns the publish context from its VolumeAttachment; empty
+    /// if the volume is not attachable.
     async fn publish_context(
         &self,
         desired: &VolumeToMount,
@@ -315,7 +316,8 @@ impl Kubelet {
         self.client.record_timed_step(COMPONENT, name, StepResult::Applied, text, Some(started.elapsed()));
     }
 
-    /// The staging path of a volume, which may be by another PersistentVolume with the same handle.
+    /// The staging path of a volume. If several PersistentVolumes have the same handle, the path is that of
+    /// the first one that was mounted.
     pub(super) fn staging_path(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
         let mounted_volumes = self.mounted_volumes.lock();
         mounted_volumes

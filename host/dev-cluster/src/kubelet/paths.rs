@@ -5,7 +5,7 @@ use cofferdam_domain::{Uid, names::sha256_hex};
 /// Data file next to a volume, from which kubelet unmounts it after a restart.
 pub(super) const VOL_DATA_FILE: &str = "vol_data.json";
 
-/// The volume handle of an inline volume.
+/// The volume handle of an inline volume. `volume` is its name in the pod.
 pub(super) fn inline_handle(pod: &Uid, volume: &str) -> String {
     format!("csi-{}", sha256_hex([pod.as_str(), volume]))
 }
@@ -34,7 +34,8 @@ impl VolumePaths {
         format!("{}/globalmount", self.global_dir())
     }
 
-    /// The paths that staging creates, innermost first.
+    /// The paths on the node to remove after unstaging, innermost first. For a block volume they include its
+    /// directory of target paths, which publishing creates.
     pub(super) fn node_paths(&self) -> Vec<String> {
         if self.block {
             let device_dir = format!("{}/{}", self.devices_dir(), self.name);
@@ -65,7 +66,8 @@ impl VolumePaths {
         format!("{}/mount", self.pod_dir(pod))
     }
 
-    /// The volume's directory in a pod's directory.
+    /// The parent directory of the target path: in the pod's directory, or for a block volume one that all
+    /// its pods share.
     pub(super) fn pod_dir(&self, pod: &Uid) -> String {
         if self.block {
             return format!("{}/publish/{}", self.devices_dir(), self.name);

@@ -25,13 +25,13 @@ use crate::{
     kinds::{FullCsiNode, FullNode},
 };
 
-/// The supported plugin type.
+/// The plugin type of CSI drivers; kubelet's other types are rejected.
 const CSI_PLUGIN_TYPE: &str = "CSIPlugin";
-/// Annotation of a Node with its node IDs by driver.
+/// Annotation of a Node: a JSON object of its CSI node IDs by driver name.
 const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
-/// Attempts to write a driver's node information before the registration fails, and the first delay; it is
-/// multiplied by five each time.
+/// Attempts to write a driver's node information before the registration fails.
 const NODE_UPDATE_ATTEMPTS: u32 = 4;
+/// Delay after the first failed attempt; each further delay is five times as long.
 const NODE_UPDATE_DELAY: Duration = Duration::from_millis(10);
 
 impl Kubelet {
@@ -200,10 +200,10 @@ fn validate(info: &PluginInfo) -> Result<(), PluginInfoError> {
     }
 }
 
-/// Returns true if a driver's socket has a Node service.
+/// Returns true if NodeGetInfo succeeds on a driver's socket, and false if it is not implemented.
 ///
 /// # Errors
-/// The failed NodeGetInfo call.
+/// If NodeGetInfo failed for another reason.
 pub async fn has_node_service(socket: &Path) -> Result<bool, RpcError> {
     let response = node_calls::call_node_service(socket, async |client| {
         client.node_get_info(NodeGetInfoRequest {}).await

@@ -1,5 +1,5 @@
-//! Pod status: a pod is Running once all its volumes are mounted, and is deleted once they are unmounted. No
-//! container is run.
+//! Pod status: a pod is Running once all its volumes are mounted. The object of a deleted pod is removed once
+//! its volumes are unmounted. No container is run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     kinds::FullPod,
 };
 
-/// Kubelet's timeout for a pod's volumes before it emits FailedMount, each time.
+/// Kubelet emits FailedMount each time that a pod has waited this long for its volumes.
 const POD_MOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 
 impl Kubelet {
@@ -53,7 +53,7 @@ impl Kubelet {
         }
     }
 
-    /// The volumes of a pod that are not mounted yet.
+    /// Names of the pod's volumes that are not mounted yet, or whose expansion is due.
     fn unmounted_volumes(&self, pod: &Arc<FullPod>) -> Vec<String> {
         let mounted_volumes = self.mounted_volumes.lock();
         let uid = &pod.slim.meta.uid;
@@ -118,7 +118,8 @@ impl Kubelet {
         })
     }
 
-    /// Terminates a deleted pod: its containers, then its volumes, then the object.
+    /// Terminates a deleted pod, one step per reconcile: sets its status to Succeeded, waits until its
+    /// volumes are unmounted, then deletes the object.
     async fn terminate_pod(&self, pod: &Arc<FullPod>) -> Action {
         self.waiting_since.lock().remove(&pod.slim.key);
         if pod.is_running() {

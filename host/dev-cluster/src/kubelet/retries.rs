@@ -1,5 +1,5 @@
-//! Back-off of failed steps. It doubles with each failure, whatever changes meanwhile. Another step of the
-//! same volume, such as unmounting, is not delayed.
+//! Back-off of failed steps. It doubles with each failure of the same step, even if objects change in
+//! between. Another step of the same volume, such as unmounting, is not delayed.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -24,7 +24,7 @@ struct FailedStep {
 pub(super) struct Retries(Mutex<HashMap<VolumeId, FailedStep>>);
 
 impl Retries {
-    /// Remaining back-off of a step.
+    /// Remaining back-off of a step; None if the step may be performed now.
     pub(super) fn remaining_delay(&self, id: &VolumeId, step: &MountStep) -> Option<Duration> {
         let all = self.0.lock();
         let failed = all.get(id).filter(|failed| failed.step == *step)?;

@@ -12,53 +12,53 @@ pub enum MountState {
     /// Not mounted.
     #[default]
     NotMounted,
-    /// A call failed and may have taken effect.
+    /// A call is in flight, or failed and may have taken effect.
     Uncertain,
     /// Mounted.
     Mounted,
 }
 
-/// State of a volume on the node.
+/// Desired and actual state of one volume on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountInput {
-    /// Pods that it has to be mounted for.
+    /// UIDs of the pods that the volume has to be mounted for.
     pub desired_pods: BTreeSet<Uid>,
-    /// State of the staged volume.
+    /// State of the staging mount.
     pub device_state: MountState,
-    /// State of the mounts, by pod.
+    /// States of the published mounts, by pod.
     pub pod_mounts: BTreeMap<Uid, MountState>,
     /// True for an inline volume, which is not staged.
     pub inline: bool,
-    /// True if it has to be attached.
+    /// True if the volume has to be attached before it is mounted.
     pub attachable: bool,
-    /// True if it is in the Node's `volumesAttached`.
+    /// True if the volume is in the Node's `volumesAttached`.
     pub attached: bool,
-    /// True if it is in the Node's `volumesInUse`.
+    /// True if the volume is in the Node's `volumesInUse`.
     pub reported_in_use: bool,
-    /// True for ReadWriteOncePod.
+    /// True if ReadWriteOncePod is the only access mode of the PersistentVolume.
     pub exclusive: bool,
     /// True if node expansion is required.
     pub expansion_due: bool,
 }
 
-/// The next step.
+/// Kubelet's next step for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MountStep {
     /// Nothing to do.
     Done,
     /// Wait for the condition in the text.
     Wait(&'static str),
-    /// Update the Node's `volumesInUse`.
+    /// Add the volume to the Node's `volumesInUse`, or remove it after it was unmounted.
     ReportInUse,
-    /// Stage it on the node.
+    /// Stage the volume on the node.
     Stage,
-    /// Publish it for a pod.
+    /// Publish the volume for the pod with this UID.
     Publish(Uid),
-    /// Expand it, through a pod's mount.
+    /// Expand the volume with NodeExpandVolume on the target path of this pod.
     Expand(Uid),
-    /// Unpublish it for a pod.
+    /// Unpublish the volume for the pod with this UID.
     Unpublish(Uid),
-    /// Unstage it from the node.
+    /// Unstage the volume from the node.
     Unstage,
 }
 

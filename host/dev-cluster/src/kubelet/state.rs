@@ -19,7 +19,7 @@ use crate::{
     kinds::{FullPod, FullVolume},
 };
 
-/// Component name in events.
+/// Component name in events and steps.
 pub(super) const COMPONENT: &str = "kubelet";
 
 /// Work queue key.
@@ -56,17 +56,17 @@ pub(super) struct MountedVolume {
     pub(super) claim: Option<ClaimKey>,
     pub(super) attachable: bool,
     pub(super) device_state: MountState,
-    /// True if NodeStageVolume was called.
+    /// True if NodeStageVolume was called and may have taken effect: NodeUnstageVolume is required.
     pub(super) stage_attempted: bool,
     pub(super) pod_mounts: BTreeMap<Uid, PodMount>,
-    /// Its size when it was mounted or last expanded.
+    /// Capacity of the PersistentVolume when it was staged or last expanded; None for an inline volume.
     pub(super) size: Option<Quantity>,
-    /// True if the driver refused to expand it while it is in use.
+    /// True if NodeExpandVolume failed because the volume is in use; it is not repeated for this mount.
     pub(super) expansion_refused: bool,
 }
 
 impl MountedVolume {
-    /// Returns true if it is or may be mounted.
+    /// Returns true if the volume is staged or published, or may be.
     pub(super) fn is_possibly_mounted(&self) -> bool {
         self.device_state != MountState::NotMounted || !self.pod_mounts.is_empty()
     }
@@ -76,9 +76,9 @@ impl MountedVolume {
 #[derive(Clone)]
 pub(super) struct PodMount {
     pub(super) state: MountState,
-    /// The volume as it was mounted. It stays mounted if the claim changes later.
+    /// The volume as it was resolved for this mount. It stays mounted even if it can no longer be resolved.
     pub(super) desired: VolumeToMount,
-    /// Paths by its PersistentVolume: several may have the same handle.
+    /// Paths with the name of the pod's PersistentVolume: several PersistentVolumes may have the same handle.
     pub(super) paths: VolumePaths,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Kubelet {
     pub(super) retries: Retries,
     /// Number of volumes that are or may be mounted.
     pub(super) mounted_count: watch::Sender<usize>,
-    /// Time since when a pod waits for its volumes.
+    /// UID of each pod that waits for its volumes, and the start of the wait.
     pub(super) waiting_since: Mutex<HashMap<PodKey, (Uid, Instant)>>,
     /// Serializes updates of Node and CSINode by registrations.
     pub(super) registration_lock: tokio::sync::Mutex<()>,

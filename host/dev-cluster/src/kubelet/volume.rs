@@ -82,7 +82,8 @@ impl Kubelet {
         }
     }
 
-    /// Emits an event about a failed step on the pod. Failed expansions emit their own events.
+    /// Records a failed step of the pod, and emits an event if staging or publishing failed. Expansion emits
+    /// its own events.
     fn emit_mount_failure(&self, desired: &VolumeToMount, step: &MountStep, problem: &str) {
         self.record_pod_step(&desired.pod, StepResult::Failed, problem);
         if !matches!(step, MountStep::Stage | MountStep::Publish(_)) {

@@ -9,7 +9,7 @@ use cofferdam_domain::{Uid, UniqueVolumeName};
 pub(crate) enum VolumeId {
     /// A PersistentVolume.
     Persistent(UniqueVolumeName),
-    /// An inline CSI volume: the pod's UID and the volume's name.
+    /// An inline CSI volume: the pod's UID and the volume's name in the pod.
     Inline(Uid, Box<str>),
 }
 

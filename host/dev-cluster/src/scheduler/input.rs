@@ -28,18 +28,18 @@ pub struct SchedulerInput {
     pub csi_drivers: HashMap<String, Arc<FullCsiDriver>>,
     /// CSIStorageCapacities.
     pub capacities: Vec<Arc<CsiStorageCapacity>>,
-    /// Other pods that have a node or an assumed node.
+    /// Other pods that have not terminated, with the node that they are bound to or assumed on.
     pub assigned_pods: Vec<(NodeName, Arc<FullPod>)>,
-    /// The assumed node of this pod.
+    /// Assumed node of the pod to schedule; None before a node is selected.
     pub assumed: Option<AssumedNode>,
 }
 
-/// A node that was selected for a pod whose volumes are not bound yet.
+/// The node that was selected for a pod that is not bound yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssumedNode {
     /// The node.
     pub node: NodeName,
-    /// Claims whose selected-node annotation was set to it.
+    /// UIDs of the claims whose selected-node annotation the scheduler set to this node.
     pub annotated_claims: BTreeSet<Uid>,
 }
 
@@ -48,6 +48,6 @@ pub struct AssumedNode {
 pub(crate) enum PodClaim {
     /// A bound claim and its volume.
     Bound(Arc<Claim>, VolumeName),
-    /// An unbound claim with WaitForFirstConsumer.
+    /// A claim with WaitForFirstConsumer whose binding is not complete.
     DelayedBinding(Arc<Claim>, Arc<StorageClass>),
 }

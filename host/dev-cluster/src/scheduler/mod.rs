@@ -49,7 +49,7 @@ const STEP_COMPONENT: &str = "scheduler";
 pub(crate) struct Scheduler {
     client: Arc<ClusterClient>,
     queue: Queue<PodKey>,
-    /// Pods with an assumed node, and the time of the assumption.
+    /// Assumed nodes by the pod's UID, with the time of the assumption.
     assumed: Mutex<HashMap<Uid, (PodKey, AssumedNode, Instant)>>,
 }
 
@@ -268,7 +268,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets the PodScheduled condition to the reason, and emits FailedScheduling.
+    /// Sets the PodScheduled condition to false with this message, and emits FailedScheduling. Does nothing
+    /// if the condition already has the message.
     async fn mark_unschedulable(&self, pod: &FullPod, reason: &str) -> Action {
         self.client.record_step(STEP_COMPONENT, pod_reference(&pod.slim.key), StepResult::Waiting, reason);
         let conditions = pod.full.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -314,7 +315,8 @@ impl Scheduler {
     }
 }
 
-/// Returns true if a pod no longer uses its node and its ReadWriteOncePod claims.
+/// Returns true if the old pod was deleted, was replaced or has terminated. Other pods may then use its
+/// claims and its share of the volume limits.
 fn has_freed_resources(old: Option<&FullPod>, new: Option<&FullPod>) -> bool {
     let is_active = |pod: &&FullPod| !pod.slim.terminated;
     let old = old.filter(is_active);

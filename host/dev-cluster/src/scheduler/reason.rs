@@ -17,10 +17,11 @@ pub(super) enum ClaimError {
     /// The claim is being deleted.
     #[error("persistentvolumeclaim {0:?} is being deleted")]
     Deleting(String),
-    /// The claim has the name of a generic ephemeral volume of the pod, and another owner.
+    /// The claim has the name of a generic ephemeral volume of the pod, but the pod does not control it.
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: PodKey },
-    /// The claim has immediate binding and is not bound.
+    /// The binding of the claim is not complete and does not wait for this pod: its class is missing or has
+    /// immediate binding, or its `volumeName` is set.
     #[error("pod has unbound immediate PersistentVolumeClaims")]
     UnboundImmediate,
 }
@@ -46,13 +47,13 @@ pub(super) enum NodeRejection {
     /// The volume's node affinity does not match.
     #[error("node(s) didn't match PersistentVolume's node affinity")]
     VolumeAffinity,
-    /// No volume matches, and none can be provisioned.
+    /// No volume matches and none can be provisioned, or another node is selected for the claim.
     #[error("node(s) didn't find available persistent volumes to bind")]
     BindConflict,
-    /// The driver has not enough capacity for the node.
+    /// No CSIStorageCapacity that includes the node is large enough for the claim.
     #[error("node(s) did not have enough free storage")]
     NotEnoughSpace,
-    /// The PersistentVolume does not exist.
+    /// The PersistentVolume of a bound claim does not exist.
     #[error("node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")]
     VolumeNotFound,
     /// The zone labels of the volume do not match.

@@ -16,15 +16,15 @@ use super::{
 };
 use crate::kinds::{FullNode, FullPod};
 
-/// Name of the simulated scheduler, the default of pods.
+/// Name of the simulated scheduler: the default of `spec.schedulerName`.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
 
-/// The next step.
+/// The scheduler's next step for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulingDecision {
-    /// Nothing to do: the pod has another scheduler, or has a node.
+    /// Nothing to do: [`is_responsible_for`] returns false.
     Ignore,
-    /// No node is suitable.
+    /// A claim is not ready or no node is suitable; the text is the reason.
     Unschedulable(String),
     /// Assume this node.
     AssumeNode(NodeName),
@@ -32,15 +32,16 @@ pub enum SchedulingDecision {
     ReserveVolume(VolumeName, ClaimKey),
     /// Set the selected-node annotation of this claim.
     SetSelectedNode(ClaimKey),
-    /// Wait until the claims are bound.
+    /// Wait until the claims in the text are bound.
     WaitForBinding(String),
-    /// Forget the assumed node and select another one.
+    /// Forget the assumed node, for the reason in the text, and select a node again.
     ForgetNode(String),
     /// Bind the pod to the assumed node.
     Bind(NodeName),
 }
 
-/// Returns true if this scheduler has to schedule the pod.
+/// Returns true if this scheduler has to schedule the pod: it has no node, scheduling gate or other
+/// scheduler, has not terminated and is not being deleted.
 pub fn is_responsible_for(pod: &FullPod) -> bool {
     let (spec, slim) = (pod.spec(), &pod.slim);
     let scheduler_name = spec.scheduler_name.as_deref().unwrap_or(SCHEDULER_NAME);
@@ -77,7 +78,7 @@ fn reject(input: &SchedulerInput, reason: String) -> SchedulingDecision {
     }
 }
 
-/// The claims of a pod (the plugin's PreFilter).
+/// The claims of a pod (PreFilter of VolumeBinding).
 fn pod_claims(pod: &FullPod, input: &SchedulerInput) -> Result<Vec<PodClaim>, ClaimError> {
     let mut claims = Vec::new();
     for volume in pod.volumes() {
@@ -265,7 +266,7 @@ fn continue_binding(
     ))
 }
 
-/// The reason if the selected-node annotation of a claim was removed.
+/// The reason to forget the node if a selected-node annotation that the scheduler set was removed.
 fn lost_selection(pod_claim: &PodClaim, assumed: &AssumedNode) -> Option<String> {
     let PodClaim::DelayedBinding(claim, _) = pod_claim else { return None };
     let is_annotated = assumed.annotated_claims.contains(&claim.meta.uid);
@@ -274,7 +275,7 @@ fn lost_selection(pod_claim: &PodClaim, assumed: &AssumedNode) -> Option<String>
         .then(|| format!("provisioning failed for PVC {:?}", &*claim.key.name))
 }
 
-/// Returns true if the binding of a claim has been written.
+/// Returns true if the scheduler has nothing left to write for a claim, and the claim is not bound yet.
 fn is_binding_in_progress(pod_claim: &PodClaim, assumed: &AssumedNode, input: &SchedulerInput) -> bool {
     let PodClaim::DelayedBinding(claim, _) = pod_claim else { return false };
     claim.volume.is_some()

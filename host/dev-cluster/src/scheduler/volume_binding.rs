@@ -1,4 +1,4 @@
-//! Volumes of a pod's claims on a node (the Filter of kube-scheduler's VolumeBinding).
+//! Checks a pod's claims against a node (Filter of kube-scheduler's VolumeBinding and VolumeZone).
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ const ZONE_LABELS: [&str; 4] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// The bindings that have to be written for a node.
+/// The bindings of unbound claims that the scheduler has to write if the pod uses this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodVolumes {
     /// Existing volumes and the claims to reserve them for.
@@ -30,7 +30,8 @@ pub(crate) struct PodVolumes {
     pub(crate) dynamic_provisions: Vec<ClaimKey>,
 }
 
-/// Finds an existing volume for every claim, or the claims to be provisioned.
+/// Checks bound volumes against a node, and selects an existing volume or provisioning for each unbound
+/// claim. The error is the reason against the node.
 pub(super) fn find_pod_volumes(
     claims: &[PodClaim],
     node: &FullNode,
@@ -94,7 +95,7 @@ fn is_in_zone(volume: &FullVolume, node: &FullNode) -> bool {
     })
 }
 
-/// The volume for a claim: a reserved one, else the smallest that matches.
+/// The volume for a claim: the one that is reserved for it by `claimRef`, else the smallest that matches.
 fn find_matching_volume<'f>(
     claim: &Claim,
     node: &FullNode,
@@ -157,7 +158,8 @@ fn check_provisioning(
     if has_enough_capacity(claim, class, node, input) { Ok(()) } else { Err(NodeRejection::NotEnoughSpace) }
 }
 
-/// Returns true if a CSIStorageCapacity has enough capacity, or if the driver does not publish capacity.
+/// Returns true if a CSIStorageCapacity that includes the node is large enough for the claim, or if the
+/// driver does not publish capacity.
 fn has_enough_capacity(claim: &Claim, class: &StorageClass, node: &FullNode, input: &SchedulerInput) -> bool {
     let Ok(request) = &claim.request else { return true };
     let driver = input.csi_drivers.get(class.provisioner.as_str());

@@ -49,7 +49,7 @@ struct CallBarrier {
     release: oneshot::Receiver<()>,
 }
 
-/// A node plugin of a driver.
+/// A Node service that records its calls and injects failures.
 #[derive(Clone, Default)]
 struct ExternalNodePlugin(Arc<Mutex<CallLog>>);
 

@@ -12,7 +12,7 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A directory below the policy's root.
+/// Bind-mounts this directory, which is below the policy's root.
 pub(crate) struct DirectoryConnector(pub(crate) RootedPath);
 
 impl Connector for DirectoryConnector {

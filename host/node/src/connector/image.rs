@@ -11,7 +11,7 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A file below the policy's root.
+/// Stages the image at this path, which is below the policy's root.
 pub(crate) struct ImageConnector(pub(crate) RootedPath);
 
 impl ImageConnector {

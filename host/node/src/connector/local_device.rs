@@ -11,11 +11,12 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// The device's stable id.
+/// Stages the block device with this stable id.
 pub(crate) struct LocalDeviceConnector(pub(crate) String);
 
 impl LocalDeviceConnector {
-    /// Returns true if the device is already staged at this path. Then its user is this volume.
+    /// Returns true if the device is already staged at the staging path. Its current user is then this
+    /// volume.
     fn is_staged(context: &StageContext<'_>, number: (u32, u32)) -> Result<bool, NodeError> {
         let staged = context.mounter.inspect(context.staging_path).step("inspect the staging path")?;
         if staged.is_some_and(|found| found.mounts.last().is_some_and(|top| top.device == number)) {

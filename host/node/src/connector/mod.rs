@@ -77,7 +77,8 @@ impl StageContext<'_> {
         Ok(())
     }
 
-    /// Returns true if something is mounted at a path. It is an error unless `is_expected` accepts it.
+    /// Returns true if something is mounted at a path. A mount that `is_expected` does not accept is an
+    /// error.
     pub(crate) fn is_mounted(
         &self,
         path: &KubeletPath,

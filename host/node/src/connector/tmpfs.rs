@@ -12,7 +12,7 @@ use crate::{
     record::VolumeRecord,
 };
 
-/// A tmpfs.
+/// Mounts a tmpfs.
 pub(crate) struct TmpfsConnector {
     /// Size in bytes.
     pub(crate) size: u64,

@@ -18,8 +18,9 @@ use rustix::{
     path::Arg,
 };
 
-/// Group permissions of files and directories. With setgid, new files inherit the group.
+/// Group permissions of files.
 const FILE_MODE: Mode = Mode::RGRP.union(Mode::WGRP);
+/// Group permissions of directories. With setgid, new files inherit the group.
 const DIRECTORY_MODE: Mode = FILE_MODE.union(Mode::XGRP).union(Mode::SGID);
 
 fn open_beneath(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io::Result<OwnedFd> {

@@ -183,7 +183,7 @@ impl<M: Mounter> NodeVolumes<M> {
         }
     }
 
-    /// Lets a group write, unless it may already.
+    /// Gives a group write access to the volume, unless it has it already.
     fn ensure_mount_group(&self, path: &KubeletPath, group: u32) -> Result<(), NodeError> {
         if self.mounter.mount_group(path).step("look at the volume's group")? == Some(group) {
             return Ok(());
@@ -191,7 +191,7 @@ impl<M: Mounter> NodeVolumes<M> {
         self.mounter.set_mount_group(path, group).step("give the volume to its group")
     }
 
-    /// Publishes a volume that a pod describes by itself: memory of the node, and nothing else.
+    /// Publishes an inline volume, which is always a tmpfs.
     ///
     /// # Errors
     /// [`NodeError::Denied`] unless the policy allows inline volumes; otherwise as [`Self::publish`].

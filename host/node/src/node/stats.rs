@@ -19,7 +19,7 @@ use crate::{
 pub struct VolumeStats {
     /// The usage. For a raw block volume, only the total size.
     pub usage: FilesystemUsage,
-    /// True if it is a raw block volume.
+    /// True if the volume is a raw block volume.
     pub is_block: bool,
     /// The volume's condition.
     pub condition: VolumeCondition,

@@ -161,7 +161,7 @@ pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: boo
     })
 }
 
-/// A NodePublishVolume request of either kind.
+/// A NodePublishVolume request for a staged or an inline volume.
 #[derive(Debug)]
 pub(super) enum AnyPublishRequest {
     Staged(PublishRequest),

@@ -1,5 +1,5 @@
 //! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call hangs. It
-//! panics if the node violates a rule of the host that no result would show.
+//! panics if the fake host records a violated rule.
 
 use std::sync::mpsc;
 
@@ -135,7 +135,7 @@ impl FaultyMounter {
         if faults.has_crashed { failed("the process has crashed") } else { query(&self.inner) }
     }
 
-    /// Applies an effect, unless it fails. `change` is told whether the effect must be partial.
+    /// Applies an effect, unless it fails. The flag of `change` is true if the effect must be partial.
     fn apply<T>(&self, effect: String, change: impl FnOnce(&FakeMounter, bool) -> Result<T>) -> Result<T> {
         self.pause_if_requested(&effect);
         let mut faults = self.faults();

@@ -17,7 +17,7 @@ use crate::{
 const SEEDS: u64 = 40;
 const CALLS: usize = 400;
 
-/// Changes, inserts or removes up to 4 bytes of a message. Absent if the result cannot be decoded.
+/// Changes, inserts or removes up to 4 bytes of a message. None if the result cannot be decoded.
 fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option<M> {
     let mut bytes = message.encode_to_vec();
     for _ in 0..rng.usize(0..=4) {
@@ -33,7 +33,7 @@ fn mutated<M: Message + Default>(message: &M, rng: &mut fastrand::Rng) -> Option
     M::decode(bytes.as_slice()).ok()
 }
 
-/// Sends one mutated call. Absent if it cannot be decoded.
+/// Sends one mutated call. None if the mutated message cannot be decoded.
 async fn call(service: &NodeService<FaultyMounter>, rng: &mut fastrand::Rng) -> Option<Result<(), Status>> {
     macro_rules! send {
         ($message:expr, $method:ident) => {{

@@ -1,5 +1,5 @@
-//! Requests and responses: one row for each CSI rule of a request, and for each attack through what kubelet
-//! passes on.
+//! Requests and responses: one row for each CSI rule of a request, and for each attack through values that
+//! kubelet passes on.
 
 use std::collections::BTreeMap;
 

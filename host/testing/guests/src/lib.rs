@@ -1,18 +1,19 @@
 //! Components for tests, compiled to WebAssembly by this crate's build script.
 #![forbid(unsafe_code)]
 
-/// A guest that traps, loops, or exhausts memory or output. Its setting `on-describe`, `on-probe` or the
-/// volume's name selects which.
+/// A guest that misbehaves, such as by a trap, an endless loop or an invalid response. The settings
+/// `on-describe` and `on-probe`, and names, handles and tokens in requests select the misbehavior.
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
 
-/// A guest that uses the imports `http`, `session` and `secrets` as the parameter `script` of CreateVolume
-/// says.
+/// A guest that uses the imports `http`, `session` and `secrets`. The parameter `script` of CreateVolume
+/// lists the steps.
 pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
 
-/// A guest that uses its pool as the parameters of a volume say.
+/// A guest that performs one operation on its pool, which the parameters of CreateVolume select.
 pub const POOL_TRICKS: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_POOL_TRICKS"));
 
-/// A driver with every ability that breaks one rule of the contract. Its setting `break` names the rule.
+/// A driver with every ability that breaks one rule of the contract. Its setting `broken-rule` names the
+/// rule.
 pub const BROKEN: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_BROKEN"));
 
 /// The driver that `cofferdam backend new` creates.

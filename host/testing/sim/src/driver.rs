@@ -64,20 +64,20 @@ impl DriverFault {
     }
 }
 
-/// After this time every watch of a process has expired, and a watch that started since has not been given up
-/// as dead yet.
+/// Delay of [`DriverFault::StaleWatchesThen`]. Every earlier watch has expired after it, and the process has
+/// not yet abandoned the watches that hang.
 const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 
 /// A volume of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayVolume {
-    /// The request that created it.
+    /// The request that created the volume.
     pub request: CreateVolume,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Time of creation or of the last change, in milliseconds since the Unix epoch.
     pub changed_at_ms: u64,
-    /// Nodes that it is published to.
+    /// Nodes that the volume is published to.
     pub published_nodes: Vec<NodeId>,
 }
 
@@ -110,7 +110,7 @@ pub struct PublishingBehavior {
 /// Expand and modify behavior of the driver.
 #[derive(Clone, Debug, Default)]
 pub struct ResizingBehavior {
-    /// The driver supports neither.
+    /// The driver supports neither expansion nor modification.
     pub unsupported: bool,
     /// Expansion also requires a node expansion.
     pub node_expansion_required: bool,
@@ -268,7 +268,7 @@ impl ScriptedDriver {
         self.lock().volumes.clone()
     }
 
-    /// Every call that reached the driver.
+    /// Every call that reached the driver, in order, such as `create a`. ListVolumes calls are not included.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }
@@ -278,13 +278,13 @@ impl ScriptedDriver {
         self.lock().completed_calls
     }
 
-    /// Breaches of the driver contract: a name with other arguments while the outcome of an earlier request
-    /// is unknown.
+    /// Breaches of the driver contract, such as a name with other arguments while the outcome of an earlier
+    /// request is unknown.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// The driver as one process sees it.
+    /// The driver for one process. `node` is the node of its storage if the driver is node-local.
     pub(crate) fn for_process(
         &self,
         name: &str,

@@ -93,7 +93,8 @@ impl SimulationFixture {
         self.cluster.environment() != EnvironmentKind::InProcess
     }
 
-    /// Maximum back-off of the roles in real time, so that tests do not wait five minutes.
+    /// Maximum back-off of the roles in real time, so that tests do not wait five minutes; None in paused
+    /// time.
     pub(crate) fn max_retry_interval(&self) -> Option<Duration> {
         self.is_real_time().then_some(Duration::from_secs(1))
     }

@@ -1,5 +1,5 @@
-//! Invariants of VolumeAttachments that the attach-detach controller creates, checked against the API server
-//! with every write of a process:
+//! Invariants of VolumeAttachments that the attach-detach controller creates. They are checked in paused
+//! time, against the API server, when a process creates or deletes a VolumeAttachment:
 //! - a single-node volume is never attached to two nodes;
 //! - a volume in `volumesAttached` or `volumesInUse` is not detached, except by force-detach;
 //! - a volume that a pod uses is never detached.
@@ -24,7 +24,7 @@ const FORCE_DETACH_AFTER: Duration = Duration::from_secs(360);
 /// Maximum time until every process has seen a new pod.
 const WATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Checks a request before it is sent.
+/// Checks the deletion of a VolumeAttachment before the request is sent. Other requests are not checked.
 pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, path: &str) {
     let Some(name) = path.strip_prefix(VOLUME_ATTACHMENTS_PATH).and_then(|rest| rest.strip_prefix('/'))
     else {
@@ -143,7 +143,7 @@ async fn claim_name(
     (!name.is_empty()).then_some(name)
 }
 
-/// Returns true if the response of a request is checked.
+/// Returns true if [`check_created_attachment`] has to check the response of a request.
 pub(crate) fn is_response_checked(fixture: &SimulationFixture, method: &Method, path: &str) -> bool {
     *method == Method::POST && path == VOLUME_ATTACHMENTS_PATH && !fixture.is_real_time()
 }

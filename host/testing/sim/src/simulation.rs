@@ -61,7 +61,8 @@ pub struct FinalState {
     pub volumes: Vec<String>,
     /// Resize and modify status of claims and their volumes, for those that have any; sorted. `name 1Gi/2Gi`
     /// are the capacities of claim and volume, followed by `allocated=2Gi`, the resize status, the
-    /// conditions, `no-node`, `was=1Gi`, `class=a/b` and `target=b` with its status.
+    /// conditions, `no-node` if node expansion is not required, `was=1Gi` for the capacity before the resize,
+    /// `class=a/b` for the current classes of claim and volume, and `target=b` with its status.
     pub resizes: Vec<String>,
     /// `name attached kind` or `name detached` of every VolumeAttachment, with `attachError CODE` and
     /// `detachError` where they are set; sorted.
@@ -132,9 +133,9 @@ impl ProcessSpec {
 /// The RBAC rules that one process used.
 #[derive(Clone, Debug)]
 pub struct UsedRules {
-    /// Its roles.
+    /// The roles of the process.
     pub roles: BTreeSet<Role>,
-    /// The placement of its drivers' storage.
+    /// The placement of the storage of the process's drivers.
     pub drivers: DriverPlacement,
     /// The used rules, as `verb group/resource`.
     pub used: BTreeSet<String>,
@@ -160,7 +161,7 @@ impl Simulation {
         )
     }
 
-    /// The same on another cluster, which has to be empty.
+    /// Like [`Self::new`], on another cluster, which has to be empty.
     ///
     /// # Errors
     /// When the cluster cannot be reached.
@@ -245,7 +246,7 @@ impl Simulation {
         self
     }
 
-    /// Enables orphan scans, also where the driver lists nothing.
+    /// Enables orphan scans, even if the driver does not support ListVolumes.
     #[must_use]
     pub fn with_orphan_scan(self) -> Self {
         Self { scans_for_orphans: true, ..self }
@@ -280,7 +281,7 @@ impl Simulation {
         }
     }
 
-    /// Selects the process that may be killed by its index.
+    /// Selects, by index, the process that may be killed.
     #[must_use]
     pub fn with_crashing_process(mut self, index: usize) -> Self {
         let count = self.process_specs.len().max(1);

@@ -189,7 +189,7 @@ impl HttpCluster {
     /// Starts the cluster.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// When the API server cannot listen on a port.
     pub async fn start() -> Result<Self, BoxError> {
         let inner = InProcessCluster::with_clock(wall_clock(), None);
         let serving = inner.api.serve(ServeOptions::default()).await?;

@@ -24,7 +24,7 @@ use crate::schema::{self, Struct};
 /// Manager of the existing fields when the first configuration is applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
-/// The endpoint of a write.
+/// The kind and the subresource that a write changes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Endpoint {
     pub(crate) kind: ResourceKind,
@@ -121,6 +121,7 @@ fn stripped_fields() -> &'static FieldSet {
 }
 
 /// The initial managed fields of a write: those of the request's object, else those of the stored object.
+/// Empty if the request clears them.
 pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
     if ManagedFields::is_reset(sent) {
@@ -132,7 +133,7 @@ pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedField
     }
 }
 
-/// Removes changed fields from all other managers.
+/// Removes the changed fields from all entries except that of `except`. Drops entries of other API versions.
 fn remove_from_managers(
     managed: &ManagedFields,
     except: Option<&FieldManager>,
@@ -194,7 +195,7 @@ pub(crate) enum ApplyError {
     Conflicts(Vec<Conflict>),
 }
 
-/// Applies a configuration to an object, which is empty if it does not exist.
+/// Applies a configuration to an object. `live` is the empty object if the object does not exist.
 pub(crate) fn apply(
     endpoint: Endpoint,
     managed: &ManagedFields,

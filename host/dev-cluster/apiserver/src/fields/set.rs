@@ -65,7 +65,7 @@ impl FieldSet {
         self.0.get(element).is_some_and(|node| node.is_member)
     }
 
-    /// The paths below an element.
+    /// The paths below an element; `None` if there are none.
     pub(crate) fn children(&self, element: &str) -> Option<&FieldSet> {
         self.0.get(element).map(|node| &node.children).filter(|children| !children.is_empty())
     }
@@ -192,7 +192,7 @@ impl Serialize for FieldSetNode {
     }
 }
 
-/// The canonical form of a path element.
+/// The canonical form of a path element; `None` if it is malformed.
 fn canonical(text: &str) -> Option<PathElement> {
     let (kind, rest) = text.split_once(':')?;
     match kind {
@@ -206,7 +206,7 @@ fn canonical(text: &str) -> Option<PathElement> {
     }
 }
 
-/// An element in readable form.
+/// A path element as in messages: `.name`, `[key=value]`.
 pub(super) fn readable(element: &str) -> String {
     match element.split_once(':') {
         Some(("k", keys)) => {

@@ -44,7 +44,7 @@ impl Comparison {
     }
 }
 
-/// The composition of a value.
+/// The parts of a value that have owners of their own: none, fields, keys or elements.
 enum Composition<'a> {
     /// A leaf or an atomic value.
     Leaf,
@@ -151,7 +151,7 @@ fn field_element(key: &str) -> PathElement {
     PathElement::from(format!("f:{key}"))
 }
 
-/// The list's elements by path element. Duplicates have several.
+/// The list's elements by path element. Duplicates share a path element.
 fn index_by_element<'a>(
     member: &Type,
     kind: &ListType,
@@ -343,8 +343,8 @@ fn merge_value(shape: TypeRef<'_>, live: Option<&Value>, config: Option<&Value>)
     }
 }
 
-/// Merges lists in the configuration's order. Elements of the object only keep their position before the next
-/// common element.
+/// Merges lists in the configuration's order. Elements that only the object has keep their position before
+/// the next common element.
 fn merge_list(member: &Type, kind: &ListType, live: &[Value], config: &[Value]) -> Option<Value> {
     let identities = |members: &[Value]| -> Vec<PathElement> {
         members.iter().filter_map(|value| path_element(member, kind, value).ok()).collect()

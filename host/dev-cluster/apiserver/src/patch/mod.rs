@@ -70,13 +70,13 @@ pub(crate) fn go_type(value: &Value) -> Option<&'static str> {
     }
 }
 
-/// A syntax error with the message of Go's encoding/json, where both detect the same error.
+/// The message of a JSON syntax error: that of Go's encoding/json for truncated input, else serde_json's.
 pub(crate) fn go_error(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
 impl Patch {
-    /// Returns `true` if the patch contains a field name.
+    /// Returns `true` if the patch may change this field of `metadata`.
     pub(crate) fn has_field(&self, field: &str) -> bool {
         let has_in_metadata =
             |patch: &Value| patch.pointer("/metadata").is_some_and(|metadata| metadata.get(field).is_some());

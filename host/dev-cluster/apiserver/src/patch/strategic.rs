@@ -200,8 +200,8 @@ fn merge_list(
     Ok(members)
 }
 
-/// Merges two orders. Elements of the patch keep the patch's order, and the others theirs. If both can come
-/// next, new elements and those with a lower index in the old list come first.
+/// Orders a merged list. Elements of the patch keep the patch's order, and the others the old list's. If both
+/// can come next, new elements and those with a lower index in the old list come first.
 fn merge_order(
     merged: Vec<Value>,
     changes: &[Value],

@@ -68,7 +68,7 @@ enum ValueError {
     Type {
         /// The JSON type, or the number.
         found: String,
-        /// The innermost type.
+        /// Name of the innermost struct type that contains the value.
         owner_type: &'static str,
         /// Path of the field, without indexes.
         path: String,
@@ -80,7 +80,7 @@ enum ValueError {
 /// The path of a value, for messages.
 #[derive(Clone, Copy)]
 struct ValuePath<'a> {
-    /// The innermost type.
+    /// Name of the innermost struct type that contains the value.
     owner_type: &'static str,
     path: &'a str,
 }

@@ -69,7 +69,7 @@ pub(super) fn storage_class(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// Validates a provisioner's name in lowercase.
+/// Validates the name of a provisioner or driver. Upper-case letters are converted first.
 fn provisioner(value: &Value, member: &str, errors: &mut Errors) {
     if required(value, &format!("/{member}"), member, errors) {
         let name = text(value, &format!("/{member}")).to_ascii_lowercase();

@@ -83,7 +83,7 @@ pub(crate) fn update<T>(decide: impl FnMut(&mut BrokenDriverState) -> Result<T>)
     update_with_retry(true, decide)
 }
 
-/// As `change`, optionally slow and without repetition on conflicts.
+/// Changes the state in a transaction. Unless `retries`, it is slow, and a conflict is an error.
 pub(crate) fn update_with_retry<T>(
     retries: bool,
     mut decide: impl FnMut(&mut BrokenDriverState) -> Result<T>,

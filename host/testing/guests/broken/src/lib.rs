@@ -9,7 +9,7 @@
 //! | `secret` | name of a secret that a create requires (default: none) |
 //! | `url` | URL that a create calls at its end (default: none) |
 //!
-//! It tests the suite: every case has to be able to fail.
+//! This driver tests the conformance suite: each case must fail if its rule is broken.
 #![forbid(unsafe_code)]
 
 mod db;

@@ -19,8 +19,8 @@ pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<St
     }
 }
 
-/// A page, and the token of the next one. One broken rule returns an entry too many; another one uses offsets
-/// as tokens.
+/// A page, and the token of the next one. If the rule `too_many` is broken, a page of one entry has two; if
+/// the rule `counted` is broken, tokens are offsets.
 pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,

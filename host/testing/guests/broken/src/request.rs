@@ -23,7 +23,7 @@ pub(crate) fn digest(text: &str) -> String {
     format!("{hash:032x}")
 }
 
-/// Returns true if a name is valid.
+/// Rejects an invalid name.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let is_invalid = name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control);
     let is_broken_rule = (name.len() < 2 && is_broken("volumes/short-name"))

@@ -82,7 +82,7 @@ fn notify_server(name: &str) -> Result<()> {
     }
 }
 
-/// Rejects a volume for another topology segment.
+/// Rejects a request whose requisite topologies do not contain the driver's segment.
 fn check_topology(request: &CreateRequest) -> Result<()> {
     let (Some(place), Some(topology)) = (topology_segment(), &request.topology) else { return Ok(()) };
     let is_reachable =
@@ -195,7 +195,7 @@ fn check_filesystem(capability: &cofferdam_guest::VolumeCapability) -> Result<()
     }
 }
 
-/// Returns true if an existing volume matches the request.
+/// Rejects a request that an existing volume with the same name does not match.
 fn check_same_request(found: &VolumeEntry, wanted: &VolumeEntry, request: &CreateRequest) -> Result<()> {
     let range = request.capacity;
     let fits = range.required_bytes.is_none_or(|required| found.size >= required)

@@ -1,5 +1,4 @@
-//! Misuse of the `state` import. What the host says about it comes back as an error of the kind
-//! `invalid-argument`.
+//! Misuse of the `state` import. The host's error is returned as the message of an `invalid-argument` error.
 
 use cofferdam_guest::{
     Result, StorageError,

@@ -1,5 +1,5 @@
-//! A backend that uses the imports `http`, `session` and `secrets` as its caller tells it: the parameter
-//! `script` of a creation is a list of steps in JSON, and the volume's context has what came of each.
+//! A backend that uses the imports `http`, `session` and `secrets`. The parameter `script` of a create is a
+//! list of steps in JSON, and the volume's context has the result of each step.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
@@ -21,17 +21,17 @@ enum Step {
     Put(String, String, u64),
     Release(String),
     Invalidate(String, u64),
-    /// Sends a request, and shows the response's body in the context.
+    /// Sends a request. The result is the status, the headers and the body of the response.
     Send(Request),
-    /// Sends a request, and shows the size of the response's body.
+    /// Sends a request. The result is the status and the size of the response's body.
     Measure(Request),
     /// Sends a request, and fails with the response's body, which it also logs.
     FailWithBody(Request),
-    /// Sends a request and answers what the server said as the volume's context, secret or not.
+    /// Sends a request. The result is the response's body, even if it contains a secret.
     ReturnBody(Request),
-    /// Finds a login, or makes one with a request.
+    /// Acquires the session entry of a key. If there is none, stores the response's body of a request.
     Login(String, Request),
-    /// Looks into a secret, and tells how long it is.
+    /// Reveals a secret. The result is its length in bytes.
     Reveal(String),
     Trap,
 }
@@ -43,14 +43,14 @@ struct Request {
     #[serde(default)]
     headers: Vec<(String, String)>,
     body: Option<String>,
-    /// So many bytes as the body.
+    /// Length in bytes of a generated body, which replaces `body`.
     body_bytes: Option<usize>,
     #[serde(default)]
     authorization: RequestAuthorization,
     timeout_ms: Option<u64>,
 }
 
-/// Credentials of a request; the last text is the name of a secret.
+/// Credentials of a request. The last text is the name of a secret; for `HiddenBasic` both texts are.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RequestAuthorization {

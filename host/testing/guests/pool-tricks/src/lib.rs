@@ -1,5 +1,5 @@
-//! A backend that does with its pool what its settings say: one operation with arguments that a guest may
-//! make up.
+//! A backend that performs one operation on its pool, with any arguments. The parameters of a create select
+//! both.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
@@ -21,7 +21,7 @@ impl Backend for PoolTricks {
         Ok(Readiness::Ready)
     }
 
-    /// The parameters `do`, `name` and `source` say what; the answer is the outcome.
+    /// The parameter `do` is the operation; `name` and `source` are its arguments. The handle is its result.
     fn create(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();

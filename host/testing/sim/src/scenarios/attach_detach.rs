@@ -24,7 +24,8 @@ const NODE_STATUS: &str = "/api/v1/nodes/node-1/status";
 const CSI_NODE: &str = "/apis/storage.k8s.io/v1/csinodes/node-1";
 const DRIVER: &str = "/apis/storage.k8s.io/v1/csidrivers/sim.cofferdam.dev";
 pub(super) const VOLUME: &str = "/api/v1/persistentvolumes/v";
-/// The name is the SHA-256 of `static-v`, the driver's name and `node-1`.
+/// The VolumeAttachment of `v` on `node-1`. Its name has the SHA-256 of `static-v`, the driver's name and
+/// `node-1`.
 pub(super) const ATTACHMENT: &str = concat!(
     "/apis/storage.k8s.io/v1/volumeattachments/",
     "csi-66dbd8cd56ad77d9c8e6c999c6c94bc28596efa87aec4df9bd12a385a89bec32"

@@ -73,7 +73,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// Volumes in use.
+/// Scenarios with volumes in use.
 fn volumes_in_use() -> Vec<Scenario> {
     vec![
         Scenario {
@@ -179,7 +179,7 @@ fn volumes_in_use() -> Vec<Scenario> {
     ]
 }
 
-/// Failed writes.
+/// Scenarios with failed API writes.
 fn failed_writes() -> Vec<Scenario> {
     vec![
         Scenario {

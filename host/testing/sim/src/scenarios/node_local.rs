@@ -96,7 +96,7 @@ const SUCCEEDED_AFTER_SELECTION: &[&str] =
 const SUCCEEDED_AFTER_RESELECTION: &[&str] =
     &["a Normal ProvisioningSucceeded", "a Normal WaitForFirstConsumer", "a Warning ProvisioningFailed"];
 
-/// The rows.
+/// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
     let topology = TopologyBehavior { keys: &[NODE_TOPOLOGY_KEY], ..TopologyBehavior::default() };

@@ -37,7 +37,7 @@ const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
     "the embedded API server stays up during a restore: its watches report it after a minute",
 )];
 
-/// A test of its own covers it over HTTP.
+/// A separate test covers this race over HTTP.
 const VOLUME_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the second claim may be bound to the volume");
 
@@ -46,7 +46,7 @@ pub(super) const VOLUME: &[&str] = &["of-a Bound a"];
 pub(super) const SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded"];
 const FAILED_THEN_SUCCEEDED: &[&str] = &["a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
 
-/// The rows.
+/// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
     let base = Scenario::default;

@@ -16,7 +16,7 @@ use crate::{
 
 const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an hour of real time");
 
-/// A test of its own covers it over HTTP.
+/// A separate test covers this race over HTTP.
 const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the modification may be called first");
 
@@ -93,7 +93,7 @@ fn modify_faults(modify_faults: Vec<DriverFault>) -> ResizingBehavior {
     ResizingBehavior { modify_faults, ..ResizingBehavior::default() }
 }
 
-/// The rows.
+/// The scenarios of this module.
 pub(super) fn scenarios() -> Vec<Scenario> {
     let mut all = expansion();
     all.extend(expansion_failures());

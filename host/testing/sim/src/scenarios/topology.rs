@@ -46,7 +46,7 @@ fn select_node(node: &str) -> UserAction {
 const FAILED: &str = "a Warning ProvisioningFailed";
 const RESELECTED: &[&str] = &["a Normal ProvisioningSucceeded", "a Normal WaitForFirstConsumer", FAILED];
 
-/// The rows.
+/// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
     let topology = TopologyBehavior { keys: &["zone"], ..TopologyBehavior::default() };

@@ -66,7 +66,7 @@ const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &in_real_time(
     "attacher and provisioner remove their finalizers concurrently, and one of them gets a conflict",
 );
 
-/// The rows.
+/// The scenarios of this module.
 #[expect(clippy::too_many_lines, reason = "one table")]
 pub(super) fn scenarios() -> Vec<Scenario> {
     let base = || Scenario { volumes: AVAILABLE, ..Scenario::default() };
