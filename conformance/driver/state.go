@@ -92,7 +92,7 @@ func (s *state) volume(id string) (*volume, error) {
 	return nil, status.Errorf(codes.NotFound, "volume %q does not exist", id)
 }
 
-// size returns the size of a new volume for a capacity range.
+// size returns the size of a new or expanded volume for a capacity range. least is the size of the content source or of the existing volume.
 func size(requested *csi.CapacityRange, least int64) (int64, error) {
 	required, limit := requested.GetRequiredBytes(), requested.GetLimitBytes()
 	if required < 0 || limit < 0 || (limit > 0 && limit < required) {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Characters of generated suffixes.
+/// Length of the suffix that the API server appends to `generateName`.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalizes the responses of one run. A resource version is replaced by its number among the versions of
-/// its object, so that an unexpected write is detected.
+/// Normalizes the responses of one run. The resource versions of each uid are numbered in the order of their
+/// first appearance (`version 1`, `version 2`, …), so that an unexpected write is detected.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,
@@ -86,7 +86,7 @@ fn map_strings(value: &mut Value, change: &mut impl FnMut(&str) -> String) {
     }
 }
 
-/// Replaces the random suffix of names with a prefix.
+/// Replaces the random suffix after each occurrence of `prefix` with `<random>`.
 fn hide_generated_names(text: &str, prefix: &str) -> String {
     let mut hidden = String::new();
     let mut rest = text;
@@ -119,7 +119,7 @@ fn normalize_scalar(text: String, name: &str) -> String {
     }
 }
 
-/// Owner references are identified by their uids.
+/// Replaces the uid in a `managedFields` key, which identifies an owner reference.
 fn normalize_key(name: String) -> String {
     match name.strip_prefix("k:{\"uid\":\"").and_then(|rest| rest.strip_suffix("\"}")) {
         Some(uid) if is_uid(uid) => "k:{\"uid\":\"<uid>\"}".to_owned(),
@@ -139,7 +139,7 @@ fn is_age(text: &str) -> bool {
     text.ends_with(['s', 'm', 'h', 'd']) && text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
 }
 
-/// Replaces uids, times and versions in a message, and removes a trailing diff of Go types.
+/// Replaces uids and resource versions in a message, and removes a trailing diff of Go types.
 fn normalize_message(text: &str) -> String {
     let text = text.split("\n@@").next().unwrap_or_default();
     let hide = |word: &str| {
@@ -159,7 +159,7 @@ fn is_version(message: &str) -> bool {
     ["esource version", "ResourceVersion"].iter().any(|word| message.contains(word))
 }
 
-/// Sorts causes, and the fields of Go structs in messages.
+/// Sorts and deduplicates the causes of a Status. In its messages, replaces Go structs and lists of causes.
 fn normalize_status(status: &mut Value) {
     let causes = status.pointer_mut("/details/causes").and_then(Value::as_array_mut);
     let mut several = false;

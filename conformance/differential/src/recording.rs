@@ -10,7 +10,7 @@ use crate::{
     runner::{ApiResponse, run_script},
 };
 
-/// In the order of `FILES`.
+/// The recorded responses, in the order of [`REQUEST_FILES`].
 const ANSWERS: [&str; 7] = [
     include_str!("../answers/apply.jsonl"),
     include_str!("../answers/claims.jsonl"),
@@ -32,10 +32,11 @@ pub struct ScriptRun {
     pub comparison: ScriptComparison,
 }
 
-/// Sends the whole set to an empty API server, and compares its responses with the recorded ones.
+/// Sends the whole set to an empty API server, and compares its responses with the recorded ones. `compact`
+/// compacts the history.
 ///
 /// # Errors
-/// If the API server does not respond, or a file cannot be read.
+/// If the API server does not respond, the compaction fails, or a file is malformed.
 pub async fn compare_with_recording(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,
@@ -52,10 +53,11 @@ pub async fn compare_with_recording(
     Ok(runs)
 }
 
-/// Sends the whole set to an empty API server, and writes its responses to a directory.
+/// Sends the whole set to an empty API server, and writes its responses to a directory. `compact` compacts
+/// the history.
 ///
 /// # Errors
-/// If the API server does not respond, or the responses cannot be written.
+/// If the API server does not respond, the compaction fails, or the responses cannot be written.
 pub async fn record(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set. Each is sent in order; the last one compacts the history.
+/// Names and contents of the request files, in the order in which they are sent. The last one compacts the
+/// history.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -18,7 +19,7 @@ pub const REQUEST_FILES: [(&str, &str); 7] = [
 /// One request.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptRequest {
-    /// Line number.
+    /// Line number in the file.
     pub line: usize,
     /// The HTTP method.
     pub method: String,
@@ -34,7 +35,7 @@ pub struct ScriptRequest {
     pub capture: Option<(String, String)>,
     /// True to compact the history before the request.
     pub after_compaction: bool,
-    /// The deviation that explains a difference.
+    /// Id of the deviation that explains why the responses differ.
     pub deviation: Option<String>,
     /// The body, with variables.
     pub body: String,
@@ -43,7 +44,7 @@ pub struct ScriptRequest {
 /// A parsed file.
 #[derive(Debug, Clone, Default)]
 pub struct RequestScript {
-    /// Variables and their first values.
+    /// Variables and their initial values. Requests capture further ones.
     pub variables: BTreeMap<String, String>,
     /// The requests in order.
     pub requests: Vec<ScriptRequest>,
@@ -52,8 +53,8 @@ pub struct RequestScript {
 const JSON: &str = "application/json";
 
 /// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's
-/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or
-/// `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
+/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial`,
+/// `partials` or `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
 ///
 /// # Errors
 /// If a line is malformed.
@@ -159,7 +160,7 @@ fn representation(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Replaces variables.
+/// Replaces each `$NAME` with the variable's value.
 #[must_use]
 pub fn substitute(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut substituted = text.to_owned();

@@ -57,9 +57,9 @@ pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
 pub(super) struct RunningConfiguration {
     /// Driver name in StorageClasses.
     pub(super) driver_name: &'static str,
-    /// Controllers: measured and compared.
+    /// Controllers. The report compares their CPU and memory with upstream's.
     pub(super) controllers: Vec<ManagedProcess>,
-    /// Drivers: measured.
+    /// Drivers. The report lists their CPU and memory, but compares them with nothing.
     pub(super) drivers: Vec<ManagedProcess>,
 }
 
@@ -83,7 +83,7 @@ impl RunningConfiguration {
         self.controllers.iter().chain(&self.drivers)
     }
 
-    /// Names of the compared processes.
+    /// Names of the controllers.
     pub(super) fn names(&self) -> Vec<String> {
         self.controllers.iter().map(|process| process.name().to_owned()).collect()
     }
@@ -91,7 +91,7 @@ impl RunningConfiguration {
     /// Stops all processes.
     ///
     /// # Errors
-    /// If one has ended by itself.
+    /// If one has already exited.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in self.controllers.iter_mut().chain(&mut self.drivers) {
             process.stop().await?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::results::{BenchmarkResults, ConfigurationResults, Cost, LoadMeasurement, NodeRoleUsage};
 
-/// The median; 0 of an empty list.
+/// The median, or 0 if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -93,7 +93,7 @@ fn median_node(iterations: &[&NodeRoleUsage]) -> Option<NodeRoleUsage> {
     })
 }
 
-/// The median of every value.
+/// Results of which every value is the median of the iterations. `memory` is `None`: it is measured once.
 pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
     let median_of = |field: fn(&BenchmarkResults) -> &[ConfigurationResults]| {
         median_configurations(&iterations.iter().map(field).collect::<Vec<_>>())

@@ -16,7 +16,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A reading of all counters.
 #[derive(Clone, Debug)]
 pub(super) struct UsageReading {
-    /// Seconds of CPU since its start, by process.
+    /// CPU seconds since the start of each process, by its name.
     cpu: BTreeMap<String, f64>,
     api: ApiCounters,
 }
@@ -59,10 +59,10 @@ impl UsageReading {
         Ok(Self { cpu, api })
     }
 
-    /// Cost per object since an earlier reading.
+    /// Cost of a load: counters per object since an earlier reading, and the current memory and open watches.
     ///
     /// # Errors
-    /// If a process has ended, or the API has refused somebody.
+    /// If a process has ended, or the API server has rejected a request with 403.
     pub(super) fn cost_since(
         &self,
         earlier: &Self,
@@ -85,7 +85,7 @@ impl UsageReading {
             memory.insert(process.name().to_owned(), resident_bytes(process)?);
         }
         let mut requests = differences(&self.api.requests, &earlier.api.requests, 1.0);
-        // Fewer are lease renewals, scrapes of the metrics, and lists at the start of watches.
+        // Rarer requests are lease renewals, scrapes of the metrics, and lists at the start of watches.
         requests.retain(|_, each| *each >= 0.005);
         Ok(Cost {
             cpu: differences(&self.cpu, &earlier.cpu, 1000.0),

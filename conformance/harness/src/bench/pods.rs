@@ -45,7 +45,7 @@ const RUN_UNTIL_TERMINATED: &str = "trap exit TERM; sleep 3600 & wait";
 const COMMON_CONTROLLERS: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
 const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attacher"];
 
-/// The load.
+/// Pods in one namespace, each with a claim of its own.
 struct PodLoad<'a> {
     client: Client,
     name: &'a str,
@@ -62,7 +62,7 @@ impl<'a> PodLoad<'a> {
         count: usize,
     ) -> Result<Self> {
         send(client, "POST", "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await?;
-        // Volumes of a node require a node selected by the scheduler.
+        // The driver `pool`, whose classes have the parameter `kind`, needs a node selected by the scheduler.
         let binding = if parameters.get("kind").is_some() { "WaitForFirstConsumer" } else { "Immediate" };
         let class = json!({
             "metadata": { "name": name },
@@ -128,7 +128,7 @@ impl<'a> PodLoad<'a> {
 /// The controllers, the driver and the node.
 struct PodConfiguration {
     processes: Vec<ManagedProcess>,
-    /// Number of compared processes.
+    /// Number of controllers, which are the first of `processes`.
     controller_count: usize,
     node: KubeletNode,
     roles: NodeRoles,
@@ -189,7 +189,7 @@ pub(super) const fn pod_count(claims: usize) -> usize {
 /// Measures an implementation; for Cofferdam also the node roles.
 ///
 /// # Errors
-/// If something does not run, or a pod does not.
+/// If a process does not run, or a pod does not run or is not removed in time.
 pub(super) async fn measure(
     run: &SuiteRun,
     implementation: Implementation,
@@ -252,7 +252,7 @@ pub(super) async fn measure(
     ))
 }
 
-/// Measures NodePublishVolume of directories.
+/// Measures NodePublishVolume of directories. `memory` is the memory of the node roles, for the result.
 async fn measure_publish(
     run: &SuiteRun,
     plane: &ControlPlane,
@@ -281,13 +281,13 @@ async fn measure_publish(
     Ok(NodeRoleUsage { resident_bytes: memory, publish_p50, publishes })
 }
 
-/// Latencies of NodePublishVolume in seconds, from the log of the node.
+/// Latencies of successful NodePublishVolume calls, from the log of the node roles.
 fn publish_latencies(log: &str) -> Result<Vec<Duration>> {
     let lines = log.lines().filter(|line| line.contains("/NodePublishVolume\" code=\"OK\""));
     lines.map(|line| log_duration(line).with_context(|| format!("no time in {line:?}"))).collect()
 }
 
-/// The duration of a log line, in Rust's debug format.
+/// Parses the field `took` of a log line, a duration in Rust's debug format.
 fn log_duration(line: &str) -> Option<Duration> {
     let text = line.split_once("took=")?.1.split(' ').next()?;
     let digits = text.trim_end_matches(|letter: char| !letter.is_ascii_digit());

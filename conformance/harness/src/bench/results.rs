@@ -62,7 +62,7 @@ pub(super) struct LoadMeasurement {
     /// Seconds from the first request to the last result.
     pub(super) seconds: f64,
     pub(super) per_second: f64,
-    /// Milliseconds from a request to its result.
+    /// Milliseconds from a request to its result, by percentile.
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) cost: Cost,
@@ -73,9 +73,9 @@ pub(super) struct LoadMeasurement {
 pub(super) struct ConfigurationResults {
     pub(super) name: String,
     pub(super) description: String,
-    /// Implementation; none for the API server only.
+    /// Implementation, or `None` for the API server only.
     pub(super) implementation: Option<Implementation>,
-    /// The compared processes.
+    /// Names of the controllers. The report compares their CPU and memory with upstream's.
     pub(super) controllers: Vec<String>,
     pub(super) loads: Vec<LoadMeasurement>,
 }
@@ -98,7 +98,7 @@ pub(super) struct BenchmarkResults {
     pub(super) memory: Option<ResidentMemory>,
 }
 
-/// Differences between two readings, per object of a load.
+/// Cost of a load. The counters are differences per object; memory and watches are values after the load.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     /// CPU milliseconds per object, by process.
@@ -111,7 +111,7 @@ pub(super) struct Cost {
     pub(super) requests: BTreeMap<String, f64>,
     /// Watch events per object.
     pub(super) events: f64,
-    /// Open watches.
+    /// Open watches of the controllers: those of the API server without controllers are subtracted.
     pub(super) watches: f64,
 }
 
@@ -128,7 +128,7 @@ pub(super) struct NodeRoleUsage {
 /// Resident memory of idle processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ResidentMemory {
-    /// Number of volumes, and of claims, VolumeAttachments and pods.
+    /// Number of volumes. There are as many claims, VolumeAttachments and pods.
     pub(super) objects: usize,
     pub(super) drivers: usize,
     pub(super) nodes: usize,
