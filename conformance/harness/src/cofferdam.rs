@@ -1,4 +1,5 @@
-//! The program `cofferdam`, with the memory driver or with the socket of a CSI driver.
+//! Starts the program `cofferdam` with the memory driver, with the socket of a CSI driver, or without a
+//! driver.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +24,8 @@ use crate::{
 const PROCESS_NAME: &str = "cofferdam";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The memory driver as a component, under a name of the suite and with persistent state.
+/// Files of the memory driver: its component, its configuration with a driver name of the suite, and, unless
+/// it is [`in_memory`](Self::in_memory), its state.
 #[derive(Clone, Debug)]
 pub struct MemoryDriver {
     component: PathBuf,
@@ -40,7 +42,7 @@ impl MemoryDriver {
         Self::with_durability(run, driver_name, true)
     }
 
-    /// The same with state in memory, like the Go driver.
+    /// As [`new`](Self::new), but the driver keeps its state in memory, as the Go driver does.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -72,7 +74,8 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// The volumes of the driver: name by handle. The state file has one owner, so `cofferdam` must not run.
+    /// The volumes of the driver: name by handle. Only one process can open the state file, so `cofferdam
+    /// run` must not run with the driver.
     ///
     /// # Errors
     /// If the call fails.
@@ -119,12 +122,12 @@ impl MemoryDriver {
 /// Starts `cofferdam run` with the roles and rights of an account, and waits until it is ready.
 ///
 /// # Errors
-/// If it is not, with the end of its log.
+/// If it does not become ready. The error contains the end of its log.
 pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<ManagedProcess> {
     start_with_flags(run, account, driver, &[]).await
 }
 
-/// The same for roles that do not call a driver.
+/// As [`start`], without a driver: for roles that call none.
 ///
 /// # Errors
 /// As [`start`].
@@ -132,7 +135,7 @@ pub(crate) async fn start_without_driver(run: &SuiteRun, account: &Account) -> R
     start_process(run, PROCESS_NAME, account, None, &[]).await
 }
 
-/// The same with an existing CSI driver.
+/// As [`start`], with the CSI driver at `socket` instead of the memory driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -148,7 +151,7 @@ pub async fn start_with_csi_driver(
 /// waits until it is healthy.
 ///
 /// # Errors
-/// If it is not, with the end of its log.
+/// If it does not become healthy. The error contains the end of its log.
 pub(crate) async fn start_registrar(
     run: &SuiteRun,
     node: &str,

@@ -34,7 +34,7 @@ use crate::control_plane::ControlPlane;
 
 type ProxyBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Treatment of requests.
+/// Treatment of every request by the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
     /// Requests are forwarded.
@@ -57,10 +57,10 @@ pub struct Proxy {
 struct ProxyState {
     api: Client,
     mode: Mutex<ProxyMode>,
-    /// Number of replaced responses.
+    /// Number of responses by the proxy instead of the API server.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
-    /// Number of closed connections.
+    /// Number of connections that the proxy has closed.
     closed_connections: AtomicUsize,
 }
 
@@ -72,7 +72,8 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy of a control plane for the user of a kubeconfig with a token.
+    /// Starts a proxy of a control plane, and writes a copy of a kubeconfig that names the proxy. A client
+    /// certificate would not reach the API server: the kubeconfig has to use a token.
     ///
     /// # Errors
     /// If the kubeconfig has no token, or the proxy cannot listen.
@@ -85,7 +86,7 @@ impl Proxy {
         let path = kubeconfig.with_extension("proxied");
         fs::write(&path, text.to_string())?;
 
-        // Without credentials: those of the program are forwarded.
+        // The client has no credentials: it forwards those of each request.
         let mut config = Config::new(upstream.as_str().context("a server that is no text")?.parse()?);
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
@@ -107,18 +108,18 @@ impl Proxy {
         &self.kubeconfig
     }
 
-    /// Sets the treatment of further requests.
+    /// Sets the mode for further requests.
     pub fn set_mode(&self, mode: ProxyMode) {
         *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
 
-    /// Number of replaced responses.
+    /// Number of rejected requests and dropped responses so far.
     #[must_use]
     pub fn failed_responses(&self) -> usize {
         self.state.failed_responses.load(Ordering::SeqCst)
     }
 
-    /// Number of closed connections.
+    /// Number of connections that [`close_connections`](Self::close_connections) has closed so far.
     #[must_use]
     pub fn closed_connections(&self) -> usize {
         self.state.closed_connections.load(Ordering::SeqCst)
@@ -157,7 +158,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<ProxyState>)
     }
 }
 
-/// Serves one connection. Its errors only concern the client.
+/// Serves one connection until it is closed or fails.
 async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyState>) {
     // Do not delay small responses.
     let _ = stream.set_nodelay(true);
@@ -177,13 +178,13 @@ impl ProxyState {
         }
         let is_write = !request.method().is_safe();
         let (mut parts, body) = request.into_parts();
-        // Hop-by-hop headers.
+        // The client sets the host and the framing of the forwarded request.
         for hop in [header::HOST, header::CONNECTION, header::TRANSFER_ENCODING, header::CONTENT_LENGTH] {
             parts.headers.remove(hop);
         }
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
-        // Without a response of the API server the connection is closed.
+        // An error closes the connection, as if the API server had done so.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
         if mode == ProxyMode::DropResponse && is_write {
             return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));

@@ -1,4 +1,5 @@
-//! The control plane of the other suites: it starts, keeps its data when components are killed, and stops.
+//! Tests the control plane that other suites use: it starts, keeps its data when components are killed, and
+//! stops.
 
 use std::time::Duration;
 
@@ -66,8 +67,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works. During its start it exits if the API server does not respond or
-/// has no RBAC rules yet.
+/// Waits until kube-controller-manager finalizes a deleted namespace. During its start it exits if the API
+/// server does not respond or has no RBAC rules yet.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
