@@ -19,7 +19,7 @@ use crate::{
 
 const NODE: &str = "node-1";
 const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
-/// Size of a volume in bytes. Images are formatted.
+/// Size of a volume in bytes, large enough for a filesystem in an image.
 const SIZE: u64 = 64 << 20;
 /// Skip reasons of tests for methods of CSI 1.13.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
@@ -41,9 +41,9 @@ const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Modify volume not supported",
 ];
 
-/// Expected result of csi-sanity 5.6, which has 102 tests for two sockets.
+/// A run of csi-sanity, and its expected result. csi-sanity 5.6 has 102 tests for a driver with two sockets.
 struct SanityRun {
-    /// The name of its log.
+    /// The name of the run, which ends the name of its log.
     name: &'static str,
     backend: fn(&SuiteRun, &str) -> Result<BackendFixture>,
     /// `mount` or `block`.
@@ -54,11 +54,11 @@ struct SanityRun {
     expected: SanityCounts,
     /// Skip reasons besides those of CSI 1.13.
     skip_reasons: &'static [&'static str],
-    /// Methods that have to be called.
+    /// Controller methods that csi-sanity has to call.
     called_methods: &'static [&'static str],
 }
 
-/// Results of tests.
+/// Numbers of tests by result.
 #[derive(Debug, PartialEq, Eq)]
 struct SanityCounts {
     passed: u32,
@@ -169,7 +169,7 @@ fn log_path(run: &SuiteRun, row: &SanityRun) -> PathBuf {
     run.log(&format!("csi-sanity-{}", row.name))
 }
 
-/// Runs csi-sanity to its end.
+/// Runs csi-sanity until it exits. Returns the numbers of tests, and the reasons of skipped ones.
 async fn run_csi_sanity(
     run: &SuiteRun,
     row: &SanityRun,

@@ -1,4 +1,4 @@
-//! Objects of the API server at one moment.
+//! Objects of the API server, read one kind after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 

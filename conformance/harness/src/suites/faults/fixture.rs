@@ -35,7 +35,7 @@ pub(super) const CONCURRENT_CLAIMS: usize = 10;
 /// Label of DeleteVolume calls in the metrics.
 const DELETE_VOLUME_LABEL: &str = "method_name=\"/csi.v1.Controller/DeleteVolume\"";
 
-/// `cofferdam` with all roles.
+/// `cofferdam` with provisioner, pv-controller and protection, and a client for its HTTP endpoint.
 pub(super) struct CofferdamProcess {
     pub(super) process: ManagedProcess,
     client: Client,
@@ -76,7 +76,7 @@ impl CofferdamProcess {
         Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
     }
 
-    /// Metrics of this process's DeleteVolume calls, by result.
+    /// The lines about DeleteVolume calls in the metrics of this process; none if it has made no call.
     pub(super) async fn delete_calls(&self) -> Result<Vec<String>> {
         let text = self.metrics().await?;
         Ok(text.lines().filter(|line| line.contains(DELETE_VOLUME_LABEL)).map(str::to_owned).collect())
@@ -108,7 +108,7 @@ impl<'a> FaultFixture<'a> {
         Ok(Self { run, plane, proxy, driver, cofferdam })
     }
 
-    /// Volumes of the storage. `cofferdam` is stopped meanwhile.
+    /// The volumes of the storage: name by handle. `cofferdam` is stopped meanwhile.
     pub(super) async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         self.cofferdam.process.stop().await?;
         let stored = self.driver.volumes(self.run).await?;
@@ -166,7 +166,8 @@ fn is_already_exists(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_already_exists())
 }
 
-/// Measures the time from the end of a fault until the next claim is Bound, and until all are.
+/// Waits until all claims are Bound. Adds a note with the times from the end of the fault until the next
+/// claim was Bound, and until all were.
 pub(super) async fn wait_recovery(
     run: &SuiteRun,
     claims: &Claims,

@@ -27,7 +27,7 @@ const ETCD_PAUSE: Duration = Duration::from_secs(20);
 /// Number of disconnects, and claims that are Bound between two of them.
 const DISCONNECTS: usize = 20;
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Failed responses of a fault.
+/// Minimum responses that fail before a fault ends.
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {

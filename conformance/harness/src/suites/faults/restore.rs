@@ -26,7 +26,7 @@ use crate::{
 
 /// Age of the snapshot at the restore.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
-/// Claims at the snapshot, and Bound claims of them.
+/// Minimum claims at the snapshot, and Bound claims of them.
 const CLAIMS_IN_SNAPSHOT: usize = 400;
 const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that are deleted after the restore.

@@ -1,4 +1,5 @@
-//! The controllers of one socket: provisioner, attacher and resizer; and the attach-detach controller.
+//! The controllers that are replaced: provisioner, attacher and resizer, which call one CSI socket, and the
+//! attach-detach controller.
 
 use std::path::{Path, PathBuf};
 
@@ -63,7 +64,7 @@ pub(super) struct ControllerSlots<'a> {
     kubeconfig: PathBuf,
     socket: PathBuf,
     accounts: Vec<(ControllerSlot, Account)>,
-    /// Processes of controllers.
+    /// Running processes, except kube-controller-manager, which belongs to `plane`.
     processes: Vec<(ControllerSlot, ManagedProcess)>,
 }
 
@@ -86,7 +87,8 @@ impl<'a> ControllerSlots<'a> {
         }
         let (kubeconfig, processes) = (plane.kubeconfig(ApiUser::Admin)?, Vec::new());
         let mut slots = Self { run, plane, kubeconfig, socket: socket.to_owned(), accounts, processes };
-        // It is restarted if the upstream implementation is the initial one.
+        // Starts kube-controller-manager without the attach-detach controller. The loop restarts it with that
+        // controller if the initial implementation is upstream.
         slots.kill_current(ControllerSlot::AttachDetach).await?;
         for slot in ControllerSlot::ALL {
             slots.start(slot, implementation).await?;
@@ -94,7 +96,8 @@ impl<'a> ControllerSlots<'a> {
         Ok(slots)
     }
 
-    /// Kills the current process of a controller.
+    /// Kills the current process of a controller, if any. For the attach-detach controller, also restarts
+    /// kube-controller-manager without it.
     pub(super) async fn kill_current(&mut self, slot: ControllerSlot) -> Result<()> {
         for (_, mut process) in self.processes.extract_if(.., |(other, _)| *other == slot) {
             process.kill().await?;
@@ -105,7 +108,7 @@ impl<'a> ControllerSlots<'a> {
         Ok(())
     }
 
-    /// Starts a controller.
+    /// Starts a controller. The upstream attach-detach controller starts with a new kube-controller-manager.
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a controller without an account")?;

@@ -40,7 +40,7 @@ pub(super) struct PodWorkload {
     pub(super) claims: Claims,
     /// True if a pod sees the size of its volume.
     has_volume_sizes: bool,
-    /// Number of pods that printed the expected output.
+    /// Number of pods that printed the expected output and whose claim was expanded.
     finished: Cell<usize>,
     /// Handles of all volumes so far.
     handles: RefCell<BTreeSet<String>>,
@@ -116,7 +116,8 @@ impl PodWorkload {
         .await
     }
 
-    /// Checks that the volume is empty and a mount of its own, and not a directory of the node's file system.
+    /// The script of a pod. Its output shows that the volume was empty, and that it is a mount and not a
+    /// directory of the node's file system. If the pod sees sizes, it also shows the expansion.
     fn script(&self, number: usize) -> String {
         let expansion_script = if self.has_volume_sizes {
             format!(
@@ -184,7 +185,7 @@ impl PodWorkload {
         Ok(name)
     }
 
-    /// Waits until a number of pods has finished.
+    /// Waits until at least this number of pods has finished.
     pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
         until(&format!("{least} pods have run"), TIMEOUT, async || {
             let finished = self.finished.get();

@@ -7,20 +7,20 @@ use anyhow::{Result, ensure};
 use super::fixture::{PodFixture, TIMEOUT};
 use crate::{process, wait::until};
 
-/// kubelet's directory per driver, and its subdirectories for block volumes.
+/// kubelet's directory with subdirectories per driver and for block volumes.
 const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
-/// Mounts, loop devices, and the files below kubelet's root and the pool.
+/// Mounts, loop devices of the run, and the files below kubelet's root and the pool.
 #[derive(Debug)]
 pub(super) struct NodeAudit(BTreeSet<String>);
 
 impl NodeAudit {
-    /// Looks.
+    /// Reads the current state of the node.
     pub(super) async fn read(fixture: &PodFixture<'_>) -> Result<Self> {
         let mut found = BTreeSet::new();
         for line in fs::read_to_string("/proc/self/mountinfo")?.lines() {
-            // Where, and what: the numbers before are the kernel's own.
+            // Without the ids of the mount and of its parent, which the kernel assigns.
             let words: Vec<&str> = line.split(' ').skip(2).collect();
             found.insert(format!("mount {}", words.join(" ")));
         }
@@ -38,7 +38,7 @@ impl NodeAudit {
         Ok(Self(found))
     }
 
-    /// Waits until all is as it was.
+    /// Waits until the node is in the state that this audit recorded.
     pub(super) async fn wait_unchanged(&self, fixture: &PodFixture<'_>) -> Result<()> {
         until("the node is as it was", TIMEOUT, async || {
             let now = Self::read(fixture).await?;
@@ -51,7 +51,8 @@ impl NodeAudit {
     }
 }
 
-/// The names beneath a directory, with what kind of file they are.
+/// Adds the paths below a directory, with their file types. Omits the directories that kubelet keeps for a
+/// driver or for block volumes.
 fn collect_files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     if !directory.exists() {
         return Ok(());

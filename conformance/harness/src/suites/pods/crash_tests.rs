@@ -1,6 +1,7 @@
 //! The role `node` is killed during a call, and its next process continues.
 //!
-//! strace kills it when it enters a system call of that call. The trace shows the call.
+//! strace kills the process when it enters a system call that the call makes. The trace has to show the
+//! expected arguments.
 
 use std::{fs, os::unix::process::ExitStatusExt as _};
 
@@ -22,12 +23,12 @@ const SIGKILL: i32 = 9;
 
 /// A crash point.
 struct CrashPoint {
-    /// The interrupted call of kubelet.
+    /// The interrupted call of kubelet: `stage`, `publish`, `unpublish` or `unstage`.
     csi_call: &'static str,
-    /// The system call, and the number of earlier ones in the same call of kubelet.
+    /// The system call, and which of them since strace was attached, from 1 (`when` of strace).
     syscall: &'static str,
     nth: u32,
-    /// Expected text in its line of the trace, or in an earlier one.
+    /// Expected text in the trace, in the line of the system call or in an earlier one.
     trace: &'static str,
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::fixture::{ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, VolumeClass};
 
-/// Returns true if the volumes of a class keep their data without a pod.
+/// Classes, each with true if its volumes keep their data while no pod uses them.
 const PERSISTENCE_BY_CLASS: [(VolumeClass, bool); 3] = [(MEMORY, false), (DIRECTORY, true), (IMAGE, true)];
 
 pub(super) async fn data_of_next_pod(fixture: &PodFixture<'_>) -> Result<()> {

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::fixture::{ContainerVolume, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TIMEOUT, TestNamespace, XFS};
 use crate::wait::until;
 
-/// Requested sizes, for Kubernetes and for the tools in a pod.
+/// Requested sizes: as a quantity for the claim, and in MiB for comparison with the output of a pod.
 const INITIAL_SIZE: ClaimSize = ClaimSize { quantity: "64Mi", mebibytes: 64 };
 const SECOND_SIZE: ClaimSize = ClaimSize { quantity: "128Mi", mebibytes: 128 };
 const THIRD_SIZE: ClaimSize = ClaimSize { quantity: "192Mi", mebibytes: 192 };
@@ -22,7 +22,7 @@ const INITIAL_XFS_SIZE: ClaimSize = ClaimSize { quantity: "320Mi", mebibytes: 32
 const EXPANDED_XFS_SIZE: ClaimSize = ClaimSize { quantity: "512Mi", mebibytes: 512 };
 /// More than the capacity of the driver: a final error without effect.
 const TOO_LARGE: &str = "16Ti";
-/// State of a claim's expansion and its conditions, which have to be empty at the end.
+/// Conditions of a claim about its expansion. A finished expansion leaves none of them.
 const RESIZE_CONDITIONS: [&str; 4] =
     ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
@@ -114,7 +114,7 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     namespace.create_claim_of_size("xfs", XFS, INITIAL_XFS_SIZE.quantity).await?;
     namespace.create_pod("df", &ContainerVolume::claim("xfs"), &df_script()).await?;
     namespace.wait_phase("df", "Running").await?;
-    // The file system's own metadata.
+    // The size is not exact: xfs uses a part of the volume for its metadata.
     wait_size_between(namespace, "df", 0, INITIAL_XFS_SIZE).await?;
     request_size(namespace, "xfs", EXPANDED_XFS_SIZE.quantity).await?;
     wait_controller_expansion(namespace, "xfs", "df", EXPANDED_XFS_SIZE).await?;
@@ -159,15 +159,15 @@ fn df_script() -> String {
     )
 }
 
-/// Requests a size.
+/// Requests a size for a claim.
 async fn request_size(namespace: &TestNamespace, claim: &str, size: &str) -> Result<()> {
     let patch = Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": size } } } }));
     namespace.claims().patch(claim, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-/// Waits until the volume has the size. Annotates the pod to trigger kubelet, which syncs a pod every minute
-/// otherwise.
+/// Waits until the PersistentVolume has the size. Then annotates the pod to trigger kubelet, which otherwise
+/// syncs a pod every minute.
 async fn wait_controller_expansion(
     namespace: &TestNamespace,
     claim: &str,
@@ -227,7 +227,7 @@ async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) 
     Ok(())
 }
 
-/// State of a claim's expansion.
+/// State of a claim's expansion, such as `NodeResizePending`; empty if none is pending.
 fn resize_state(claim: &PersistentVolumeClaim) -> &str {
     let states = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
     states.and_then(|states| states.get("storage")).map_or("", String::as_str)

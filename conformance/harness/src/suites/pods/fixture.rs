@@ -32,14 +32,14 @@ use crate::{
 
 /// Time limit of a pod's start and deletion.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
-/// The node.
+/// Name of the node.
 pub(super) const NODE: &str = "node-1";
-/// End of a script whose pod keeps running.
+/// End of a script whose pod keeps running. Prints the line `done` first.
 pub(super) const RUN_UNTIL_TERMINATED: &str = "echo done; trap exit TERM; sleep 3600 & wait";
-/// Name of the volume in every pod.
+/// Mount path, or path of the block device, of the volume in every pod.
 pub(super) const MOUNT_PATH: &str = "/volume";
 
-/// A StorageClass.
+/// A StorageClass of the driver `memory` or `pool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VolumeClass {
     /// Name.
@@ -106,7 +106,7 @@ impl<'a> PodFixture<'a> {
         Ok(TestNamespace::existing(client, name))
     }
 
-    /// Waits until no pod of the node uses the volume of a claim.
+    /// Waits until the volume of a claim is unstaged: the node roles have no record of it.
     pub(super) async fn wait_unstaged(
         &self,
         class: VolumeClass,
@@ -132,7 +132,8 @@ impl<'a> PodFixture<'a> {
         .await
     }
 
-    /// Stops everything, the roles first.
+    /// Stops everything, the node roles first. Checks that kubelet deregisters the drivers, and that the
+    /// roles remove their sockets.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in [&mut self.memory.process, &mut self.pool.process] {
             process.stop().await?;
@@ -332,7 +333,7 @@ impl TestNamespace {
         self.create_claim_with_modes(name, class, "Filesystem", "ReadWriteOnce").await
     }
 
-    /// The same with a volume mode and an access mode.
+    /// Creates a claim for 64 MiB with this volume mode and access mode.
     pub(super) async fn create_claim_with_modes(
         &self,
         name: &str,
@@ -343,7 +344,7 @@ impl TestNamespace {
         self.create_claim_from_spec(name, claim_spec(class, mode, access)).await
     }
 
-    /// Creates a claim of another size.
+    /// Creates a claim of this size.
     pub(super) async fn create_claim_of_size(
         &self,
         name: &str,
@@ -394,7 +395,8 @@ impl TestNamespace {
         Ok(self.pods().logs(name, &LogParams::default()).await?.trim().to_owned())
     }
 
-    /// Creates a pod that runs a script and keeps running. Waits until the script is done.
+    /// Creates a pod that runs a script and keeps running. Waits until the script is done, and returns its
+    /// output.
     pub(super) async fn start_pod(
         &self,
         name: &str,
@@ -405,7 +407,8 @@ impl TestNamespace {
         self.wait_script_done(name).await
     }
 
-    /// Waits until a pod that keeps running has run its script.
+    /// Waits until a pod of [`start_pod`](Self::start_pod) has run its script, and returns the output of the
+    /// script.
     pub(super) async fn wait_script_done(&self, name: &str) -> Result<String> {
         self.wait_phase(name, "Running").await?;
         until(&format!("pod {name} has done its work"), TIMEOUT, async || {
@@ -416,7 +419,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Waits until a pod is in this phase.
+    /// Waits until a pod is in this phase. Fails early if the pod fails, with its log.
     pub(super) async fn wait_phase(&self, name: &str, expected: &str) -> Result<()> {
         let mut failed = None;
         until(&format!("pod {name} is {expected}"), TIMEOUT, async || {
@@ -438,7 +441,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// Messages of an object's events, the newest last.
+    /// Reasons and messages of the events of objects with this name, the newest last.
     pub(super) async fn event_text(&self, name: &str) -> Result<String> {
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let mut events = self.api::<Event>().list(&params).await?.items;
@@ -468,7 +471,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Deletes all claims, and waits until they and their volumes are removed.
+    /// Deletes all claims, and waits until they, their volumes and their VolumeAttachments are removed.
     pub(super) async fn delete_claims(&self) -> Result<()> {
         let mut volumes = Vec::new();
         for claim in self.claims().list(&ListParams::default()).await?.items {

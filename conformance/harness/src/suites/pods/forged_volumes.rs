@@ -40,7 +40,8 @@ pub(super) async fn reject_forged_volumes(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// `stolen` is the connection info of an image in use, `plain` that of an unused directory.
+/// `in_use` is the connection info of an image that a pod uses, `unused` that of a directory that no pod
+/// uses.
 fn forged_volumes(in_use: Value, unused: Value) -> [ForgedVolume; 7] {
     [
         ForgedVolume {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::fixture::{ContainerVolume, MOUNT_PATH, PodFixture, TIMEOUT};
 use crate::{backend::MAX_INLINE_BYTES, wait::until};
 
-/// Attributes and expected sizes in bytes.
+/// Pod names, values of the attribute `size` (empty: not set), and expected sizes in bytes.
 const ALLOWED_SIZES: [(&str, &str, u64); 2] = [("some", "8Mi", 8 << 20), ("most", "", MAX_INLINE_BYTES)];
 
 pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
@@ -15,7 +15,7 @@ pub(super) async fn inline_volumes(fixture: &PodFixture<'_>) -> Result<()> {
     let allowed = ALLOWED_SIZES.map(async |(name, size, bytes)| {
         let attributes = if size.is_empty() { json!({}) } else { json!({ "size": size }) };
         let blocks = bytes >> 20;
-        // One above the limit.
+        // Writes one MiB more than fits.
         let script = format!(
             "cd {MOUNT_PATH}; stat -f -c '%b %S' .; dd if=/dev/zero of=f bs=1M count={} 2>/dev/null || echo \
              full; stat -c %s f",
