@@ -25,7 +25,7 @@ fn is_transient(error: &kube::Error) -> bool {
     matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_))
 }
 
-/// Repeats a request while it fails transiently, for at most [`TIMEOUT`]. `send` gets the number of the
+/// Repeats a request while it fails transiently, for at most 2 minutes. `send` gets the number of the
 /// attempt, from 0.
 ///
 /// # Errors

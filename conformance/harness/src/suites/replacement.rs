@@ -17,13 +17,15 @@ use crate::{
     sidecar,
 };
 
-/// Minimum claims. More are created until the last replacement, so that each has pending claims.
+/// Minimum claims. More are created until the last replacement, so that claims are pending at each
+/// replacement.
 const CLAIMS: usize = 300;
 /// Concurrent requests of the users.
 const CONCURRENT_REQUESTS: usize = 50;
-/// Claims that are deleted after the replacement, so that it has pending deletions.
+/// Claims that are deleted while no controller runs, so that deletions are pending at the last replacement.
 const DELETED_LATER: usize = 60;
-/// Bound claims at the first and the second replacement.
+/// Bound claims at the first and the second replacement. The first is also the number of deleted claims at
+/// the last one.
 const BOUND_AT_FIRST_SWAP: usize = 40;
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -41,11 +43,11 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// A controller with two implementations, of which one runs.
+/// A controller with two implementations, of which at most one runs.
 trait ReplacedController {
     /// Starts an implementation.
     async fn start(&mut self, implementation: Implementation) -> Result<()>;
-    /// Kills an implementation.
+    /// Kills the running implementation, which is this one.
     async fn kill(&mut self, implementation: Implementation) -> Result<()>;
     /// The volumes of the driver: name by handle.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
@@ -88,7 +90,8 @@ async fn replace_under_load(
     Ok(())
 }
 
-/// The binder beside Cofferdam's provisioner. Cofferdam's binder runs in the provisioner's process.
+/// The binder of claims that runs beside Cofferdam's provisioner. Cofferdam's binder runs in the
+/// provisioner's process, which is therefore restarted at each replacement.
 struct BinderOfCofferdam<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
@@ -118,7 +121,7 @@ impl ReplacedController for BinderOfCofferdam<'_> {
         self.cofferdam.as_mut().context("cofferdam does not run")?.kill().await
     }
 
-    /// The process is stopped meanwhile: the driver's state file has one owner.
+    /// `cofferdam` is stopped meanwhile: only one process can open the driver's state file.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         let cofferdam = self.cofferdam.as_mut().context("cofferdam does not run")?;
         cofferdam.stop().await?;
@@ -128,7 +131,8 @@ impl ReplacedController for BinderOfCofferdam<'_> {
     }
 }
 
-/// Cofferdam's provisioner with the upstream, Cofferdam's and again the upstream binder.
+/// Runs Cofferdam's provisioner with the upstream, Cofferdam's and the upstream binder, and with Cofferdam's
+/// during the deletion.
 async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
     let mut binder = BinderOfCofferdam {
@@ -143,13 +147,14 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
     binder.cofferdam.context("cofferdam does not run")?.stop().await
 }
 
-/// The binder beside csi-provisioner.
+/// The binder of claims that runs beside csi-provisioner.
 struct BinderOfCsiProvisioner<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
     driver: CsiDriverProcess,
     account: Account,
-    /// Driver of Cofferdam's process, which the binder does not call.
+    /// A driver for Cofferdam's process, because [`cofferdam::start`] requires one. The binder does not call
+    /// it.
     unused: MemoryDriver,
     cofferdam: Option<ManagedProcess>,
 }
@@ -183,7 +188,8 @@ impl ReplacedController for BinderOfCsiProvisioner<'_> {
     }
 }
 
-/// csi-provisioner with Cofferdam's, the upstream and again Cofferdam's binder.
+/// Runs csi-provisioner with Cofferdam's, the upstream and Cofferdam's binder, and with the upstream one
+/// during the deletion.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;
@@ -236,8 +242,8 @@ impl ReplacedController for Provisioner<'_> {
     }
 }
 
-/// The upstream binder and one driver with csi-provisioner, Cofferdam's provisioner, csi-provisioner, and
-/// Cofferdam's during deletion.
+/// Runs the upstream binder with csi-provisioner, Cofferdam's provisioner and csi-provisioner, and with
+/// Cofferdam's during the deletion.
 async fn replace_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "provisioners", DRIVER).await?;
     let mut provisioner = Provisioner {

@@ -11,7 +11,8 @@ use crate::wait::until;
 
 /// Bytes that the pod writes.
 const WRITTEN_BYTES: u64 = 4 << 20;
-/// A class and the maximum capacity of its volume. A directory has the capacity of the node.
+/// Classes and the maximum capacity of their volumes in bytes. A directory has the capacity of the node's
+/// disk, which is not checked.
 const MAX_BYTES_BY_CLASS: [(VolumeClass, Option<u64>); 3] =
     [(MEMORY, Some(64 << 20)), (DIRECTORY, None), (IMAGE, Some(64 << 20))];
 
@@ -35,7 +36,7 @@ pub(super) async fn stats_summary(fixture: &PodFixture<'_>) -> Result<()> {
             let (capacity, used, free) =
                 (number("capacityBytes")?, number("usedBytes")?, number("availableBytes")?);
             ensure!(used >= WRITTEN_BYTES && free > 0 && used + free <= capacity, "{volume}");
-            // The file system's own metadata.
+            // The capacity is not exact: the file system uses a part of the volume for its metadata.
             ensure!(
                 max_bytes.is_none_or(|max_bytes| capacity <= max_bytes && capacity > max_bytes / 2),
                 "{volume}"

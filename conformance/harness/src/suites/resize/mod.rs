@@ -1,5 +1,5 @@
-//! An expansion that one resizer started or failed is completed by the other: Cofferdam's and csi-resizer.
-//! The same for VolumeAttributesClasses.
+//! Cofferdam's resizer completes expansions and modifications that csi-resizer started or failed to make, and
+//! the other way round.
 
 mod classes;
 
@@ -22,18 +22,18 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// Expanded claims at each replacement; as many more are pending then.
+/// Expanded claims at each replacement. The expansion of further claims is pending then.
 const SWAP_AFTER: [usize; 2] = [40, 120];
 /// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
-/// Pending calls then: the concurrency of both resizers.
+/// Pending calls at a replacement: the default concurrency of both resizers.
 const CONCURRENT_CALLS: u64 = 10;
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Initial and requested sizes.
 const INITIAL_SIZE: &str = "1Gi";
 const SMALLER_SIZE: &str = "2Gi";
 const LARGER_SIZE: &str = "3Gi";
-/// More failures than calls.
+/// More failures than calls are made: every call fails.
 const UNLIMITED_FAILURES: u32 = 1_000_000;
 const EXPAND_METHOD: &str = "ControllerExpandVolume";
 
@@ -57,15 +57,15 @@ impl Implementation {
 struct ResizeCase {
     name: &'static str,
     first: Implementation,
-    /// Error of the driver for the first resizer.
+    /// gRPC code of the driver's errors for the first resizer.
     code: &'static str,
-    /// State in the claim's status after the first resizer.
+    /// Value of `status.allocatedResourceStatuses` that the first resizer leaves.
     expected_state: &'static str,
-    /// Final capacity.
+    /// Capacity after the second resizer.
     final_size: &'static str,
 }
 
-/// After `UNAVAILABLE` the volume may be expanded, so the expansion has to be completed.
+/// After `UNAVAILABLE` the volume may be expanded already, so the larger expansion has to be completed.
 const RESIZE_CASES: [ResizeCase; 4] = [
     ResizeCase {
         name: "ours-refused",
@@ -246,7 +246,8 @@ async fn call_count(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
     Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
-/// Waits until calls are pending.
+/// Waits until [`CONCURRENT_CALLS`] calls of a method are pending. `ended` is the number of earlier calls,
+/// which have ended.
 async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64) -> Result<()> {
     until(&format!("{CONCURRENT_CALLS} calls of {method} hang"), TIMEOUT, async || {
         let open = call_count(driver, method).await? - ended;
