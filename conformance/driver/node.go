@@ -154,7 +154,7 @@ func (n node) check(id, path string, capability *csi.VolumeCapability) error {
 	return err
 }
 
-// checkPublished fails when the volume is not published to this node.
+// checkPublished fails when the volume is not published to this node. With --attach=false, volumes need not be published.
 func (n node) checkPublished(id string) error {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()

@@ -4,8 +4,8 @@
 #   build.sh          builds what is missing, and says what the machine lacks
 #   build.sh where    prints the directory that holds the programs, built or not
 #
-# A program is kept under a digest of all that decides what it is, so that a change of one does not build the others anew;
-# <cache>/<digest of all>/bin leads to every one of them.
+# A program is kept under a digest of its line in `programs` and of its sources, so that a change of one program does not
+# rebuild the others. <cache>/<digest of all>/bin has a symbolic link to each of them.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -20,7 +20,7 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 done
 
 # program | go.mod that pins it, or module@version with its checksum | package | flags of `go build`
-# A module that is built where it lies has a complete go.mod and go.sum of its own.
+# The module proxy's modules (module@version) are built in the module cache, with their own go.mod and go.sum.
 programs() {
   cat <<END
 etcd|etcd|go.etcd.io/etcd/server/v3|
@@ -42,7 +42,7 @@ snapshot-controller|snapshotter|github.com/kubernetes-csi/external-snapshotter/v
 END
 }
 
-# What Debian builds: the name of a program or file of it, and its package.
+# Programs of Debian: a file, and the package that contains it.
 distribution() {
   cat <<END
 /usr/sbin/runc|runc
@@ -55,7 +55,7 @@ distribution() {
 END
 }
 
-# What decides a program: its line above, and the files that its line names.
+# The directory name of a program: its name, and a digest of its line above and of the sources that the line names.
 key() {
   local name=$1 source=$2 line=$3
   {
@@ -86,7 +86,7 @@ missing() {
   exit 1
 }
 
-# The checksum is compared by hand: for a module that no go.mod of ours requires, nobody else does it.
+# Compares the checksum: go.sum does not contain a module that no go.mod of this repository requires.
 module_directory() {
   local module=${1% h1:*} sum=h1:${1#* h1:} answer
   answer=$($GO mod download -json "$module") || missing "$module does not come from the Go module proxy: $answer"
@@ -109,7 +109,7 @@ build() {
     *) directory=$source ;;
   esac
   echo "make peers: building $name" >&2
-  # GOFLAGS and GOWORK are the user's for other work: what is built here must not depend on them.
+  # The build must not depend on the user's GOFLAGS and GOWORK.
   CGO_ENABLED=0 GOFLAGS=-mod=readonly GOWORK=off $GO build -C "$directory" -p "$JOBS" -trimpath -buildvcs=false ${flags:+"$flags"} \
     -ldflags "$linker" -o "$out" "$package"
   echo "make peers: built $name in $((SECONDS - started)) s" >&2

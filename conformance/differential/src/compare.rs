@@ -12,9 +12,9 @@ pub struct Difference {
     pub line: usize,
     /// Location: `code`, `warnings`, `answer` if one response is missing, or a JSON pointer into the body.
     pub location: String,
-    /// Value of the first API server.
+    /// Value in the first run: the recorded response of kube-apiserver.
     pub expected: String,
-    /// Value of the second API server.
+    /// Value in the second run.
     pub found: String,
 }
 
@@ -31,7 +31,7 @@ impl std::fmt::Display for Difference {
 /// Result of a comparison.
 #[derive(Debug, Default)]
 pub struct ScriptComparison {
-    /// Differences without a deviation.
+    /// Differences of requests that are not marked as deviations.
     pub differences: Vec<Difference>,
     /// Lines of requests that name a deviation, although their responses do not differ.
     pub stale_deviations: Vec<usize>,
@@ -74,8 +74,8 @@ pub fn compare(script: &RequestScript, expected: &[ApiResponse], found: &[ApiRes
     comparison
 }
 
-/// Removes the bookmarks at the end of a watch: the server sends them by its own clock, once a second shortly
-/// before the watch times out. A bookmark that ends the initial events stays.
+/// Removes the periodic bookmarks at the end of a watch: their number depends on timing. A bookmark with
+/// annotations stays: it ends the initial events.
 fn without_last_bookmarks(body: &Value) -> Value {
     let mut body = body.clone();
     let is_periodic = |event: &Value| {

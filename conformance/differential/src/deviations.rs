@@ -3,7 +3,7 @@
 /// An intended difference.
 #[derive(Debug, Clone, Copy)]
 pub struct Deviation {
-    /// Id in the requests: `~id`.
+    /// Id. A request is marked with it as `~id`.
     pub id: &'static str,
     /// The difference.
     pub difference: &'static str,

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-/// Characters of generated suffixes.
+/// Length of the suffix that the API server appends to `generateName`.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalizes the responses of one run. A resource version is replaced by its number among the versions of
-/// its object, so that an unexpected write is detected.
+/// Normalizes the responses of one run. The resource versions of each uid are numbered in the order of their
+/// first appearance (`version 1`, `version 2`, …), so that an unexpected write is detected.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,
@@ -86,7 +86,7 @@ fn map_strings(value: &mut Value, change: &mut impl FnMut(&str) -> String) {
     }
 }
 
-/// Replaces the random suffix of names with a prefix.
+/// Replaces the random suffix after each occurrence of `prefix` with `<random>`.
 fn hide_generated_names(text: &str, prefix: &str) -> String {
     let mut hidden = String::new();
     let mut rest = text;

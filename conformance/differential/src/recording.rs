@@ -36,7 +36,7 @@ pub struct ScriptRun {
 /// compacts the server's history.
 ///
 /// # Errors
-/// If the API server does not respond, or a file cannot be read.
+/// If the API server does not respond, the compaction fails, or a file is malformed.
 pub async fn compare_with_recording(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,
@@ -57,7 +57,7 @@ pub async fn compare_with_recording(
 /// the server's history.
 ///
 /// # Errors
-/// If the API server does not respond, or the responses cannot be written.
+/// If the API server does not respond, the compaction fails, or the responses cannot be written.
 pub async fn record(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,

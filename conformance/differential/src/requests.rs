@@ -18,7 +18,7 @@ pub const REQUEST_FILES: [(&str, &str); 7] = [
 /// One request.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptRequest {
-    /// Line number.
+    /// Line number in the file.
     pub line: usize,
     /// The HTTP method.
     pub method: String,
@@ -34,7 +34,7 @@ pub struct ScriptRequest {
     pub capture: Option<(String, String)>,
     /// True to compact the history before the request.
     pub after_compaction: bool,
-    /// The deviation that explains a difference.
+    /// Id of the deviation that explains why the responses differ.
     pub deviation: Option<String>,
     /// The body, with variables.
     pub body: String,
@@ -43,7 +43,7 @@ pub struct ScriptRequest {
 /// A parsed file.
 #[derive(Debug, Clone, Default)]
 pub struct RequestScript {
-    /// Variables and their first values.
+    /// Variables and their initial values. Requests capture further ones.
     pub variables: BTreeMap<String, String>,
     /// The requests in order.
     pub requests: Vec<ScriptRequest>,
@@ -52,8 +52,8 @@ pub struct RequestScript {
 const JSON: &str = "application/json";
 
 /// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's
-/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial` or
-/// `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
+/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial`,
+/// `partials` or `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
 ///
 /// # Errors
 /// If a line is malformed.

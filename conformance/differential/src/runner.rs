@@ -27,7 +27,7 @@ pub struct ApiResponse {
 /// Sends the requests of a script, and returns the responses in order. `compact` compacts the history.
 ///
 /// # Errors
-/// If the API server is unreachable, or a response malformed.
+/// If the API server does not respond, a request is malformed, or the compaction fails.
 pub async fn run_script(
     client: &Client,
     script: &RequestScript,

@@ -21,7 +21,7 @@ use crate::{
 pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
-/// Roles, and the service account for them.
+/// Roles of Cofferdam, and a kubeconfig with a token of the service account that they share.
 #[derive(Clone, Debug)]
 pub struct Account {
     roles: Vec<String>,
@@ -90,7 +90,7 @@ impl Kubectl {
         Ok(Self {
             program: run.peers().program("kubectl")?,
             kubeconfig: format!("--kubeconfig={}", plane.kubeconfig(ApiUser::Admin)?.display()),
-            // The default is below the user's home directory.
+            // The default cache directory is below the user's home directory.
             cache: format!("--cache-dir={}", run.scratch().join("kubectl").display()),
         })
     }

@@ -36,7 +36,7 @@ impl AuditLog {
         Ok(())
     }
 
-    /// Ends the start of the API server.
+    /// Records rejected requests from now on: the API server is ready.
     ///
     /// # Errors
     /// If the log cannot be read.

@@ -21,7 +21,7 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the driver's section in the configuration.
 const CONFIG_SECTION: &str = "driver";
-/// Maximum memory of a volume or a pod on a node, in bytes. More than any test requests.
+/// Maximum size of a tmpfs on a node, in bytes. More than any test requests.
 const MAX_TMPFS_BYTES: u64 = 16 << 30;
 /// Maximum memory volumes per node.
 const MAX_VOLUMES: u32 = 20;
@@ -102,11 +102,11 @@ impl BackendFixture {
         &self.driver
     }
 
-    /// Starts `csi-server` with the driver, and waits until it is ready. Returns a client for its HTTP
-    /// endpoint.
+    /// Starts `csi-server` with the driver, and waits until it is ready. Returns the process, the path of its
+    /// CSI socket, and a client for its HTTP endpoint.
     ///
     /// # Errors
-    /// If it is not, with the end of its log.
+    /// If it does not become ready. The error contains the end of its log.
     pub async fn start_csi_server(&self, run: &SuiteRun) -> Result<(ManagedProcess, PathBuf, Client)> {
         let socket = self.directory.join("controller.sock");
         let spec = self
@@ -120,7 +120,7 @@ impl BackendFixture {
     /// Starts the roles of an account with the driver, and waits until they are ready.
     ///
     /// # Errors
-    /// If they are not, with the end of their log.
+    /// If they do not become ready. The error contains the end of their log.
     pub async fn start_roles(
         &self,
         run: &SuiteRun,
@@ -150,7 +150,7 @@ impl BackendFixture {
     /// get the driver's manifest, not the driver.
     ///
     /// # Errors
-    /// If they are not, with the end of their log.
+    /// If they do not become healthy. The error contains the end of their log.
     pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
         let file = |name: &str| self.directory.join(name);
         let (inspected, configuration, manifest) =
@@ -209,7 +209,7 @@ impl NodeRoles {
     /// Restarts the roles after a kill, and waits until they are healthy.
     ///
     /// # Errors
-    /// If they are not, with the end of their log.
+    /// If they do not become healthy. The error contains the end of their log.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.restart()?;
         let client = &self.client;
@@ -226,7 +226,7 @@ impl NodeRoles {
         let mut records = Vec::new();
         for entry in fs::read_dir(self.socket.with_file_name("volumes"))? {
             match fs::read_to_string(entry?.path()) {
-                // Removed meanwhile.
+                // The node role removed the record meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 record => records.push(record?),
             }

@@ -61,7 +61,7 @@ impl CertificateAuthority {
         self.directory.join("ca.crt")
     }
 
-    /// Issues a certificate for a server on loopback.
+    /// Issues a certificate for a server on loopback. `name` is its common name and the name of its files.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -99,7 +99,8 @@ impl CertificateAuthority {
     }
 }
 
-/// Creates the key pair that signs service account tokens: private and public key.
+/// Creates the key pair that signs service account tokens. Returns the files of the private and the public
+/// key.
 ///
 /// # Errors
 /// If a file cannot be written.

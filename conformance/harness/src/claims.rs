@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::{retry, wait::until};
 
-/// Requests at the same time.
+/// Maximum concurrent requests.
 const CONCURRENT_REQUESTS: usize = 50;
 /// Delay between two claims of a load above its minimum.
 const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,9 +31,9 @@ const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
 pub struct ClaimExpansion {
     /// Current capacity, such as `1Gi`.
     pub capacity: String,
-    /// Allocated size of the status; empty if none.
+    /// `status.allocatedResources`, such as `2Gi`; empty if none.
     pub allocated: String,
-    /// State, such as `NodeResizePending`; empty if none.
+    /// `status.allocatedResourceStatuses`, such as `NodeResizePending`; empty if none.
     pub state: String,
 }
 
@@ -57,11 +57,11 @@ impl ClaimExpansion {
 /// Progress of a claim's modification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimModification {
-    /// Current class; empty if none.
+    /// `status.currentVolumeAttributesClassName`; empty if none.
     pub current: String,
-    /// Target class of the status; empty if none.
+    /// Target class in `status.modifyVolumeStatus`; empty if none.
     pub target: String,
-    /// State, such as `InProgress`; empty if none.
+    /// Status in `status.modifyVolumeStatus`, such as `InProgress`; empty if none.
     pub state: String,
 }
 
@@ -71,15 +71,15 @@ pub struct ClaimModification {
 pub struct ClaimLoad {
     /// Number of the next claim.
     started: Cell<usize>,
-    /// Minimum number of claims.
+    /// Minimum number of claims, which the load has even if it is finished earlier.
     minimum: usize,
     is_finished: Cell<bool>,
-    /// Requests at the same time.
+    /// Maximum concurrent requests.
     pub(crate) concurrency: usize,
 }
 
 impl ClaimLoad {
-    /// A load of at least `minimum` claims.
+    /// A load of at least `minimum` claims, with at most `concurrency` requests at a time.
     #[must_use]
     pub const fn new(minimum: usize, concurrency: usize) -> Self {
         Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
@@ -101,7 +101,7 @@ impl ClaimLoad {
         })
     }
 
-    /// The number of the next claim; none if the load is finished.
+    /// The number of the next claim, or `None` if the load is finished and has its minimum.
     fn next(&self) -> Option<usize> {
         let number = self.started.get();
         let is_last = self.is_finished.get() && number >= self.minimum;
@@ -176,7 +176,8 @@ impl Claims {
             .await
     }
 
-    /// Checks that work is pending: a claim that is not Bound or is being deleted, or a volume without claim.
+    /// Checks that work is pending: a claim that is not Bound or is being deleted, or more volumes than
+    /// claims.
     ///
     /// # Errors
     /// If all claims and volumes are in their final state.
@@ -198,7 +199,7 @@ impl Claims {
     /// Waits until work is pending, see [`ensure_unfinished`](Self::ensure_unfinished).
     ///
     /// # Errors
-    /// If none is within `limit`.
+    /// If no work becomes pending within `limit`.
     pub async fn wait_unfinished(&self, limit: Duration) -> Result<()> {
         until("claims or volumes are pending", limit, async || self.ensure_unfinished().await).await
     }
@@ -244,7 +245,7 @@ impl Claims {
     /// Waits until at least this number of claims is Bound.
     ///
     /// # Errors
-    /// If they are not within `limit`, with the number that is.
+    /// If fewer are Bound after `limit`. The error contains their number.
     pub async fn wait_bound(&self, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims are Bound"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items;
@@ -326,7 +327,7 @@ impl Claims {
     /// Waits until at least this number of claims has this capacity.
     ///
     /// # Errors
-    /// If they do not within `limit`, with the number that does.
+    /// If fewer have it after `limit`. The error contains their number.
     pub async fn wait_capacity(&self, size: &str, least: usize, limit: Duration) -> Result<()> {
         until(&format!("{least} claims have {size}"), limit, async || {
             let all = self.expansions().await?;
@@ -353,7 +354,7 @@ impl Claims {
     /// Waits until at most this number of claims, and of volumes, is left.
     ///
     /// # Errors
-    /// If more are left after `limit`, with the numbers.
+    /// If more are left after `limit`. The error contains the numbers.
     pub async fn wait_remaining(&self, most: usize, limit: Duration) -> Result<()> {
         until(&format!("{most} claims and volumes are left"), limit, async || {
             let claims = self.api().list(&ListParams::default()).await?.items.len();

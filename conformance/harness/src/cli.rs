@@ -129,14 +129,14 @@ async fn run_suites(selected: &[&Suite], base: &Path, document: Option<&Path>) -
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Result of a suite that ended.
+/// Result and duration of a suite that ended.
 struct FinishedSuite {
-    /// The reason of the failure; none if the suite passed.
+    /// The reason of the failure, or `None` if the suite passed.
     failure: Option<String>,
     seconds: f64,
 }
 
-/// Runs suites: those that need the machine for themselves first, then the lanes at the same time. Within a
+/// Runs suites: first the exclusive ones, one at a time, then the parallel lanes at the same time. Within a
 /// lane suites run one after the other. Returns the results in the order of `selected`.
 async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) -> Result<Vec<FinishedSuite>> {
     let mut results: Vec<Option<FinishedSuite>> = selected.iter().map(|_| None).collect();
@@ -157,7 +157,7 @@ async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) ->
         anyhow::Ok(finished)
     };
     let lanes = (0..).zip(SuiteLane::PARALLEL).map(|(number, parallel)| run_lane(number, parallel));
-    // All of them end, also after an interrupt: each removes what it left.
+    // Wait for every lane, also after an interrupt: a suite removes its leftovers when it ends.
     for finished in futures::future::join_all(lanes).await {
         for (index, finished) in finished? {
             if let Some(result) = results.get_mut(index) {

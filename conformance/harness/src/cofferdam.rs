@@ -1,4 +1,5 @@
-//! The program `cofferdam`, with the memory driver or with the socket of a CSI driver.
+//! Starts the program `cofferdam` with the memory driver, with the socket of a CSI driver, or without a
+//! driver.
 
 use std::{
     collections::BTreeMap,
@@ -73,7 +74,8 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// The volumes of the driver: name by handle. The state file has one owner, so `cofferdam` must not run.
+    /// The volumes of the driver: name by handle. Only one process can open the state file, so `cofferdam
+    /// run` must not run with the driver.
     ///
     /// # Errors
     /// If the call fails.
@@ -120,7 +122,7 @@ impl MemoryDriver {
 /// Starts `cofferdam run` with the roles and rights of an account, and waits until it is ready.
 ///
 /// # Errors
-/// If it is not, with the end of its log.
+/// If it does not become ready. The error contains the end of its log.
 pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> Result<ManagedProcess> {
     start_with_flags(run, account, driver, &[]).await
 }
@@ -149,7 +151,7 @@ pub async fn start_with_csi_driver(
 /// waits until it is healthy.
 ///
 /// # Errors
-/// If it is not, with the end of its log.
+/// If it does not become healthy. The error contains the end of its log.
 pub(crate) async fn start_registrar(
     run: &SuiteRun,
     node: &str,

@@ -22,9 +22,9 @@ use crate::{
     run::SuiteRun,
 };
 
-/// Time limit for a component to become ready, on a busy machine.
+/// Maximum wait for a component to become ready. Sufficient on a busy machine.
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// Unlimited client rates.
+/// Flags for practically unlimited client rates.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// All controllers of kube-controller-manager except those that Cofferdam's roles replace.
 pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,\
@@ -39,13 +39,13 @@ pub const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,\
 /// Options of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneOptions {
-    /// Value of kube-controller-manager's `--controllers`; none: it is not started.
+    /// Value of kube-controller-manager's `--controllers`. If `None`, it is not started.
     pub controllers: Option<String>,
     /// Start kube-scheduler.
     pub has_scheduler: bool,
-    /// Node monitor grace period of kube-controller-manager; none: its default.
+    /// Node monitor grace period of kube-controller-manager. If `None`, its default.
     pub node_monitor_grace: Option<Duration>,
-    /// Disable the API server's limits of concurrent requests.
+    /// Disable priority and fairness of the API server, and raise its limits of concurrent requests.
     pub is_unlimited: bool,
     /// Disable the audit log, which uses CPU time of the API server. Forbidden requests are not detected
     /// then.
@@ -55,7 +55,7 @@ pub struct ControlPlaneOptions {
 /// A user of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiUser<'a> {
-    /// Cluster administrator.
+    /// Administrator, a member of `system:masters`.
     Admin,
     /// kube-controller-manager, with its default RBAC rules.
     ControllerManager,
@@ -133,7 +133,8 @@ impl ClusterCredentials {
         Ok(path)
     }
 
-    /// A client for another server, with a certificate of this authority or without TLS.
+    /// A client without credentials for any server of the cluster, with a certificate of this authority or
+    /// without TLS.
     fn client_for_url(&self, url: &str) -> Result<Client> {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
@@ -146,7 +147,7 @@ impl ControlPlane {
     /// Starts a control plane, and waits until it is ready.
     ///
     /// # Errors
-    /// If a component does not become ready, with the end of its log.
+    /// If a component does not become ready. The error contains the end of its log.
     pub async fn start(run: &SuiteRun, options: ControlPlaneOptions) -> Result<Self> {
         let (etcd_port, port) = (run.free_port()?, run.free_port()?);
         // Remove the data of an earlier control plane of the same run.
@@ -161,7 +162,7 @@ impl ControlPlane {
         let api =
             ManagedProcess::start(run, apiserver_command(run, &credentials, etcd_port, port, &options)?)?;
         let client = client(&credentials.kubeconfig(ApiUser::Admin)?).await?;
-        // For kubectl outside of the mount namespace.
+        // A copy for kubectl outside of the run's mount namespace, which does not see the scratch directory.
         fs::copy(credentials.kubeconfig(ApiUser::Admin)?, run.directory().join("kubeconfig"))?;
         let mut plane = Self {
             credentials,
@@ -242,14 +243,15 @@ impl ControlPlane {
     /// Waits until the API server is ready.
     ///
     /// # Errors
-    /// If it does not, with the end of its log.
+    /// If it does not become ready. The error contains the end of its log.
     pub async fn wait_api_ready(&mut self) -> Result<()> {
         let client = self.client.clone();
         self.api.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/readyz").await).await?;
         self.audit.as_mut().map_or(Ok(()), AuditLog::set_ready)
     }
 
-    /// Restarts the API server after it was stopped or killed.
+    /// Restarts the API server after it was stopped or killed. Does not wait until it is ready; see
+    /// [`wait_api_ready`](Self::wait_api_ready).
     ///
     /// # Errors
     /// If it cannot be started.
@@ -261,7 +263,7 @@ impl ControlPlane {
     /// Restarts the API server after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
-    /// If it is not, with the end of its log.
+    /// If it does not become ready. The error contains the end of its log.
     pub async fn restart_api(&mut self) -> Result<()> {
         self.spawn_api()?;
         self.wait_api_ready().await
@@ -270,17 +272,18 @@ impl ControlPlane {
     /// Restarts etcd after it was stopped or killed, and waits until it is ready.
     ///
     /// # Errors
-    /// If it is not, with the end of its log.
+    /// If it does not become ready. The error contains the end of its log.
     pub async fn restart_etcd(&mut self) -> Result<()> {
         self.etcd.restart()?;
         let client = self.credentials.client_for_url(&format!("http://127.0.0.1:{}", self.etcd_port))?;
         self.etcd.wait_ready(READY_TIMEOUT, async || probe_path(&client, "/health").await).await
     }
 
-    /// Copies etcd's data directory. etcd is paused meanwhile, so the copy is as after a loss of power.
+    /// Copies etcd's data directory to the run's scratch directory, as `name`. etcd is paused meanwhile, so
+    /// the copy is as after a loss of power.
     ///
     /// # Errors
-    /// If it does not run, or the copy fails.
+    /// If etcd does not run, or the copy fails.
     pub async fn snapshot_etcd(&self, run: &SuiteRun, name: &str) -> Result<()> {
         self.etcd.pause()?;
         let copied = copy(&etcd_directory(run), &run.scratch().join(name)).await;
@@ -288,7 +291,8 @@ impl ControlPlane {
         copied
     }
 
-    /// Replaces etcd's data directory by a copy. etcd and the API server have to be stopped.
+    /// Replaces etcd's data directory with the copy `name` of [`snapshot_etcd`](Self::snapshot_etcd). etcd
+    /// and the API server have to be stopped.
     ///
     /// # Errors
     /// If there is no such copy.
@@ -301,7 +305,7 @@ impl ControlPlane {
     /// Compacts etcd and restarts the API server: watches from earlier versions fail.
     ///
     /// # Errors
-    /// If etcd refuses, or the API does not become ready again.
+    /// If etcd rejects the compaction, or the API server does not become ready again.
     pub async fn compact(&mut self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let now = namespaces.list(&ListParams::default()).await?.metadata.resource_version;
@@ -319,7 +323,7 @@ impl ControlPlane {
     /// cluster.
     ///
     /// # Errors
-    /// If there is no such copy, or etcd or the API does not become ready again.
+    /// If there is no such copy, or etcd or the API server does not become ready again.
     pub async fn restore(&mut self, run: &SuiteRun, name: &str) -> Result<()> {
         self.api.kill().await?;
         self.etcd.kill().await?;
@@ -331,7 +335,7 @@ impl ControlPlane {
     /// Starts kube-controller-manager with these controllers, and waits until it is healthy.
     ///
     /// # Errors
-    /// If it is not, with the end of its log.
+    /// If it does not become healthy. The error contains the end of its log.
     pub async fn start_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
         self.start_controller_manager_with(run, controllers, &[]).await
     }
@@ -339,7 +343,7 @@ impl ControlPlane {
     /// Kills kube-controller-manager, if it runs, and starts it with these controllers.
     ///
     /// # Errors
-    /// If it had exited before, or is not healthy, with the end of its log.
+    /// If it had exited before, or does not become healthy. The error contains the end of its log.
     pub async fn replace_controller_manager(&mut self, run: &SuiteRun, controllers: &str) -> Result<()> {
         if let Some(running) = &mut self.controller_manager {
             running.kill().await?;
@@ -357,7 +361,7 @@ impl ControlPlane {
         let spec =
             CommandSpec::new("kube-controller-manager", run.peers().program("kube-controller-manager")?)
                 .arg(format_args!("--controllers={controllers}"))
-                // Default RBAC rules are bound to an account per controller.
+                // The default RBAC rules are bound to one service account per controller.
                 .arg("--use-service-account-credentials=true")
                 .arg(format_args!("--root-ca-file={}", self.credentials.authority.file().display()))
                 .arg(format_args!(
@@ -373,7 +377,7 @@ impl ControlPlane {
     /// Starts kube-scheduler, and waits until it is healthy.
     ///
     /// # Errors
-    /// If it is not, with the end of its log.
+    /// If it does not become healthy. The error contains the end of its log.
     pub async fn start_scheduler(&mut self, run: &SuiteRun) -> Result<()> {
         let kubeconfig = self.credentials.kubeconfig(ApiUser::Scheduler)?;
         let spec = CommandSpec::new("kube-scheduler", run.peers().program("kube-scheduler")?).args(UNLIMITED);
@@ -454,7 +458,7 @@ fn apiserver_command(
         .arg(format_args!("--etcd-servers=http://127.0.0.1:{etcd_port}"))
         .arg("--bind-address=127.0.0.1")
         .arg(format_args!("--secure-port={port}"))
-        // The API server's Service is not used, and its endpoint must not be a loopback address.
+        // The Service `kubernetes` is not used, and its endpoint must not be a loopback address.
         .arg("--endpoint-reconciler-type=none")
         .arg("--advertise-address=127.0.0.1")
         .arg("--service-cluster-ip-range=10.0.0.0/24")
@@ -470,7 +474,7 @@ fn apiserver_command(
         .arg(format_args!("--kubelet-client-certificate={}", kubelets.certificate.display()))
         .arg(format_args!("--kubelet-client-key={}", kubelets.key.display()))
         .arg("--kubelet-preferred-address-types=InternalIP")
-        // Pods do not use tokens, and no controller creates the default account.
+        // Pods do not use tokens, and no controller creates the ServiceAccount `default`.
         .arg("--disable-admission-plugins=ServiceAccount")
         .arg("--allow-privileged=true");
     if !options.is_unaudited {

@@ -33,7 +33,7 @@ impl CsiDriverProcess {
     /// Starts a driver with this name, and waits until it serves.
     ///
     /// # Errors
-    /// If it does not, with the end of its log.
+    /// If it does not serve in time. The error contains the end of its log.
     pub async fn start(run: &SuiteRun, name: &str, arguments: &[&str]) -> Result<Self> {
         let directory = run.scratch().join("driver").join(name);
         let (socket, admin_socket) = (directory.join("csi.sock"), directory.join("admin.sock"));
@@ -123,7 +123,7 @@ impl CsiDriverProcess {
     /// Makes the next calls of a method fail with a gRPC code, such as `UNAVAILABLE`.
     ///
     /// # Errors
-    /// If the driver rejects it.
+    /// If the driver rejects the request.
     pub async fn inject_failures(&self, method: &str, code: &str, times: u32) -> Result<()> {
         admin_request(&self.admin_socket, "POST", &format!("/fail?next={method}%3D{code}:{times}"))
             .await
@@ -133,7 +133,7 @@ impl CsiDriverProcess {
     /// Sets the latency of every controller call except ControllerGetCapabilities.
     ///
     /// # Errors
-    /// If the driver rejects it.
+    /// If the driver rejects the request.
     pub async fn set_latency(&self, time: Duration) -> Result<()> {
         admin_request(&self.admin_socket, "POST", &format!("/latency?time={}ms", time.as_millis()))
             .await

@@ -14,7 +14,7 @@ use crate::{peers::BUSYBOX, process};
 
 /// An image with the shell and the applets of busybox.
 pub const SHELL_IMAGE: &str = "conformance.cofferdam.dev/busybox:1";
-/// The sandbox image of pods.
+/// The sandbox (pause) image of pods.
 pub const PAUSE_IMAGE: &str = "conformance.cofferdam.dev/pause:1";
 /// Applets of busybox in the image.
 const APPLETS: [&str; 24] = [
@@ -80,7 +80,7 @@ async fn create_tar(directory: &Path, archive: &Path) -> Result<()> {
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
     let mut arguments = owner.to_vec();
     arguments.extend(["--create", "--file", &archive, "--directory", &directory, "."]);
-    // Without the prefix "./", as in the manifest.
+    // Entries have no prefix "./", because the manifest names the files without it.
     arguments.extend(["--transform", "s,^\\./,,"]);
     process::run_to_completion("tar", &arguments).await?;
     Ok(())

@@ -21,7 +21,7 @@ impl Implementation {
         }
     }
 
-    /// The name in notes.
+    /// The name in notes of the results.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Cofferdam => "Cofferdam",

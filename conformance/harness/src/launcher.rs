@@ -1,4 +1,4 @@
-//! Starts a suite in namespaces of its own, stops it, and checks that it left nothing behind.
+//! Starts a suite in Linux namespaces of its own, stops it, and checks that it left nothing behind.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -38,10 +38,10 @@ pub enum SuiteOutput {
     Prefixed,
 }
 
-/// Checks that suites can run on this machine.
+/// Checks that suites can run on this machine, with their logs in `directory`.
 ///
 /// # Errors
-/// If the user is not root, or the directory is below one that a run mounts over.
+/// If the user is not root, or `directory` is below one that a run mounts over.
 pub fn check_requirements(directory: &Path) -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "not root: kubelet, mounts and namespaces require it");
     for hidden in ["/run", "/var/run", "/var/lib", "/var/log"] {
@@ -54,7 +54,7 @@ pub fn check_requirements(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Locks a directory of runs until the returned file is closed, also by the death of the harness. Two
+/// Locks a directory of runs until the returned file is closed, at the latest when the harness exits. Two
 /// harnesses at the same time would disturb each other: pods of both have the same addresses, and the suite
 /// `cleanup` removes the loop devices and cgroups of other runs.
 ///

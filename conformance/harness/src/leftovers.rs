@@ -1,6 +1,7 @@
 //! Loop devices and cgroups that a suite leaves behind.
 //!
-//! They belong to no namespace, so the kernel does not remove them with one. Both carry the name of the run.
+//! They belong to no namespace, so the kernel does not remove them with the namespaces of the suite. They are
+//! found by the run's name: a cgroup has it, and the path of a loop device's backing file contains it.
 
 use std::{
     fs, io,
@@ -21,7 +22,7 @@ pub fn run_name(harness: u32, suite: &str) -> String {
     format!("{RUN_PREFIX}{harness}-{suite}")
 }
 
-/// The process id of the harness of a run; none for any other name.
+/// The process id in the name of a run, or `None` if the name is not of a run.
 fn harness_of(name: &str) -> Option<u32> {
     name.strip_prefix(RUN_PREFIX)?.split_once('-')?.0.parse().ok()
 }
@@ -71,10 +72,10 @@ pub fn remove_stale() -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Checks that a run left nothing behind; removes what it did.
+/// Checks that a run left no loop device, cgroup or mount behind, and removes left loop devices and cgroups.
 ///
 /// # Errors
-/// The leftovers.
+/// If there are leftovers. The error lists them.
 pub fn check(run: &str) -> Result<()> {
     let removed = remove(run)?;
     ensure!(removed.is_empty(), "leftovers, removed now: {removed:?}");
@@ -89,8 +90,8 @@ fn is_stale(run: &str) -> bool {
     harness_of(run).is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists())
 }
 
-/// Loop devices of runs, with the run's name. The name is searched in the whole path of the backing file,
-/// because the kernel shows that path relative to a file system that may be unmounted.
+/// Loop devices of all runs, each with the run's name. The name is searched in the whole path of the backing
+/// file, because the kernel shows that path relative to a file system that may be unmounted.
 fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
     let mut devices = Vec::new();
     let Ok(entries) = fs::read_dir("/sys/block") else { return Ok(devices) };
@@ -106,7 +107,7 @@ fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
     Ok(devices)
 }
 
-/// Cgroups of runs: at the root of the unified hierarchy, or of each legacy hierarchy.
+/// Cgroups of all runs: at the root of the unified hierarchy, or of each legacy hierarchy.
 fn cgroups() -> Result<Vec<PathBuf>> {
     let mut groups = Vec::new();
     let top = Path::new(CGROUP_ROOT);

@@ -1,7 +1,8 @@
 //! The conformance suites: a real Kubernetes on this machine, the CSI sidecars, and Cofferdam.
 //!
-//! No other crate of the workspace depends on this one. `make peers` builds the programs. Everything runs in
-//! namespaces of its own, which clean up processes and mounts however a run ends (see [`namespace_init`]).
+//! No other crate of the workspace depends on this one. `make peers` builds the upstream programs. Each suite
+//! runs in Linux namespaces of its own, which remove its processes and mounts however it ends (see
+//! [`namespace_init`]).
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]
 

@@ -3,11 +3,11 @@
 //! The kernel cleans up. When process 1 of a PID namespace exits, it kills every other process of the
 //! namespace. When the last process of a mount namespace exits, it removes the mounts: overlays of
 //! containers, network namespaces, mounts of kubelet and drivers. Loop devices and cgroups belong to no
-//! namespace; see [`leftovers`]. Outside of its directory a run only writes to memory that its namespace
-//! sees.
+//! namespace; see [`leftovers`]. Outside of its directory a run only writes to a tmpfs that only its mount
+//! namespace sees.
 //!
-//! Process 1 exits when the suite has ended or its standard input is closed, also by the death of the
-//! harness.
+//! Process 1 exits when the suite has ended. When its standard input is closed, which also happens when the
+//! harness is killed, it terminates the suite.
 
 use std::{
     ffi::CString,
@@ -33,10 +33,11 @@ const TERMINATION_GRACE: Duration = Duration::from_secs(20);
 /// Directories to which kubelet, containerd and CNI write regardless of their configuration.
 const OVERLAY_DIRECTORIES: [&str; 2] = ["/var/lib", "/var/log"];
 
-/// Runs `worker` as process 2, and returns its exit code.
+/// Runs `worker`, then kills all remaining processes and removes the leftovers. Returns the exit code of
+/// `worker`, or 255 if it was killed by a signal.
 ///
 /// # Errors
-/// If this is not process 1, or the mounts cannot be set up.
+/// If this is not process 1, the mounts cannot be set up, or a leftover cannot be removed.
 pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     ensure!(
         std::process::id() == 1,
@@ -46,7 +47,7 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     let child = worker.spawn().context("cannot start the suite")?;
     let id = Pid::from_raw(child.id().cast_signed()).context("a process without an id")?;
     thread::spawn(move || {
-        // Nothing is written to it: only its end matters.
+        // The harness writes nothing to standard input: this waits until it is closed.
         let _ = io::copy(&mut io::stdin().lock().take(u64::MAX), &mut io::sink());
         let _ = kill_process(id, Signal::TERM);
         thread::sleep(TERMINATION_GRACE);
@@ -90,7 +91,7 @@ fn reap(suite: Pid) -> Result<ExitStatus> {
     }
 }
 
-/// Kills the remaining processes of the suite.
+/// Kills all processes of the namespace except this one, and reaps them.
 fn kill_all() -> Result<()> {
     loop {
         for id in process_ids()? {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// containerd always creates the sockets of its shims here. The directory belongs to the run's namespace.
+/// containerd always creates the sockets of its shims here. The directory is in the tmpfs of the run.
 const CONTAINERD_STATE: &str = "/run/containerd";
 /// Size of the disk of kubelet's root in bytes.
 const DISK_BYTES: u64 = 1 << 30;
@@ -31,9 +31,9 @@ const DISK_BYTES: u64 = 1 << 30;
 /// Directories and addresses of a node.
 #[derive(Clone, Debug)]
 struct NodePaths {
-    /// Suffix of directories and logs; empty for the first node.
+    /// Suffix of the names of directories and logs; empty for the first node.
     suffix: String,
-    /// containerd, CNI and kubelet's configuration.
+    /// Files of containerd and CNI, and kubelet's configuration.
     directory: PathBuf,
     /// kubelet's root: plugins and pods.
     root: PathBuf,
@@ -83,7 +83,7 @@ impl KubeletNode {
     /// Starts a node of this name, and waits until it is Ready.
     ///
     /// # Errors
-    /// If it does not become Ready, with the end of a log.
+    /// If it does not become Ready. The error contains the end of the log of kubelet or containerd.
     pub async fn start(run: &SuiteRun, plane: &ControlPlane, name: &str) -> Result<Self> {
         Self::start_with(run, plane, name, 0, false).await
     }
@@ -146,7 +146,7 @@ impl KubeletNode {
     /// Waits until the node is Ready.
     ///
     /// # Errors
-    /// If it is not, with the end of kubelet's log.
+    /// If it does not become Ready. The error contains the end of kubelet's log.
     pub async fn wait_ready(&mut self, plane: &ControlPlane) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(plane.client().clone());
         let name = &self.name;
@@ -246,7 +246,7 @@ impl KubeletNode {
     /// Restarts the node after [`lose_power`](Self::lose_power), and waits until it is Ready.
     ///
     /// # Errors
-    /// If it is not, with the end of a log.
+    /// If it does not become Ready. The error contains the end of the log of kubelet or containerd.
     pub async fn power_on(&mut self, run: &SuiteRun, plane: &ControlPlane) -> Result<()> {
         // A reboot removes containerd's state of containers.
         for entry in fs::read_dir(&self.paths.state)? {
@@ -281,7 +281,7 @@ impl KubeletNode {
     }
 }
 
-/// A process of the run.
+/// A process of the run's PID namespace.
 #[derive(Debug)]
 struct ProcessInfo {
     id: u32,
@@ -316,13 +316,13 @@ fn signal_all<'a>(ids: impl IntoIterator<Item = &'a u32>, signal: Signal) {
     }
 }
 
-/// All processes of the run's namespace.
+/// All processes of the run's PID namespace.
 fn list_processes() -> Result<Vec<ProcessInfo>> {
     let mut all = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Exited meanwhile.
+        // The process has exited meanwhile.
         let Ok(status) = fs::read_to_string(entry.path().join("stat")) else { continue };
         let Ok(arguments) = fs::read(entry.path().join("cmdline")) else { continue };
         let parent = status.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
@@ -336,7 +336,7 @@ fn list_processes() -> Result<Vec<ProcessInfo>> {
     Ok(all)
 }
 
-/// The network namespace of a process, as in mountinfo.
+/// The network namespace of a process, such as `net:[4026531840]`, as in mountinfo. `None` if it has exited.
 fn network_namespace(id: u32) -> Option<String> {
     Some(fs::read_link(format!("/proc/{id}/ns/net")).ok()?.to_str()?.to_owned())
 }
@@ -447,7 +447,7 @@ fn kubelet_command(
         },
         "authorization": { "mode": "AlwaysAllow" },
         "cgroupDriver": "cgroupfs",
-        // The run's name, so that leftovers of a killed run are found.
+        // The run's name, by which leftovers of a killed run are found.
         "cgroupRoot": Path::new("/").join(run.scratch().file_name().unwrap_or_default()),
         "failCgroupV1": false,
         // Mounts and detaches wait for `volumesInUse` of the Node status.

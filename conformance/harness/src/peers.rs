@@ -21,7 +21,7 @@ pub struct PeerPrograms {
 }
 
 impl PeerPrograms {
-    /// Gets the directory from the build script.
+    /// Gets the directory from the build script, which does not build anything.
     ///
     /// # Errors
     /// If the script fails.

@@ -7,7 +7,7 @@ use crate::image;
 /// Mount path of the claim.
 pub(crate) const MOUNT_PATH: &str = "/volume";
 
-/// A pod with a claim at [`MOUNT_PATH`] that runs a script once.
+/// A pod with a claim at [`MOUNT_PATH`] that runs a shell script once.
 pub(crate) fn with_claim(name: &str, claim: &str, script: &str) -> Value {
     json!({
         "metadata": { "name": name },
@@ -26,7 +26,7 @@ pub(crate) fn with_claim(name: &str, claim: &str, script: &str) -> Value {
     })
 }
 
-/// The CSIDriver of a driver with `attachRequired`.
+/// The CSIDriver object of a driver with `attachRequired: true`.
 pub(crate) fn csi_driver_object(name: &str) -> Value {
     json!({
         "metadata": { "name": name },

@@ -14,7 +14,7 @@ use tokio::process::{Child, Command};
 
 use crate::{run::SuiteRun, wait::until};
 
-/// Time between SIGTERM and SIGKILL. kube-apiserver drains for up to a minute.
+/// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
 /// Lines of a log in an error.
 const LOG_TAIL_LINES: usize = 12;
@@ -48,7 +48,7 @@ impl CommandSpec {
         self
     }
 
-    /// Sets an environment variable. Only `PATH` is inherited.
+    /// Sets an environment variable. The program inherits none; `PATH` and `HOME` have defaults.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.environment.push((name.to_owned(), value.to_string()));
@@ -62,7 +62,7 @@ pub struct ManagedProcess {
     spec: CommandSpec,
     home: PathBuf,
     log: PathBuf,
-    /// None if it is known to have exited.
+    /// `None` if the process is known to have exited.
     child: Option<Child>,
 }
 
@@ -124,10 +124,11 @@ impl ManagedProcess {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// Waits for a condition, and fails early if the program exits.
+    /// Repeats `probe` until it succeeds, and returns its result. Fails early if the program exits.
     ///
     /// # Errors
-    /// If the program exits, or the condition is not met within `limit`, with the end of the log.
+    /// If the program exits, or `probe` does not succeed within `limit`. The error contains the end of the
+    /// log.
     pub async fn wait_ready<T>(
         &mut self,
         limit: Duration,
@@ -157,10 +158,10 @@ impl ManagedProcess {
         }
     }
 
-    /// Fails if the program has exited by itself.
+    /// Fails if the program has exited by itself since its last start. Succeeds if it was stopped or killed.
     ///
     /// # Errors
-    /// With its status and the end of its log.
+    /// If it has exited. The error contains its status and the end of its log.
     pub fn ensure_running(&mut self) -> Result<()> {
         let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
         match status {
@@ -172,7 +173,7 @@ impl ManagedProcess {
         }
     }
 
-    /// Stops the program with SIGTERM, unless it is stopped.
+    /// Stops the program with SIGTERM, unless it was stopped or killed before.
     ///
     /// # Errors
     /// If it had exited by itself, or had to be killed.
@@ -193,7 +194,7 @@ impl ManagedProcess {
         }
     }
 
-    /// Kills the program and its process group with SIGKILL, and waits for it.
+    /// Kills the program and its process group with SIGKILL, and waits until it has exited.
     ///
     /// # Errors
     /// If it had exited by itself.

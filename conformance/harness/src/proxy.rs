@@ -34,7 +34,7 @@ use crate::control_plane::ControlPlane;
 
 type ProxyBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// Treatment of requests.
+/// Treatment of every request by the proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyMode {
     /// Requests are forwarded.
@@ -60,7 +60,7 @@ struct ProxyState {
     /// Number of error responses that the proxy sent.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
-    /// Number of closed connections.
+    /// Number of connections that the proxy has closed.
     closed_connections: AtomicUsize,
 }
 
@@ -86,7 +86,7 @@ impl Proxy {
         let path = kubeconfig.with_extension("proxied");
         fs::write(&path, text.to_string())?;
 
-        // Without credentials: those of the program are forwarded.
+        // The client has no credentials: it forwards those of each request.
         let mut config = Config::new(upstream.as_str().context("a server that is no text")?.parse()?);
         config.root_cert = Some(vec![plane.authority().der()]);
         config.default_retry = false;
@@ -108,7 +108,7 @@ impl Proxy {
         &self.kubeconfig
     }
 
-    /// Sets the treatment of further requests.
+    /// Sets the mode for further requests.
     pub fn set_mode(&self, mode: ProxyMode) {
         *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
     }
@@ -119,7 +119,7 @@ impl Proxy {
         self.state.failed_responses.load(Ordering::SeqCst)
     }
 
-    /// Number of closed connections.
+    /// Number of connections that [`close_connections`](Self::close_connections) has closed so far.
     #[must_use]
     pub fn closed_connections(&self) -> usize {
         self.state.closed_connections.load(Ordering::SeqCst)
@@ -158,7 +158,7 @@ async fn accept(listener: TcpListener, tls: TlsAcceptor, state: Arc<ProxyState>)
     }
 }
 
-/// Serves one connection. Its errors only concern the client.
+/// Serves one connection until it is closed or fails.
 async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyState>) {
     // Do not delay small responses.
     let _ = stream.set_nodelay(true);
@@ -184,7 +184,7 @@ impl ProxyState {
         }
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
-        // Without a response of the API server the connection is closed.
+        // An error closes the connection, as if the API server had done so.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
         if mode == ProxyMode::DropResponse && is_write {
             return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run;
 
-/// The lines of a document between which the table is.
+/// The lines of a document before and after the table.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
 
@@ -19,10 +19,10 @@ pub struct SuiteResults {
 #[derive(Debug)]
 struct SuiteResult {
     suite: String,
-    /// The reason of the failure.
+    /// The reason of the failure, or `None` if the suite passed.
     failure: Option<String>,
     seconds: f64,
-    /// Lines that the suite added.
+    /// Lines that the suite added with [`add_note`](run::SuiteRun::add_note).
     notes: String,
 }
 

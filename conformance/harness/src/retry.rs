@@ -1,4 +1,4 @@
-//! API requests of users, repeated while the API is overloaded or unreachable.
+//! API requests of users, repeated while the API server is overloaded or unreachable.
 
 use std::{fmt::Debug, ops::ControlFlow, time::Duration};
 
@@ -25,10 +25,11 @@ fn is_transient(error: &kube::Error) -> bool {
     matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_))
 }
 
-/// Repeats a request that fails transiently. The attempt's number is passed to it, from 0.
+/// Repeats a request while it fails transiently, for at most 2 minutes. `send` gets the number of the
+/// attempt, from 0.
 ///
 /// # Errors
-/// The last error, if it is not transient or the time is over.
+/// The first error that is not transient, or the last one before the timeout.
 pub(crate) async fn request<T>(mut send: impl AsyncFnMut(u32) -> kube::Result<T>) -> Result<T> {
     let mut failed = 0;
     let result = repeat(TIMEOUT, INTERVAL, async |attempt| {

@@ -1,4 +1,4 @@
-//! One run of one suite: its directories and its ports.
+//! One run of one suite: its directories, programs and ports.
 
 use std::{
     fs,
@@ -19,11 +19,12 @@ use crate::{peers::PeerPrograms, print_status};
 /// takes the local ports of outgoing connections (32768 to 60999 by default). A port of that range may be
 /// taken by a connection between the choice of the port and the start, or restart, of its server.
 const FIRST_PORT: u16 = 10_000;
-/// Ports of one suite.
+/// Number of ports of one suite.
 const PORTS_PER_SUITE: u16 = 2_000;
-/// Suites that one harness runs at the same time at most.
+/// Maximum suites that one harness runs at the same time.
 pub(crate) const MAX_PARALLEL_SUITES: u16 = 2;
-/// Harnesses on one machine that have ports of their own; further ones rely on the check that a port is free.
+/// Number of port ranges for harnesses, chosen by process id. Two harnesses may get the same range: each
+/// port is also checked to be free.
 const HARNESSES: u32 = 5;
 
 /// The first port of a suite that runs in this lane of this harness.
@@ -49,7 +50,7 @@ pub struct SuiteRun {
     scratch: PathBuf,
     peers: PeerPrograms,
     program: PathBuf,
-    /// The first port, and the number of ports used.
+    /// The first port of the range, and the number of ports tried so far.
     ports: (u16, Arc<AtomicU16>),
 }
 
@@ -121,10 +122,10 @@ impl SuiteRun {
         &self.program
     }
 
-    /// A free port that this run has not used before.
+    /// A free port that this run has not returned before.
     ///
     /// # Errors
-    /// If the run has none left.
+    /// If no port of the run's range is left.
     pub fn free_port(&self) -> Result<u16> {
         let (first, used) = &self.ports;
         loop {

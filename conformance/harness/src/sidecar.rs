@@ -19,7 +19,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// metrics.
 ///
 /// # Errors
-/// If it does not, with the end of its log.
+/// If it does not serve them in time. The error contains the end of its log.
 pub async fn start(
     run: &SuiteRun,
     name: &str,

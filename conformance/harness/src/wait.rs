@@ -7,14 +7,14 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Minimum delay between two probes.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// The delay is at least this multiple of the last attempt's duration. A list of a thousand claims uses a
-/// tenth of a second of CPU time, which the load under test needs.
+/// The delay is at least this multiple of the last attempt's duration, so that attempts leave CPU time to the
+/// load under test: a list of a thousand claims uses 0.1 s.
 const DELAY_FACTOR: u32 = 2;
 
-/// Polls until `probe` succeeds. A failure contains the last error.
+/// Polls until `probe` succeeds, and returns its result.
 ///
 /// # Errors
-/// If it does not succeed within `limit`.
+/// If it does not succeed within `limit`. The error contains that of the last probe.
 pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     repeat(limit, INTERVAL, async |_| match probe().await {
         Ok(answer) => ControlFlow::Break(Ok(answer)),
@@ -24,8 +24,8 @@ pub async fn until<T>(what: &str, limit: Duration, mut probe: impl AsyncFnMut() 
     .with_context(|| format!("{what}: expected within {limit:?}"))
 }
 
-/// Repeats `attempt` while it returns `Continue`, with a delay of at least `interval`. The attempt's number
-/// is passed to it, from 0.
+/// Repeats `attempt` while it returns `Continue`, with a delay of at least `interval`. `attempt` gets its
+/// number, from 0.
 ///
 /// # Errors
 /// The error of `Break`, or the last one of `Continue` when `limit` is over. An attempt that hangs is

@@ -1,5 +1,5 @@
-//! The attach load: existing volumes are attached to nodes and detached. No kubelet runs; a volume is
-//! attached when its VolumeAttachment says so.
+//! The attach load: existing volumes are attached to nodes and detached. No kubelet runs; a volume counts as
+//! attached when the status of its VolumeAttachment is `attached: true`.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -13,7 +13,7 @@ pub(super) const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volume
 /// Number of nodes.
 const NODES: usize = 5;
 
-/// One VolumeAttachment per volume.
+/// A load that creates and deletes one VolumeAttachment per volume.
 pub(super) struct AttachmentLoad {
     client: Client,
     driver: String,
@@ -46,18 +46,18 @@ impl AttachmentLoad {
         self.volumes.len()
     }
 
-    /// Creates all of them concurrently, and waits until the last volume is attached.
+    /// Creates all VolumeAttachments concurrently, and waits until the last volume is attached.
     ///
     /// # Errors
-    /// If the API server rejects one, or they are not attached.
+    /// If the API server rejects one, or a volume is not attached in time.
     pub(super) async fn attach_all(&self) -> Result<LoadTiming> {
         self.run(ObjectState::Attached).await
     }
 
-    /// Deletes all of them concurrently, and waits until the last one is removed.
+    /// Deletes all VolumeAttachments concurrently, and waits until the last one is removed.
     ///
     /// # Errors
-    /// If the API server rejects it, or they do not go.
+    /// If the API server rejects a deletion, or a VolumeAttachment is not removed in time.
     pub(super) async fn detach_all(&self) -> Result<LoadTiming> {
         self.run(ObjectState::Deleted).await
     }
@@ -81,7 +81,7 @@ impl AttachmentLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// Makes the four writes of an attach as a client.
+    /// Makes the four writes of an attach: the client's and those of a controller.
     ///
     /// # Errors
     /// If the API server rejects one.
@@ -106,7 +106,7 @@ impl AttachmentLoad {
         Ok(())
     }
 
-    /// Makes the two writes of a detach as a client.
+    /// Makes the two writes of a detach: the client's and that of a controller.
     ///
     /// # Errors
     /// If the API server rejects one.
@@ -145,7 +145,7 @@ pub(super) fn node_name(number: usize, node_count: usize) -> String {
     format!("node-{}", number % node_count)
 }
 
-/// Creates nodes on which the drivers are registered and a controller attaches volumes.
+/// Creates Nodes with controller-managed attach, and their CSINodes, which list the drivers.
 ///
 /// # Errors
 /// If the API server rejects one.

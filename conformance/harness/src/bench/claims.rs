@@ -17,10 +17,10 @@ const SEQUENTIAL_CLAIMS: usize = 50;
 /// Configuration name of the upper bound: the API server without controllers.
 const API_ONLY: &str = "API only";
 
-/// Measures a configuration.
+/// Measures the claim loads on a configuration.
 ///
 /// # Errors
-/// If something does not run, or a claim is not answered.
+/// If a process does not run, or a load does not finish in time.
 pub(super) async fn measure(
     run: &SuiteRun,
     configuration: &BenchmarkConfiguration,

@@ -91,7 +91,7 @@ impl RunningConfiguration {
     /// Stops all processes.
     ///
     /// # Errors
-    /// If one has ended by itself.
+    /// If one has already exited.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in self.controllers.iter_mut().chain(&mut self.drivers) {
             process.stop().await?;

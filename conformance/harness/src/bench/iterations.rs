@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::results::{BenchmarkResults, ConfigurationResults, Cost, LoadMeasurement, NodeRoleUsage};
 
-/// The median; 0 of an empty list.
+/// The median, or 0 if there are no values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

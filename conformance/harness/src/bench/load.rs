@@ -21,7 +21,7 @@ use tokio::{
 
 /// Concurrent clients.
 pub(super) const CONCURRENT_USERS: usize = 50;
-/// Time limit of a load, on a busy machine.
+/// Maximum wait for the results of a load. Sufficient on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) const VOLUMES_PATH: &str = "/api/v1/persistentvolumes";
@@ -62,7 +62,7 @@ impl LoadTiming {
         Ok(Self::new(last.saturating_duration_since(started), latencies))
     }
 
-    /// The latency at a percentile.
+    /// The latency at a percentile, or zero if there are no latencies.
     pub(super) fn quantile(&self, percent: usize) -> Duration {
         let index = (self.latencies.len() * percent).div_ceil(100).saturating_sub(1);
         self.latencies.get(index).copied().unwrap_or_default()
@@ -77,7 +77,7 @@ pub(super) struct ClaimLoad {
     volume_mode: &'static str,
 }
 
-/// The observed fields of a claim, volume, VolumeAttachment or node.
+/// The observed fields of a claim, volume, VolumeAttachment, node or pod.
 #[derive(Clone, Debug, Deserialize)]
 struct WatchedObject {
     metadata: Metadata,
@@ -182,7 +182,7 @@ impl ObjectObserver {
                 let watch = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
                 let events =
                     client.request_events::<WatchedObject>(Request::get(watch).body(Vec::new())?).await?;
-                // Only the first time counts.
+                // Reports that the first watch is open; later ones are not awaited.
                 let _ = opened.take().map(|opened| opened.send(()));
                 let mut events = std::pin::pin!(events);
                 while let Some(event) = events.next().await {
@@ -213,7 +213,7 @@ impl ObjectObserver {
     /// Waits until a number of objects reached the state, and takes the observations.
     ///
     /// # Errors
-    /// If they are not within the limit.
+    /// If fewer reach it in time, or the watch fails.
     pub(super) async fn wait_for_count(mut self, count: usize) -> Result<HashMap<String, ObservedObject>> {
         self.wait_until_count(count).await?;
         Ok(self.take_observed())
@@ -222,7 +222,7 @@ impl ObjectObserver {
     /// Waits until each of these objects reached the state, and takes all observations.
     ///
     /// # Errors
-    /// If they are not within the limit.
+    /// If one does not reach it in time, or the watch fails.
     pub(super) async fn wait_for_each(
         mut self,
         expected: &HashMap<String, Instant>,
@@ -243,7 +243,7 @@ impl ObjectObserver {
         self.wait_until_matching(count, HashMap::len).await
     }
 
-    /// Waits for a number of matching observations.
+    /// Waits until `matching` returns at least `count` for the observations.
     async fn wait_until_matching(
         &mut self,
         count: usize,
@@ -414,7 +414,7 @@ impl ClaimLoad {
     /// Deletes all claims concurrently, and waits until the last volume is removed.
     ///
     /// # Errors
-    /// If the API server rejects one, or they do not go.
+    /// If the API server rejects a deletion, or a volume is not removed in time.
     pub(super) async fn delete_all(&self, volumes: &[String]) -> Result<LoadTiming> {
         let observer = ObjectObserver::start(&self.client, VOLUMES_PATH, ObjectState::Deleted).await?;
         let started = Instant::now();
@@ -434,7 +434,7 @@ impl ClaimLoad {
     /// Expands all claims concurrently, and waits until the last one reports its new capacity.
     ///
     /// # Errors
-    /// If the API server rejects it, or they do not grow.
+    /// If the API server rejects a patch, or a claim does not report the new capacity in time.
     pub(super) async fn expand_all(&self, count: usize) -> Result<LoadTiming> {
         let observer =
             ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Capacity(EXPANDED_SIZE))

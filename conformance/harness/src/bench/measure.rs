@@ -16,7 +16,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 /// A reading of all counters.
 #[derive(Clone, Debug)]
 pub(super) struct UsageReading {
-    /// Seconds of CPU since its start, by process.
+    /// CPU seconds since the start of each process, by its name.
     cpu: BTreeMap<String, f64>,
     api: ApiCounters,
 }
@@ -59,7 +59,7 @@ impl UsageReading {
         Ok(Self { cpu, api })
     }
 
-    /// Cost per object since an earlier reading.
+    /// Cost of a load: counters per object since an earlier reading, and the current memory and open watches.
     ///
     /// # Errors
     /// If a process has ended, or the API server has rejected a request with 403.

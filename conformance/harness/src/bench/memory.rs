@@ -1,5 +1,5 @@
-//! Memory of idle controllers in a full cluster: volumes of several drivers, bound, attached, and used by
-//! pods. No kubelet runs.
+//! Memory of idle controllers in a cluster with many volumes of several drivers, all bound, attached, and
+//! used by pods. No kubelet runs.
 
 use std::collections::BTreeMap;
 
@@ -39,10 +39,10 @@ const SIDECARS: [(&str, &str); 3] = [
 const ROLES: [&str; 6] =
     ["provisioner", "attacher", "resizer", "pv-controller", "protection", "attach-detach"];
 
-/// Fills a cluster, then runs the upstream controllers and Cofferdam on it one after the other.
+/// Creates the objects, then measures the upstream controllers and Cofferdam, one after the other.
 ///
 /// # Errors
-/// If something does not run, or the cluster does not fill.
+/// If a process does not run, or an object is not bound or attached in time.
 pub(super) async fn measure(run: &SuiteRun, objects: usize) -> Result<ResidentMemory> {
     let mut plane = start_control_plane(run).await?;
     let client = plane.client().clone();

@@ -35,12 +35,13 @@ use self::{
 };
 use crate::{implementation::Implementation, run::SuiteRun};
 
-/// Default of `CLAIMS`, the claims of a load.
+/// Default of `CLAIMS`, the number of claims of a load.
 const DEFAULT_CLAIMS: usize = 2000;
-/// Default of `ITERATIONS`.
+/// Default of `ITERATIONS`. The report has the medians of the iterations.
 const DEFAULT_ITERATIONS: usize = 3;
 
-/// Value of an environment variable. make passes an empty one if it is not set.
+/// Value of an environment variable, or the default if it is empty or not set. make passes an empty one if it
+/// is not set.
 fn env_number(variable: &str, default: usize) -> Result<usize> {
     let number = match env::var(variable) {
         Ok(text) if !text.is_empty() => {
@@ -73,7 +74,7 @@ const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
     ("memory", LoadGroup::Memory),
 ];
 
-/// The groups of `LOADS`, separated by commas; none if it is empty.
+/// The groups of `LOADS`, a comma-separated list; `None` if it is empty, which selects all.
 fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     let text = env::var("LOADS").unwrap_or_default();
     if text.is_empty() {

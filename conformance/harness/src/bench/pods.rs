@@ -45,7 +45,7 @@ const RUN_UNTIL_TERMINATED: &str = "trap exit TERM; sleep 3600 & wait";
 const COMMON_CONTROLLERS: &str = "persistentvolume-attach-detach-controller,node-lifecycle-controller";
 const ROLES: [&str; 4] = ["provisioner", "pv-controller", "protection", "attacher"];
 
-/// The load.
+/// Pods in one namespace, each with a claim of its own.
 struct PodLoad<'a> {
     client: Client,
     name: &'a str,
@@ -189,7 +189,7 @@ pub(super) const fn pod_count(claims: usize) -> usize {
 /// Measures an implementation; for Cofferdam also the node roles.
 ///
 /// # Errors
-/// If something does not run, or a pod does not.
+/// If a process does not run, or a pod does not run or is not removed in time.
 pub(super) async fn measure(
     run: &SuiteRun,
     implementation: Implementation,
@@ -252,7 +252,7 @@ pub(super) async fn measure(
     ))
 }
 
-/// Measures NodePublishVolume of directories.
+/// Measures NodePublishVolume of directories. `memory` is the memory of the node roles, for the result.
 async fn measure_publish(
     run: &SuiteRun,
     plane: &ControlPlane,

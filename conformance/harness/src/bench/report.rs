@@ -35,7 +35,7 @@ impl BenchmarkFiles {
     /// # Errors
     /// If one cannot be written.
     pub(super) fn write(&self, report: &BenchmarkReport) -> Result<()> {
-        // The value orders the fields by name.
+        // A JSON value sorts the fields by name.
         let json = serde_json::to_string_pretty(&serde_json::to_value(report)?)? + "\n";
         fs::write(&self.json, json).with_context(|| self.json.display().to_string())?;
         self.write_markdown()
@@ -95,7 +95,7 @@ struct PerformanceTarget {
     is_minimum: bool,
     unit: &'static str,
     measured: f64,
-    /// The value of the API server only, which is the upper bound.
+    /// The value measured with the API server only, which is the upper bound.
     upper_bound: Option<f64>,
 }
 
@@ -161,7 +161,8 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
-/// Targets from the results of Cofferdam, upstream and, if measured, the API server only.
+/// Targets from the results of Cofferdam, upstream and, if measured, the API server only. `None` if a load is
+/// missing from them.
 type TargetsFn = fn(
     &ConfigurationResults,
     &ConfigurationResults,
@@ -427,7 +428,7 @@ fn scheduling_targets(
     ])
 }
 
-/// CPU of the controllers per object.
+/// CPU milliseconds of all controllers of a configuration, per object.
 fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
     controller_sum(results, &measurement.cost.cpu)
 }

@@ -74,7 +74,7 @@ pub(super) struct LoadMeasurement {
 pub(super) struct ConfigurationResults {
     pub(super) name: String,
     pub(super) description: String,
-    /// Implementation; none for the API server only.
+    /// Implementation, or `None` for the API server only.
     pub(super) implementation: Option<Implementation>,
     /// Names of the controllers, whose usage is compared.
     pub(super) controllers: Vec<String>,
@@ -99,7 +99,7 @@ pub(super) struct BenchmarkResults {
     pub(super) memory: Option<ResidentMemory>,
 }
 
-/// Differences between two readings, per object of a load.
+/// Cost of a load. The counters are differences per object; memory and watches are values after the load.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Cost {
     /// CPU milliseconds per object, by process.
@@ -112,7 +112,7 @@ pub(super) struct Cost {
     pub(super) requests: BTreeMap<String, f64>,
     /// Watch events per object.
     pub(super) events: f64,
-    /// Open watches.
+    /// Open watches of the controllers: those of the API server without controllers are subtracted.
     pub(super) watches: f64,
 }
 
@@ -130,7 +130,7 @@ pub(super) struct NodeRoleUsage {
 /// Resident memory of idle processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ResidentMemory {
-    /// Number of volumes, and of claims, VolumeAttachments and pods.
+    /// Number of volumes. There are as many claims, VolumeAttachments and pods.
     pub(super) objects: usize,
     pub(super) drivers: usize,
     pub(super) nodes: usize,

@@ -34,22 +34,22 @@ const NODES_PATH: &str = "/api/v1/nodes";
 const PROVISIONING_ROLES: [&str; 3] = ["provisioner", "pv-controller", "attacher"];
 const ATTACH_DETACH_CONTROLLER: &str = "persistentvolume-attach-detach-controller";
 
-/// Pods of a namespace with one claim each, and the names of their volumes.
+/// A load that creates and deletes pods in a namespace, each with one claim that is bound already.
 pub(super) struct ScheduledPods {
     client: Client,
     path: String,
     nodes: usize,
-    /// Prefix of the driver's unique volume names.
+    /// `kubernetes.io/csi/DRIVER^`: prefix of the driver's names in `volumesAttached`.
     driver_prefix: String,
     volumes: Vec<String>,
     attached_names: Vec<String>,
 }
 
 impl ScheduledPods {
-    /// The load for claims that are bound to these volumes.
+    /// The load for claims that are bound to these volumes: `claim-0` to the first, and so on.
     ///
     /// # Errors
-    /// If a volume is not there.
+    /// If a volume does not exist.
     pub(super) async fn new(
         client: &Client,
         namespace: &str,
@@ -69,7 +69,7 @@ impl ScheduledPods {
         Ok(Self { client: client.clone(), path, nodes, driver_prefix: prefix, volumes, attached_names })
     }
 
-    /// Creates all pods concurrently, and waits until the last volume is in its Node's status.
+    /// Creates all pods concurrently, and waits until the last volume is in its Node's `volumesAttached`.
     ///
     /// # Errors
     /// If the API server rejects one, or a Node or VolumeAttachment does not have the expected status.
@@ -159,7 +159,7 @@ impl ScheduledPods {
 /// their volumes. The Node status is not updated.
 ///
 /// # Errors
-/// If the API refuses a write.
+/// If the API server rejects a write.
 pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<ConfigurationResults> {
     let name = "API only, scheduling";
     let plane = start_control_plane(run).await?;
@@ -199,10 +199,11 @@ pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<
     })
 }
 
-/// Measures an implementation.
+/// Measures the attach-detach controller of an implementation.
 ///
 /// # Errors
-/// If something does not run, a volume is not attached where it should be, or an attachment stays.
+/// If a process does not run, a volume is not attached to the node of its pod, or a VolumeAttachment is not
+/// removed.
 pub(super) async fn measure(
     run: &SuiteRun,
     implementation: Implementation,

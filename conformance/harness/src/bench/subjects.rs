@@ -1,5 +1,5 @@
-//! The attachers and resizers that are compared on existing volumes. The same roles create the volumes for
-//! each, and stop before the load starts.
+//! Compares attachers and resizers on existing volumes. Cofferdam's roles create the volumes for each of
+//! them, and stop before the load starts.
 
 use anyhow::Result;
 
@@ -44,7 +44,7 @@ impl BenchmarkTask {
         }
     }
 
-    /// Writes of the clients without a controller.
+    /// Describes the writes that clients make per object to measure the API server only.
     const fn write_description(self) -> &'static str {
         match self {
             Self::Attach => "four writes to attach and two to detach",
@@ -53,7 +53,7 @@ impl BenchmarkTask {
     }
 }
 
-/// A controller and a driver.
+/// A measured pair of a controller and a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchmarkSubject {
     GoSidecar,
@@ -80,7 +80,7 @@ impl SubjectDriver {
             BenchmarkSubject::GoSidecar | BenchmarkSubject::CofferdamWithCsiDriver => {
                 Self::Driver(Box::new(CsiDriverProcess::start(run, DRIVER, &["--any-node"]).await?))
             }
-            // The state outlives the process that creates the volumes.
+            // The driver's state is in a file: it outlives the process that creates the volumes.
             BenchmarkSubject::CofferdamWithComponent => Self::Component(MemoryDriver::new(run, DRIVER)?),
         })
     }
@@ -96,7 +96,7 @@ impl SubjectDriver {
     }
 }
 
-/// The load on existing volumes.
+/// The load on existing volumes. The number of claims is that of the volumes.
 enum VolumeLoad {
     Attachments(AttachmentLoad),
     Claims(ClaimLoad, usize),
@@ -112,7 +112,7 @@ impl VolumeLoad {
         })
     }
 
-    /// Requests the task, and waits until it is finished.
+    /// Attaches and detaches, or expands, all volumes through the controller, and records the measurements.
     async fn run(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
         recorder.begin_load().await?;
         match self {
@@ -153,7 +153,7 @@ impl VolumeLoad {
 /// Measures all subjects one after the other, then the API server only.
 ///
 /// # Errors
-/// If something does not run, or a request is not answered.
+/// If a process does not run, or a load does not finish in time.
 pub(super) async fn measure(
     run: &SuiteRun,
     task: BenchmarkTask,

@@ -1,5 +1,5 @@
-//! Upper bound of the API server: clients make the writes that every controller has to make for a claim,
-//! without watches.
+//! Upper bound of the API server: clients make the writes that every controller has to make to bind, delete
+//! or expand a claim. There are no watches.
 
 use std::time::Instant;
 
@@ -87,7 +87,7 @@ pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTim
     .await
 }
 
-/// Runs a task for each number with the concurrency of the clients, and measures each.
+/// Runs a task for each number below `count`, as many at a time as there are clients, and measures each.
 ///
 /// # Errors
 /// The first error.

@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 /// A nested harness.
 struct InnerHarness {
     process: ManagedProcess,
-    /// The id of its process.
+    /// The process id of the harness, also after it has ended.
     id: u32,
     /// The name of its run.
     name: String,
@@ -100,7 +100,7 @@ async fn leak_resources(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// A directory for cgroups of version 1 or 2.
+/// The root of the cgroup v2 hierarchy, or of the memory hierarchy of v1.
 fn cgroup_directory() -> Result<&'static Path> {
     let directories = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(Path::new);
     let is_usable = |place: &&Path| place.join("cgroup.procs").exists();
@@ -117,7 +117,7 @@ fn start(run: &SuiteRun, suite: &str, name: &str) -> Result<InnerHarness> {
     Ok(InnerHarness { process, id, name: leftovers::run_name(id, suite) })
 }
 
-/// Starts a nested harness, and waits until its resources are leaked.
+/// Starts a nested harness with [`HANG_SUITE`], and waits until it has leaked its resources.
 async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     let mut inner = start(run, HANG_SUITE, name)?;
     let file = ready_file(run, name, HANG_SUITE, &inner);
@@ -132,7 +132,7 @@ async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     Ok(inner)
 }
 
-/// Path of the nested run's [`READY_FILE`].
+/// Path of the nested run's [`READY_FILE`]. `name` is that of [`start`].
 fn ready_file(run: &SuiteRun, name: &str, suite: &str, inner: &InnerHarness) -> PathBuf {
     let id = inner.id.to_string();
     run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(READY_FILE)

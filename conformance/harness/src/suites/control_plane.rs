@@ -1,4 +1,5 @@
-//! The control plane of the other suites: it starts, keeps its data when components are killed, and stops.
+//! Tests the control plane that other suites use: it starts, keeps its data when components are killed, and
+//! stops.
 
 use std::time::Duration;
 

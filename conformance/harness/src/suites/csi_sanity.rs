@@ -19,7 +19,7 @@ use crate::{
 
 const NODE: &str = "node-1";
 const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
-/// Size of a volume in bytes. Images are formatted.
+/// Size of a volume in bytes, large enough for a filesystem in an image.
 const SIZE: u64 = 64 << 20;
 /// Skip reasons of tests for methods of CSI 1.13.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
@@ -43,7 +43,7 @@ const UNSUPPORTED_BY_POOL: &[&str] = &[
 
 /// A run of csi-sanity 5.6, which has 102 tests for two sockets, and its expected result.
 struct SanityRun {
-    /// The name of its log.
+    /// The name of the run, which ends the name of its log.
     name: &'static str,
     backend: fn(&SuiteRun, &str) -> Result<BackendFixture>,
     /// `mount` or `block`.
@@ -55,11 +55,11 @@ struct SanityRun {
     expected: SanityCounts,
     /// Skip reasons besides those of CSI 1.13.
     skip_reasons: &'static [&'static str],
-    /// Methods that have to be called.
+    /// Controller methods that csi-sanity has to call.
     called_methods: &'static [&'static str],
 }
 
-/// Results of tests.
+/// Numbers of tests by result.
 #[derive(Debug, PartialEq, Eq)]
 struct SanityCounts {
     passed: u32,

@@ -76,7 +76,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// Repeats a command until both outputs are equal. Returns the last outputs.
+/// Repeats a command until both outputs are equal, for at most [`COMMAND_TIMEOUT`]. Returns the last outputs,
+/// equal or not.
 async fn run_until_equal(
     real: &KubectlRunner,
     embedded: &KubectlRunner,
@@ -195,7 +196,7 @@ impl KubectlRunner {
     }
 }
 
-/// Differences between the outputs.
+/// Differences without a deviation, and deviations without a difference.
 #[derive(Debug, Default)]
 struct KubectlComparison {
     errors: Vec<String>,

@@ -23,14 +23,14 @@ use futures::future::LocalBoxFuture;
 
 use crate::{bench, run::SuiteRun};
 
-/// A suite. It runs in namespaces of its own and passes if it returns `Ok`.
+/// A suite. It runs in Linux namespaces of its own and passes if it returns `Ok`.
 #[derive(Debug)]
 pub struct Suite {
     /// The name on the command line.
     pub name: &'static str,
     /// One line of help.
     pub description: &'static str,
-    /// Time limit, on a busy machine.
+    /// Time limit. Sufficient on a busy machine.
     pub limit: Duration,
     /// The lane that runs the suite.
     pub lane: SuiteLane,

@@ -17,7 +17,8 @@ use crate::{
     sidecar,
 };
 
-/// Minimum claims. More are created until the last replacement, so that each has pending claims.
+/// Minimum claims. More are created until the last replacement, so that claims are pending at each
+/// replacement.
 const CLAIMS: usize = 300;
 /// Concurrent requests of the users.
 const CONCURRENT_REQUESTS: usize = 50;
@@ -42,11 +43,11 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// A controller with two implementations, of which one runs.
+/// A controller with two implementations, of which at most one runs.
 trait ReplacedController {
     /// Starts an implementation.
     async fn start(&mut self, implementation: Implementation) -> Result<()>;
-    /// Kills an implementation.
+    /// Kills the running implementation, which is this one.
     async fn kill(&mut self, implementation: Implementation) -> Result<()>;
     /// The volumes of the driver: name by handle.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
@@ -89,7 +90,8 @@ async fn replace_under_load(
     Ok(())
 }
 
-/// The binder beside Cofferdam's provisioner. Cofferdam's binder runs in the provisioner's process.
+/// The binder of claims that runs beside Cofferdam's provisioner. Cofferdam's binder runs in the
+/// provisioner's process, which is therefore restarted at each replacement.
 struct BinderOfCofferdam<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
@@ -119,7 +121,7 @@ impl ReplacedController for BinderOfCofferdam<'_> {
         self.cofferdam.as_mut().context("cofferdam does not run")?.kill().await
     }
 
-    /// The process is stopped meanwhile: the driver's state file has one owner.
+    /// `cofferdam` is stopped meanwhile: only one process can open the driver's state file.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         let cofferdam = self.cofferdam.as_mut().context("cofferdam does not run")?;
         cofferdam.stop().await?;
@@ -144,13 +146,14 @@ async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -
     binder.cofferdam.context("cofferdam does not run")?.stop().await
 }
 
-/// The binder beside csi-provisioner.
+/// The binder of claims that runs beside csi-provisioner.
 struct BinderOfCsiProvisioner<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
     driver: CsiDriverProcess,
     account: Account,
-    /// Driver of Cofferdam's process, which the binder does not call.
+    /// A driver for Cofferdam's process, because [`cofferdam::start`] requires one. The binder does not call
+    /// it.
     unused: MemoryDriver,
     cofferdam: Option<ManagedProcess>,
 }

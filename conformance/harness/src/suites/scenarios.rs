@@ -1,5 +1,5 @@
-//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without faults of the process, and
-//! once with a process that is killed after one of its effects, with the response lost.
+//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without a crash of the process, and
+//! once with a process that is killed after one of its effects and does not get the response.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -65,7 +65,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     run.add_note(&format!("{completed} scenarios, {crashed} of them once more with a crash"))
 }
 
-/// A scenario and its random generator, independent of cluster and order.
+/// A scenario and its random generator. The generators are forked from the seeded one in the order of the table:
+/// the numbers of a scenario do not depend on the cluster that runs it.
 struct ScenarioRun {
     /// Position in the table.
     row: usize,
@@ -132,7 +133,7 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// Runs a scenario without and with a crash.
+/// Runs a scenario without a crash, then with a crash after a random effect.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,
@@ -151,7 +152,7 @@ async fn run_with_and_without_crash(
         summary.differences.extend(differences.into_iter().map(|difference| (row, difference)));
         summary.completed += 1;
     }
-    // All effects are those of another node's process.
+    // All effects are those of a process on another node: there is none after which to crash.
     if effects == 0 && !scenario.storage_nodes.is_empty() {
         return Ok(());
     }
@@ -166,7 +167,9 @@ async fn run_with_and_without_crash(
     Ok(())
 }
 
-/// Runs a scenario on an empty cluster. Returns the differences and the number of effects.
+/// Runs a scenario after the objects of the previous one are deleted. `crash_after` is the number of the
+/// effect after which the process is killed. Returns the differences from the expected result, and the number
+/// of effects.
 async fn run_scenario(
     client: &Client,
     cluster: &Arc<KubernetesCluster>,
@@ -203,7 +206,8 @@ async fn delete_all_objects(client: &Client) -> Result<()> {
     delete_objects::<Event>(&Api::default_namespaced(default()), "").await
 }
 
-/// Deletes the objects of a kind with a name prefix, and their finalizers.
+/// Deletes the objects of a kind whose names start with `prefix`, and their finalizers. Waits until none is
+/// left.
 async fn delete_objects<K>(api: &Api<K>, prefix: &str) -> Result<()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
@@ -246,7 +250,7 @@ enum ClusterOperation {
 
 type ClusterOperationRequest = (ClusterOperation, oneshot::Sender<Result<()>>);
 
-/// Serves the operations that scenarios request.
+/// Performs the operations that scenarios request. Fails when no scenario can request one any more.
 async fn serve_operations(
     run: &SuiteRun,
     plane: &mut ControlPlane,
@@ -264,7 +268,7 @@ async fn serve_operations(
     bail!("no scenario is left")
 }
 
-/// kube-apiserver as a test cluster.
+/// A control plane with kube-apiserver, as a test cluster.
 struct KubernetesCluster {
     user: Config,
     /// Client configuration of an account with the rights of all roles.

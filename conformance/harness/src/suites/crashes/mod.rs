@@ -35,7 +35,7 @@ const DRIVER: &str = "crashes.conformance.cofferdam.dev";
 const NAMESPACE: &str = "crashes";
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 const KILLS: usize = 50;
-/// Users that start between two kills. Each has a claim and two pods.
+/// Number of users that start between two kills. Each has one claim, and two pods one after the other.
 const CLAIMS_PER_KILL: usize = 3;
 /// Maximum steps of users before a kill during work; fewer than a wave of users makes.
 const MAX_STEPS_BEFORE_KILL: usize = 8;
@@ -91,9 +91,9 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 /// Progress, shared by the workload and the killer.
 #[derive(Debug, Default)]
 struct SharedProgress {
-    /// Number of users to start.
+    /// Number of users that have to be started by now.
     expected_users: Cell<usize>,
-    /// Steps made, and users that are finished.
+    /// Number of steps made by all users, and number of users that are finished.
     steps_and_finished: Cell<(usize, usize)>,
 }
 

@@ -24,9 +24,9 @@ pub(super) struct FakeNode {
     client: Client,
     name: String,
     driver: &'static str,
-    /// Unique volume names by pod uid.
+    /// Unique names of the mounted volumes, by pod uid.
     mounted: BTreeMap<String, String>,
-    /// Reported `volumesInUse`.
+    /// `volumesInUse` as this node last reported it.
     volumes_in_use: BTreeSet<String>,
 }
 
@@ -65,7 +65,7 @@ impl FakeNode {
     }
 
     /// The next step of a kubelet: unmount for deleted pods, update `volumesInUse`, mount attached volumes,
-    /// and run pods.
+    /// and run pods. Fails if a volume to mount is one of `mounted_elsewhere`.
     pub(super) async fn step(
         &mut self,
         snapshot: &ClusterSnapshot,

@@ -54,7 +54,7 @@ impl UserWorkload {
         Api::namespaced(self.client.clone(), self.namespace)
     }
 
-    /// Steps of all users, and the number of finished users.
+    /// Number of steps made by all users, and number of finished users.
     pub(super) fn progress(&self) -> (usize, usize) {
         let steps_made = self.steps.iter().map(|step| *step as usize).sum();
         (steps_made, self.steps.iter().filter(|step| **step == UserStep::Deleted).count())
@@ -65,7 +65,7 @@ impl UserWorkload {
         self.handles.len()
     }
 
-    /// Starts users up to a number.
+    /// Starts users until `count` of them have been started.
     pub(super) async fn create_until(&mut self, count: usize) -> Result<()> {
         let users = &*self;
         stream::iter(self.steps.len()..count)
@@ -90,7 +90,7 @@ impl UserWorkload {
         Ok(())
     }
 
-    /// Makes the next step of every user.
+    /// Makes the next step of every user whose objects in the snapshot are ready for it.
     pub(super) async fn step(&mut self, snapshot: &ClusterSnapshot) -> Result<()> {
         let users = &*self;
         let open = self.steps.iter().enumerate().filter(|(_, step)| **step != UserStep::Deleted);
@@ -174,7 +174,7 @@ fn pod_object(user: usize, which: &str, excluded_node: Option<&str>) -> Result<P
     }))?)
 }
 
-/// The node that a pod runs on.
+/// The node of a pod whose phase is Running.
 fn running_node<'a>(snapshot: &'a ClusterSnapshot, user: usize, which: &str) -> Option<&'a str> {
     let pod = snapshot.pods.get(&pod_name(user, which))?;
     let running = pod.status.as_ref()?.phase.as_deref() == Some("Running");

@@ -167,7 +167,8 @@ fn is_already_exists(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.is_already_exists())
 }
 
-/// Measures the time from the end of a fault until the next claim is Bound, and until all are.
+/// Waits until all claims are Bound. Adds a note with the times from the end of the fault until the next
+/// claim was Bound, and until all were.
 pub(super) async fn wait_recovery(
     run: &SuiteRun,
     claims: &Claims,

@@ -137,7 +137,7 @@ impl SwapRound {
                     call_texts.join(", ")
                 ))?;
             }
-            // The replacement has pending work.
+            // Wait until there is work that the replacement has to finish.
             match slot {
                 ControllerSlot::Provisioner => users.wait_pending_claim().await?,
                 ControllerSlot::Attacher => users.wait_pending_attachment().await?,

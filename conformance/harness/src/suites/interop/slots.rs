@@ -1,4 +1,5 @@
-//! The controllers of one socket: provisioner, attacher and resizer; and the attach-detach controller.
+//! The controllers that are replaced: provisioner, attacher and resizer, which call one CSI socket, and the
+//! attach-detach controller.
 
 use std::path::{Path, PathBuf};
 
@@ -108,7 +109,7 @@ impl<'a> ControllerSlots<'a> {
         Ok(())
     }
 
-    /// Starts a controller.
+    /// Starts a controller. The upstream attach-detach controller starts with a new kube-controller-manager.
     pub(super) async fn start(&mut self, slot: ControllerSlot, implementation: Implementation) -> Result<()> {
         let account = self.accounts.iter().find(|(other, _)| *other == slot).map(|(_, account)| account);
         let account = account.context("a controller without an account")?;

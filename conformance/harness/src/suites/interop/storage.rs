@@ -87,7 +87,7 @@ impl DriverUnderTest {
         matches!(self, Self::Cofferdam(_))
     }
 
-    /// Calls of each controller method; for `csi-server` those with the result OK.
+    /// Number of calls of each method; for `csi-server` only controller methods and calls with the result OK.
     pub(super) async fn call_counts(&self) -> Result<BTreeMap<String, u64>> {
         match self {
             Self::Cofferdam(cofferdam) => ok_call_counts(&cofferdam.client).await,
@@ -95,7 +95,7 @@ impl DriverUnderTest {
         }
     }
 
-    /// Checks that neither the driver nor the node has a volume.
+    /// Checks that the driver has no volume, and for Cofferdam that the role `node` has no record of one.
     pub(super) async fn ensure_empty(&self, run: &SuiteRun) -> Result<()> {
         match self {
             Self::Cofferdam(cofferdam) => {

@@ -41,7 +41,7 @@ pub(super) struct PodWorkload {
     pub(super) claims: Claims,
     /// True if a pod sees the size of its volume.
     has_volume_sizes: bool,
-    /// Number of pods that printed the expected output.
+    /// Number of pods that printed the expected output and whose claim was expanded.
     finished: Cell<usize>,
     /// Handles of all volumes so far.
     handles: RefCell<BTreeSet<String>>,
@@ -187,7 +187,7 @@ impl PodWorkload {
         Ok(name)
     }
 
-    /// Waits until a number of pods has finished.
+    /// Waits until at least this number of pods has finished.
     pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
         until(&format!("{least} pods have run"), TIMEOUT, async || {
             let finished = self.finished.get();

@@ -3,7 +3,7 @@
 /// An intended difference.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KubectlDeviation {
-    /// Id in `commands.txt`: `~id`.
+    /// Id. A command in `commands.txt` is marked with it as `~id`.
     pub(super) id: &'static str,
     /// The difference.
     pub(super) difference: &'static str,

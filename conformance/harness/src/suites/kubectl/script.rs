@@ -9,19 +9,19 @@ pub(super) enum RunMode {
     Once,
     /// Repeat until both outputs are equal.
     UntilEqual,
-    /// Run once, and store the output as a variable.
+    /// Run once, and store the output as a variable for later commands. The name includes the `$`.
     StoreVariable(String),
 }
 
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KubectlCommand {
-    /// Line number.
+    /// Line number in the file.
     pub(super) line: usize,
     /// The arguments, with one space between them.
     pub(super) arguments: String,
     pub(super) mode: RunMode,
-    /// The id of an intended difference.
+    /// The id of the deviation that the outputs have to show.
     pub(super) deviation: Option<String>,
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 
 use super::fixture::{ContainerVolume, IMAGE, MOUNT_PATH, PodFixture};
 
-/// Bytes of a claim.
+/// Size of the claim in bytes.
 const DEVICE_BYTES: u64 = 64 << 20;
 
 pub(super) async fn block_device(fixture: &PodFixture<'_>) -> Result<()> {
@@ -18,7 +18,7 @@ pub(super) async fn block_device(fixture: &PodFixture<'_>) -> Result<()> {
     let output = namespace.run_pod("writer", &of, &write).await?;
     ensure!(output == "wrote", "the first pod says {output:?}");
     fixture.wait_unstaged(IMAGE, namespace, "device").await?;
-    // The whole device, and not a byte more.
+    // Reads the whole device: it must have exactly the size of the claim.
     let read = format!("head -n 1 {MOUNT_PATH}; dd if={MOUNT_PATH} bs=1M 2>/dev/null | wc -c");
     let output = namespace.run_pod("reader", &of, &read).await?;
     let expected = format!("first block\n{DEVICE_BYTES}");

@@ -23,13 +23,13 @@ const SIGKILL: i32 = 9;
 
 /// A crash point.
 struct CrashPoint {
-    /// The interrupted call of kubelet.
+    /// The interrupted call of kubelet: `stage`, `publish`, `unpublish` or `unstage`.
     csi_call: &'static str,
     /// The system call at which strace kills the process.
     syscall: &'static str,
     /// The number of the system call since strace was attached, from 1.
     nth: u32,
-    /// Expected text in its line of the trace, or in an earlier one.
+    /// Expected text in the trace, in the line of the system call or in an earlier one.
     trace: &'static str,
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::fixture::{ContainerVolume, IMAGE, MEMORY, MOUNT_PATH, PodFixture, TIMEOUT, TestNamespace, XFS};
 use crate::wait::until;
 
-/// Requested sizes, for Kubernetes and for the tools in a pod.
+/// Requested sizes: as a quantity for the claim, and in MiB for comparison with the output of a pod.
 const INITIAL_SIZE: ClaimSize = ClaimSize { quantity: "64Mi", mebibytes: 64 };
 const SECOND_SIZE: ClaimSize = ClaimSize { quantity: "128Mi", mebibytes: 128 };
 const THIRD_SIZE: ClaimSize = ClaimSize { quantity: "192Mi", mebibytes: 192 };
@@ -159,15 +159,15 @@ fn df_script() -> String {
     )
 }
 
-/// Requests a size.
+/// Requests a size for a claim.
 async fn request_size(namespace: &TestNamespace, claim: &str, size: &str) -> Result<()> {
     let patch = Patch::Merge(json!({ "spec": { "resources": { "requests": { "storage": size } } } }));
     namespace.claims().patch(claim, &PatchParams::default(), &patch).await?;
     Ok(())
 }
 
-/// Waits until the volume has the size. Annotates the pod to trigger kubelet, which syncs a pod every minute
-/// otherwise.
+/// Waits until the PersistentVolume has the size. Then annotates the pod to trigger kubelet, which otherwise
+/// syncs a pod every minute.
 async fn wait_controller_expansion(
     namespace: &TestNamespace,
     claim: &str,

@@ -32,14 +32,14 @@ use crate::{
 
 /// Time limit of a pod's start and deletion.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
-/// The node.
+/// Name of the node.
 pub(super) const NODE: &str = "node-1";
-/// End of a script whose pod keeps running.
+/// End of a script whose pod keeps running. Prints the line `done` first.
 pub(super) const RUN_UNTIL_TERMINATED: &str = "echo done; trap exit TERM; sleep 3600 & wait";
 /// Mount path of the volume in every pod.
 pub(super) const MOUNT_PATH: &str = "/volume";
 
-/// A StorageClass.
+/// A StorageClass of the driver `memory` or `pool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VolumeClass {
     /// Name.
@@ -344,7 +344,7 @@ impl TestNamespace {
         self.create_claim_from_spec(name, claim_spec(class, mode, access)).await
     }
 
-    /// Creates a claim of another size.
+    /// Creates a claim of this size.
     pub(super) async fn create_claim_of_size(
         &self,
         name: &str,
@@ -440,7 +440,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// Messages of an object's events, the newest last.
+    /// Reasons and messages of the events of objects with this name, the newest last.
     pub(super) async fn event_text(&self, name: &str) -> Result<String> {
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let mut events = self.api::<Event>().list(&params).await?.items;
@@ -470,7 +470,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Deletes all claims, and waits until they and their volumes are removed.
+    /// Deletes all claims, and waits until they, their volumes and their VolumeAttachments are removed.
     pub(super) async fn delete_claims(&self) -> Result<()> {
         let mut volumes = Vec::new();
         for claim in self.claims().list(&ListParams::default()).await?.items {

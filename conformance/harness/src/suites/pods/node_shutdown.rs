@@ -40,7 +40,7 @@ const SET_NAME: &str = "set";
 const PODS: [&str; 2] = ["set-0", "set-1"];
 /// Node monitor grace period.
 const NODE_MONITOR_GRACE: Duration = Duration::from_secs(15);
-/// Time limit until the pod runs on the other node. The pod garbage collector runs every 20 s.
+/// Time limit until a pod runs on the second node. The pod garbage collector runs every 20 s.
 const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
@@ -86,7 +86,7 @@ struct TwoNodeFixture<'a> {
     second: KubeletNode,
     driver: CsiDriverProcess,
     roles: ManagedProcess,
-    /// The registrars of the nodes.
+    /// The registrars of the first and of the second node.
     registrars: [ManagedProcess; 2],
 }
 
@@ -145,14 +145,14 @@ impl<'a> TwoNodeFixture<'a> {
         Ok(())
     }
 
-    /// Sets the taints of the first node. Upstream controllers restore their own.
+    /// Replaces the taints of the first node. The node lifecycle controller restores its own.
     async fn taint(&self, taints: Value) -> Result<()> {
         let patch = Patch::Merge(json!({ "spec": { "taints": taints } }));
         self.nodes().patch(FIRST_NODE, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    /// Waits for a status of a node's condition Ready.
+    /// Waits until the node's condition Ready has this status.
     async fn wait_ready_condition(&self, node: &str, expected: &str) -> Result<()> {
         until(&format!("{node} is Ready: {expected}"), TIMEOUT, async || {
             let conditions = self.nodes().get(node).await?.status.and_then(|status| status.conditions);
@@ -164,7 +164,7 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// Waits until a pod of the set runs and has printed its data.
+    /// Waits until a pod of the set has printed exactly this data: a line for each node on which it has run.
     async fn wait_log(&self, namespace: &TestNamespace, pod: &str, expected: &str) -> Result<()> {
         until(&format!("{pod} says {expected:?}"), RESCHEDULE_TIMEOUT, async || {
             let pods: Api<Pod> = namespace.pods();
@@ -178,8 +178,8 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// A pod is force-deleted, and its successor waits on the other node: without the taint the lost node may
-    /// still write, so its volumes stay attached.
+    /// Force-deletes the first pod, and checks that its successor waits on the second node. Without the taint
+    /// the first node may still write, so its volumes stay attached.
     async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
         let [pod, _] = PODS;
         namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;

@@ -51,7 +51,7 @@ pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> 
         fixture.node.wait_ready(&fixture.plane).await?;
         for (class, before) in classes.iter().zip(before) {
             let class = *class;
-            // It uses the volume of the earlier pods.
+            // The new pod uses the volume of the earlier pods.
             let of = ContainerVolume::claim(class.name);
             let script = format!("cd {MOUNT_PATH}; cat {0}-stays {0}-goes", class.name);
             let output = namespace.run_pod(&format!("{}-new", class.name), &of, &script).await?;
@@ -74,7 +74,7 @@ async fn container_id(namespace: &TestNamespace, class: &VolumeClass) -> Result<
     containers.into_iter().find_map(|container| container.container_id).context("no container")
 }
 
-/// A pod is force-deleted, and its volume can be used again.
+/// The volume of a force-deleted pod is unstaged, and can be used again.
 pub(super) async fn force_delete(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("forced").await?;
     let rows = [MEMORY, DIRECTORY, IMAGE].map(async |class| {

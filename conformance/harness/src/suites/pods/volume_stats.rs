@@ -11,7 +11,8 @@ use crate::wait::until;
 
 /// Bytes that the pod writes.
 const WRITTEN_BYTES: u64 = 4 << 20;
-/// A class and the maximum capacity of its volume. A directory has the capacity of the node.
+/// Classes and the maximum capacity of their volumes in bytes. A directory has the capacity of the node's
+/// disk, which is not checked.
 const MAX_BYTES_BY_CLASS: [(VolumeClass, Option<u64>); 3] =
     [(MEMORY, Some(64 << 20)), (DIRECTORY, None), (IMAGE, Some(64 << 20))];
 

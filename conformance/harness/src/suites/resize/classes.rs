@@ -50,7 +50,8 @@ pub(super) async fn modify_claims(
     modify_many(run, client, driver, slot).await
 }
 
-/// A class fails with the first resizer; the second applies the class that the user sets then.
+/// The driver rejects a class with the first resizer. The user then sets another class, which the second
+/// resizer applies.
 async fn modify_after_rejection(
     client: &Client,
     driver: &CsiDriverProcess,
@@ -117,7 +118,7 @@ async fn modify_many(
     claims.wait_remaining(0, TIMEOUT).await
 }
 
-/// Waits until a number of claims has the class and no pending modification.
+/// Waits until at least this number of claims has the class and no pending modification.
 async fn wait_modified(claims: &Claims, class: &str, least: usize) -> Result<()> {
     until(&format!("{least} claims have the class {class}"), TIMEOUT, async || {
         let all = claims.modifications().await?;

@@ -1,5 +1,5 @@
-//! An expansion that one resizer started or failed is completed by the other: Cofferdam's and csi-resizer.
-//! The same for VolumeAttributesClasses.
+//! Cofferdam's resizer completes expansions and modifications that csi-resizer started or failed to make, and
+//! the other way round.
 
 mod classes;
 
@@ -22,7 +22,7 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// Expanded claims at each replacement; as many more are pending then.
+/// Expanded claims at each replacement. The expansion of further claims is pending then.
 const SWAP_AFTER: [usize; 2] = [40, 120];
 /// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
@@ -33,7 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const INITIAL_SIZE: &str = "1Gi";
 const SMALLER_SIZE: &str = "2Gi";
 const LARGER_SIZE: &str = "3Gi";
-/// More failures than calls.
+/// More failures than calls are made: every call fails.
 const UNLIMITED_FAILURES: u32 = 1_000_000;
 const EXPAND_METHOD: &str = "ControllerExpandVolume";
 
@@ -57,11 +57,11 @@ impl Implementation {
 struct ResizeCase {
     name: &'static str,
     first: Implementation,
-    /// Error of the driver for the first resizer.
+    /// gRPC code of the driver's errors for the first resizer.
     code: &'static str,
-    /// State in the claim's status after the first resizer.
+    /// Value of `status.allocatedResourceStatuses` that the first resizer leaves.
     expected_state: &'static str,
-    /// Final capacity.
+    /// Capacity after the second resizer.
     final_size: &'static str,
 }
 
