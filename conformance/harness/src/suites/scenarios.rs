@@ -65,8 +65,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     run.add_note(&format!("{completed} scenarios, {crashed} of them once more with a crash"))
 }
 
-/// A scenario and its random generator. The generators are forked from the seeded one in the order of the table:
-/// the numbers of a scenario do not depend on the cluster that runs it.
+/// A scenario and its random generator. The generators are forked from the seeded one in the order of the
+/// table: the numbers of a scenario do not depend on the cluster that runs it.
 struct ScenarioRun {
     /// Position in the table.
     row: usize,

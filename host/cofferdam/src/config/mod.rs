@@ -150,8 +150,8 @@ impl ResolvedConfig {
         Ok(resolved)
     }
 
-    /// Replaces each setting of a driver that is exactly the placeholder with `node-name`: a DaemonSet has one
-    /// file for all nodes.
+    /// Replaces each setting of a driver that is exactly the placeholder with `node-name`: a DaemonSet has
+    /// one file for all nodes.
     fn expand_node_name(&mut self) -> Result<(), ConfigError> {
         let is_placeholder = |setting: &SettingValue| setting.0 == NODE_NAME_PLACEHOLDER;
         let sections = self.configuration.backend.iter();

@@ -83,8 +83,8 @@ pub(crate) fn busy_wait() {
     }
 }
 
-/// Computes until the host stops the call at its deadline. A wait of a fixed time could end before the deadline
-/// of a call that started late on a busy machine.
+/// Computes until the host stops the call at its deadline. A wait of a fixed time could end before the
+/// deadline of a call that started late on a busy machine.
 pub(crate) fn compute_until_stopped() -> ! {
     loop {
         std::hint::spin_loop();
