@@ -285,7 +285,7 @@ impl DevCluster {
         match mounts {
             Mounts::Recorded => {
                 let policy = allow_all_policy(root);
-                let node = self.new_node(FakeMounter::new(&host), RECORDED_KUBELET_ROOT, policy)?;
+                let node = self.new_node(FakeMounter::new(host), RECORDED_KUBELET_ROOT, policy)?;
                 self.add_server(socket, NodeService::new(node, manifest.clone(), topology), manifest);
                 host.make_directory(RECORDED_KUBELET_ROOT)?;
                 Ok(RootDir { path: RECORDED_KUBELET_ROOT.to_owned(), files: Arc::new(host.clone()) })
