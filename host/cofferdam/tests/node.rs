@@ -67,7 +67,7 @@ fn node_registrar_and_liveness_in_one_process() {
     let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
     let mut next_line_with =
         |what: &str| lines.by_ref().map(Result::unwrap).find(|line| line.contains(what)).unwrap();
-    // The order of the two is not defined.
+    // This line may be logged before or after the registration socket is served.
     let port =
         next_line_with("/healthz").split("127.0.0.1:").nth(1).unwrap().split(' ').next().unwrap().to_owned();
     let registration = home.path().join("pool.example.com@reg.sock");
