@@ -24,7 +24,7 @@ fn decide_retries_conflicts_a_bounded_number_of_times() {
 
 #[test]
 fn a_state_error_is_final_unless_the_call_has_changed_something() {
-    let host = mock::MockHost::new().max_state_bytes(80).install();
+    let host = mock::MockHost::new().max_state_bytes(176).install();
     let full = || increment(&HostStore, "a key that does not fit").unwrap_err();
     assert_eq!((full().kind, full().finality), (ErrorKind::ResourceExhausted, Finality::Final));
     let after = host.call(|| {

@@ -188,8 +188,7 @@ impl MockHost {
         self
     }
 
-    /// Limits the size of the state in bytes: keys, values and 64 bytes per entry. The real host counts 160
-    /// bytes per entry.
+    /// Limits the size of the state in bytes: keys, values and 160 bytes per entry, as the host counts them.
     #[must_use]
     pub fn max_state_bytes(self, bytes: usize) -> Self {
         self.0.blobs.borrow_mut().set_limit(bytes);

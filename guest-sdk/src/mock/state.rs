@@ -11,8 +11,8 @@ const MAX_KEY: usize = 512;
 const MAX_VALUE: usize = 64 << 10;
 const MAX_CHANGES: usize = 16;
 const MAX_PAGE: usize = 1 << 20;
-/// Bytes that an entry counts in addition to key and value. The real host counts 160.
-const ENTRY_OVERHEAD: usize = 64;
+/// Bytes that an entry counts in addition to key and value, as in the host.
+const ENTRY_OVERHEAD: usize = 160;
 
 /// The state entries.
 #[derive(Debug)]
