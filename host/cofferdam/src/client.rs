@@ -28,7 +28,7 @@ pub(crate) enum ClientError {
     Client { url: String, problem: String },
 }
 
-/// A client and the namespace of its configuration.
+/// A client of an API server, with the configuration that it was created from.
 #[derive(Clone)]
 pub(crate) struct ClusterConnection {
     /// The client. It does not retry: the roles handle failed requests.
@@ -53,7 +53,7 @@ impl ClusterConnection {
 pub(crate) struct ClientEnvironment {
     /// `KUBECONFIG`
     pub(crate) kubeconfig: Option<String>,
-    /// Set if `KUBERNETES_SERVICE_HOST` is, as in every pod.
+    /// `true` if `KUBERNETES_SERVICE_HOST` is set, as in every pod.
     pub(crate) in_cluster: bool,
     /// Home directory.
     pub(crate) home: Option<PathBuf>,
@@ -98,7 +98,7 @@ impl ClientEnvironment {
     }
 }
 
-/// Connects to the configured cluster.
+/// Creates a client for the configured cluster. Sends no request to the API server.
 ///
 /// # Errors
 /// [`ClientError`]; its message is one line and contains no secret.
@@ -241,7 +241,7 @@ fn credential_error_message(error: &kube::Error) -> String {
     one_line(error)
 }
 
-/// Connects with the text of a kubeconfig; messages call it `origin`.
+/// Creates a client from the text of a kubeconfig; messages call it `origin`.
 ///
 /// # Errors
 /// [`ClientError`]

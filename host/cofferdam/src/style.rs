@@ -7,11 +7,11 @@ pub(crate) enum Colour {
     Default,
     /// For secondary text.
     Dim,
-    /// For actions of a user.
+    /// For titles and for actions of a user.
     Bold,
     /// For completed work.
     Green,
-    /// For waiting work.
+    /// For waiting work and for notices.
     Yellow,
     /// For failures.
     Red,

@@ -140,7 +140,7 @@ impl SupervisedProcess {
         early_exit_error((&mut self.roles).await)
     }
 
-    /// Starts no new work, waits for in-flight calls, and flushes.
+    /// Starts no new work, waits for in-flight calls, and flushes journals and events.
     ///
     /// # Errors
     /// [`CommandError::DrainTimeout`], or the error of the roles.

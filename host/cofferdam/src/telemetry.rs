@@ -52,7 +52,7 @@ pub(crate) struct TelemetryState {
     pub(crate) registry: Arc<Registry>,
     /// Readiness: the caches are synced and the roles run.
     pub(crate) ready: watch::Receiver<bool>,
-    /// The check of `/healthz`; absent if a running process is healthy.
+    /// The check of `/healthz`; without one `/healthz` always returns 200.
     pub(crate) health: Option<HealthCheck>,
     /// Cancelled when the process starts to drain.
     pub(crate) stopping: CancellationToken,

@@ -36,7 +36,7 @@ impl Drop for TestDirectory {
     }
 }
 
-/// The program with an empty environment.
+/// The program with an environment of `HOME` and `TMPDIR` only.
 fn cofferdam(scratch: &TestDirectory, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
     command
@@ -68,7 +68,7 @@ fn start_error(scratch: &TestDirectory, flags: &[&str]) -> String {
     run_error(scratch, &arguments)
 }
 
-/// The error of a driver file.
+/// The error of `cofferdam run` with this component file.
 fn driver_error(scratch: &TestDirectory, file: &str) -> String {
     let kubeconfig = scratch.file("kubeconfig", KUBECONFIG);
     start_error(scratch, &["--kubeconfig", &kubeconfig, "--backend", file])

@@ -161,12 +161,12 @@ impl RunningCsiDriver {
         self.directory.path().join("csi.sock")
     }
 
-    /// Runs the program to its end; returns its output.
+    /// Runs the program until it exits; returns its exit code, and stdout followed by stderr.
     async fn cofferdam(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cofferdam"));
         command.args(arguments).env_clear().stdin(Stdio::null());
         command.env("HOME", self.directory.path()).env("TMPDIR", self.directory.path());
-        // The driver runs on this thread.
+        // Do not block this thread: the driver runs on it.
         let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
         let text = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
         (output.status.code(), text)

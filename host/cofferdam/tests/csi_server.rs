@@ -73,7 +73,7 @@ impl ServedMemoryDriver {
         self.directory.path().join(name)
     }
 
-    /// Starts a process that serves the driver of the other socket.
+    /// A command that serves the driver of `csi.sock` on another socket.
     fn proxy_command(&self, socket: &str) -> Command {
         let mut command = cofferdam();
         command.arg("--csi-address").arg(self.path("csi.sock")).arg("--csi-socket").arg(self.path(socket));
@@ -89,7 +89,7 @@ fn cofferdam() -> Command {
 }
 
 async fn client(socket: &Path) -> Arc<CsiBackend> {
-    // It retries until the socket is served.
+    // `connect` retries until the socket is served.
     let config = CsiConfig::new(socket.to_str().unwrap().parse().unwrap());
     CsiBackend::connect(config, &BackendMetrics::default(), &ConnectionMetrics::default()).await.unwrap()
 }

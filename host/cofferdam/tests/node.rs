@@ -34,7 +34,7 @@ fn run_command(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Expects exit code 1 and one line with this text.
+/// Expects exit code 1, and this text on stderr.
 fn assert_start_fails(home: &Path, arguments: &[&str], expected: &str) {
     let output = run_command(home, arguments).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -54,7 +54,7 @@ fn cofferdam(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A node with a pool, and its configuration.
+/// Creates the pool of a node, and writes the configuration of its process; returns the path of that file.
 fn write_node_config(home: &Path, name: &str) -> PathBuf {
     let pool = home.join(name);
     fs::create_dir_all(pool.join("volumes")).unwrap();

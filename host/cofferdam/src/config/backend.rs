@@ -17,8 +17,8 @@ use super::value::deserialize_from_str;
 /// Name of the default driver of dev mode.
 pub(crate) const MEMORY_BACKEND: &str = "memory";
 
-/// Component of a driver that is built into the program, by the name of its section. In dev mode the section
-/// needs no file.
+/// Component of a driver that is built into the program, by the name of its section; `None` for other names.
+/// In dev mode the section needs no file.
 pub(crate) fn carried_component(name: &str) -> Option<&'static [u8]> {
     match name {
         MEMORY_BACKEND => Some(cofferdam_carried::MEMORY),
@@ -67,7 +67,7 @@ pub(crate) struct BackendSection {
 }
 
 impl BackendSection {
-    /// Reports if the section has a file or a socket.
+    /// Returns `true` if the section has the location of its driver: `file` or `csi`.
     pub(crate) fn has_location(&self) -> bool {
         self.file.is_some() || self.csi.is_some()
     }

@@ -69,7 +69,7 @@ impl FlagSelection for DevSelection {
     }
 }
 
-/// The settings of commands that only read the cluster: `kubeconfig` and `context`.
+/// The settings of commands that use a cluster and run no roles: `kubeconfig` and `context`.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionSelection;
 

@@ -9,7 +9,7 @@ pub(crate) enum ValueOrigin {
     Flag(String),
     /// The environment variable of this name.
     EnvVar(String),
-    /// A file, and the line in it.
+    /// A file, and the line in it if it is known.
     File(PathBuf, Option<usize>),
     /// No source: the default.
     Default,

@@ -262,7 +262,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Directives of `tracing_subscriber::EnvFilter`, which can parse them.
+/// Valid directives for `tracing_subscriber::EnvFilter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogFilter(pub(crate) String);
 

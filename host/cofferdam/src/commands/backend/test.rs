@@ -136,7 +136,7 @@ fn parse_duration(flag: &str, text: &str) -> Result<Duration, BackendCommandErro
     Ok(parsed.map_err(|problem| BackendCommandError::Argument(format!("{flag}: {problem}")))?.get())
 }
 
-/// A random seed: concurrent runs on the same storage need different names.
+/// A seed from the current time: concurrent runs on the same storage need different volume names.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::from(now.subsec_nanos()) % SEED_LIMIT

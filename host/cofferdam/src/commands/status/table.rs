@@ -8,7 +8,7 @@ use crate::{
     table::TextTable,
 };
 
-/// Width of the column of labels, which is the same for every driver.
+/// Smallest width of the column of labels, so that it is the same for every driver.
 const LABEL_WIDTH: usize = 11;
 /// Longest reason or message, in characters.
 const MAX_MESSAGE_WIDTH: usize = 160;
@@ -24,7 +24,7 @@ fn format_age(seconds: i64) -> String {
     }
 }
 
-/// Escapes text of the cluster and cuts it to one line.
+/// Escapes control characters in text of the cluster, also line breaks, and cuts it to [`MAX_MESSAGE_WIDTH`].
 fn truncate(text: &str) -> String {
     let text = escape_control_chars(text.trim());
     if text.chars().count() <= MAX_MESSAGE_WIDTH {

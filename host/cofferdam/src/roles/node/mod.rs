@@ -34,7 +34,7 @@ use crate::{
 
 /// Timeout of the registrar's first connection to a driver, as in node-driver-registrar.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Delay between two attempts.
+/// Delay between two attempts to connect.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Rejects the privileged role node in a process that runs drivers, unless `single-process` is set.
@@ -90,7 +90,7 @@ pub(crate) async fn run(configuration: &Configuration) -> Result<ProcessOutcome,
     end
 }
 
-/// Starts the configured node roles in a process that also has others.
+/// Starts the configured node roles in a process that also has other roles; `None` if none is configured.
 ///
 /// # Errors
 /// [`CommandError`], one line.

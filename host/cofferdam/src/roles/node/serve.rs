@@ -29,7 +29,7 @@ fn setup_error(error: impl std::fmt::Display) -> NodeRoleError {
     NodeRoleError::Setup(error.to_string())
 }
 
-/// Starts the Node service on its socket; returns the server and the driver's name.
+/// Binds the socket of the Node service. Returns the server, which the caller runs, and the driver's name.
 pub(super) async fn serve_node(
     configuration: &Configuration,
     metrics: &ServerMetrics,
