@@ -101,7 +101,8 @@ impl ParameterReader {
         self.choice(key, &[("true", true), ("false", false)])
     }
 
-    /// One of several words, each mapped to a value.
+    /// Reads a parameter that must be one of these words, and returns the value of the word. `None` if the
+    /// parameter is absent.
     ///
     /// # Errors
     ///

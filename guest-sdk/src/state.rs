@@ -38,7 +38,8 @@ pub trait Store {
     /// Nothing was written:
     ///
     /// - [`StateError::Conflict`] if a key is not at the version that a change expects.
-    /// - Other errors: a size or number is out of bounds, or the store is unavailable.
+    /// - Other errors: a key, value or batch has an invalid size, a key is repeated, or the store is full or
+    ///   unavailable.
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError>;
 
     /// Reads the keys with a prefix after a given key, in byte order.

@@ -55,13 +55,14 @@ pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
     Ok(leftovers)
 }
 
-/// Removes the leftovers of runs whose harness does not exist any more.
+/// Removes the leftovers of runs whose harness process has ended.
 ///
-/// The harness is looked up in this process's PID namespace: do not call it in a namespace while other suites
-/// run outside of it.
+/// A harness is looked up by its process ID in `/proc`. Do not call this function inside a PID namespace while
+/// suites run outside that namespace: their harnesses would seem to have ended, and their loop devices and
+/// cgroups would be removed.
 ///
 /// # Errors
-/// If one cannot be removed.
+/// If a leftover cannot be removed.
 pub fn remove_stale() -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     let devices = loop_devices()?.into_iter().map(|(_, owner)| owner);

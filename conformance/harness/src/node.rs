@@ -264,7 +264,8 @@ impl KubeletNode {
         self.wait_ready(plane).await
     }
 
-    /// Unmounts everything below the node's directories, and the networks of its pods.
+    /// Lazily unmounts everything below the node's directories, and the bind mounts of its pods' network
+    /// namespaces.
     async fn unmount(&self, networks: &BTreeSet<String>) -> Result<()> {
         let table = fs::read_to_string("/proc/self/mountinfo")?;
         // In reverse order of mounting.

@@ -195,7 +195,7 @@ pub(crate) fn with_page_query<'a>(
     }
 }
 
-/// Returns the free capacity, which both tiers share.
+/// Returns the free capacity, which both tiers share, and the minimum and maximum size of a volume.
 pub(crate) fn available(client: &ArrayClient, request: CapacityRequest) -> Result<CapacityReport> {
     parse_tier(request.parameters)?;
     let pool: model::ArrayPool =

@@ -70,7 +70,7 @@ pub(crate) struct Rule {
 pub(crate) type RuleSet = &'static [&'static [Rule]];
 
 impl Rule {
-    /// A rule for the whole cluster.
+    /// A rule of the ClusterRole, for all objects of a resource.
     pub(crate) const fn cluster(
         group: &'static str,
         resource: &'static str,

@@ -14,7 +14,7 @@ use cofferdam_domain::{Claim, StorageClass, Volume};
 use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-/// A kind that a controller reads from the cache.
+/// A watch that a controller needs: a kind, the scope of its objects, and whether readiness waits for it.
 #[derive(Clone, Debug)]
 pub struct WatchSpec {
     kind: WatchedKind,

@@ -33,7 +33,8 @@ const CPU_BOUND_THRESHOLD: Duration = Duration::from_millis(1);
 /// Approximate number of calls in the mean.
 const MEAN_WINDOW: u64 = 8;
 
-/// Scheduling of one backend's CPU-bound calls.
+/// Runs the calls of one backend, and moves CPU-bound ones to the shared low-priority threads, one poll slice
+/// at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct CpuPool {
     /// Held during each poll slice: one call of this backend at a time waits for a thread or runs on it, so

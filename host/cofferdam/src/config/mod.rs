@@ -150,8 +150,9 @@ impl ResolvedConfig {
         Ok(resolved)
     }
 
-    /// Replaces each setting of a driver that is exactly the placeholder with `node-name`: a DaemonSet has
-    /// one file for all nodes.
+    /// Sets every driver setting whose whole value is `$(node-name)` to the value of `node-name`, so that all
+    /// nodes of a DaemonSet can share one configuration file. Fails if the placeholder is used and `node-name`
+    /// is not set.
     fn expand_node_name(&mut self) -> Result<(), ConfigError> {
         let is_placeholder = |setting: &SettingValue| setting.0 == NODE_NAME_PLACEHOLDER;
         let sections = self.configuration.backend.iter();

@@ -59,7 +59,7 @@ struct LiveProcess {
     node: Option<&'static str>,
 }
 
-/// State that all processes and the user share.
+/// State of a simulation that its controller processes share with the simulated user. It outlives a process.
 pub(crate) struct SimulationFixture {
     pub(crate) cluster: Arc<dyn TestCluster>,
     pub(crate) user_api: ApiTransport,
@@ -156,7 +156,8 @@ impl SimulationFixture {
         *self.api_faults.lock() = api_faults;
     }
 
-    /// Removes and returns the fault of a request, together with the request, whose body is read for this.
+    /// Removes the first unused fault that matches the request from the list, and returns its kind. Also
+    /// returns the request, rebuilt because matching reads its body. GET requests never match.
     pub(crate) async fn take_api_fault(
         &self,
         request: Request<Body>,

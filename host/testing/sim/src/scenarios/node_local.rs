@@ -78,8 +78,8 @@ const RETRY_ORDER: &[(EnvironmentKind, &str)] =
 const EVENT_TIMING: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time ExternalProvisioning may or may not be emitted on the claim");
 
-/// pv-controller emits ExternalProvisioning if the process of the node has not provisioned the claim after a
-/// second, which happens on a busy machine.
+/// Events that may also occur in real time: pv-controller emits ExternalProvisioning if the selected node's
+/// process needs more than a second to provision the claim, as on a busy machine.
 const DELAYED_EVENTS: &[&str] = &["a Normal ExternalProvisioning"];
 
 const BOUND_ON_N1: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n1"];
