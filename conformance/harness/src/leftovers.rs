@@ -57,9 +57,9 @@ pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
 
 /// Removes the leftovers of runs whose harness process has ended.
 ///
-/// A harness is looked up by its process ID in `/proc`. Do not call this function inside a PID namespace while
-/// suites run outside that namespace: their harnesses would seem to have ended, and their loop devices and
-/// cgroups would be removed.
+/// A harness is looked up by its process ID in `/proc`. Do not call this function inside a PID namespace
+/// while suites run outside that namespace: their harnesses would seem to have ended, and their loop devices
+/// and cgroups would be removed.
 ///
 /// # Errors
 /// If a leftover cannot be removed.

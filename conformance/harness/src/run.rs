@@ -23,8 +23,8 @@ const FIRST_PORT: u16 = 10_000;
 const PORTS_PER_SUITE: u16 = 2_000;
 /// Maximum suites that one harness runs at the same time.
 pub(crate) const MAX_PARALLEL_SUITES: u16 = 2;
-/// Number of port ranges. A harness uses the range of its process ID modulo this number. Two harnesses may use
-/// the same range, so each port is also checked to be free.
+/// Number of port ranges. A harness uses the range of its process ID modulo this number. Two harnesses may
+/// use the same range, so each port is also checked to be free.
 const HARNESSES: u32 = 5;
 
 /// The first port of a suite that runs in this lane of this harness.

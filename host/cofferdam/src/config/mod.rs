@@ -151,8 +151,8 @@ impl ResolvedConfig {
     }
 
     /// Sets every driver setting whose whole value is `$(node-name)` to the value of `node-name`, so that all
-    /// nodes of a DaemonSet can share one configuration file. Fails if the placeholder is used and `node-name`
-    /// is not set.
+    /// nodes of a DaemonSet can share one configuration file. Fails if the placeholder is used and
+    /// `node-name` is not set.
     fn expand_node_name(&mut self) -> Result<(), ConfigError> {
         let is_placeholder = |setting: &SettingValue| setting.0 == NODE_NAME_PLACEHOLDER;
         let sections = self.configuration.backend.iter();

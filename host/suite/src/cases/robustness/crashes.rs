@@ -276,8 +276,8 @@ pub(super) async fn modify(context: &SuiteContext) -> CaseResult {
     fail(format!("a modification within {MAX_HOST_CALLS} host calls"), "it needs more")
 }
 
-/// Returns the handles of the listed volumes with the request's owner, and records them for the cleanup. Empty
-/// for drivers that do not list volumes or do not store owners.
+/// Returns the handles of the listed volumes with the request's owner, and records them for the cleanup.
+/// Empty for drivers that do not list volumes or do not store owners.
 async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseResult<Vec<VolumeHandle>> {
     if !context.backend.abilities().contains(&Ability::Listing) {
         return Ok(Vec::new());
