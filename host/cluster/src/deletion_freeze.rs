@@ -7,10 +7,11 @@
 //! check.
 //!
 //! The process may read and write the restored cluster before a reflector lists it. Therefore the
-//! resourceVersion in the response of each list, create and merge patch is compared with the highest observed
-//! one. A read that does not find a claim returns no version; [`check_live`] compares the version of a later
-//! list. Responses of JSON patches are not compared: one that removes the last finalizer of a deleted object
-//! returns the object's old version.
+//! resourceVersion in the response of each list, create, merge patch and strategic merge patch is compared
+//! with the highest one that this process has observed, per kind and in memory: a process that starts after
+//! the restore cannot detect it, and relies on the marker. A read that does not find a claim returns no
+//! version; [`check_live`] compares the version of a later list. Responses of JSON patches are not compared:
+//! one that removes the last finalizer of a deleted object returns the object's old version.
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ pub async fn check_live(writer: &Writer) -> Result<(), ApiError> {
     match tokio::time::timeout(CHECK_TIMEOUT, checks).await {
         Ok(result) => result.map(drop),
         Err(_) => Err(ApiError::Unavailable {
-            target: "the version of the cluster".to_owned(),
+            target: "the current resourceVersions of claims and PersistentVolumes".to_owned(),
             message: format!("no response within {CHECK_TIMEOUT:?}"),
         }),
     }

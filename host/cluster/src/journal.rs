@@ -2,8 +2,9 @@
 //!
 //! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
 //! claim is deleted in the meantime. Therefore the exact request is first written to one of several
-//! ConfigMaps (shards) in the operator's namespace, keyed by the claim's uid. A retry sends the identical
-//! request. The entry is removed when the PersistentVolume exists or the failure is final.
+//! ConfigMaps (shards) in the process's namespace, keyed by the claim's uid. A retry sends the identical
+//! request. The entry is removed when the PersistentVolume exists, the failure is final, or the created
+//! volume was deleted because no claim needs it.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with

@@ -1,9 +1,18 @@
-//! The controllers. Each has a folder: `declaration.rs` declares it, `rules.rs` decides over plain data,
-//! `reconcile.rs` performs one effect at a time.
+//! The controllers. Each has a folder: `declaration.rs` declares it, `rules.rs` decides without I/O, and
+//! `reconcile.rs` performs one effect at a time. [`orphans`] is a part of the provisioner.
 //!
 //! A rule returns the *next* effect. After the effect the rule decides again, from the cache as it is then.
 //! So a process that was killed after any effect, or that raced with another writer, continues from the state
-//! in the cluster; there is no other recovery.
+//! in the cluster; there is no other recovery. One sequence does not return to its rule in between: after
+//! CreateVolume, the provisioner creates the PersistentVolume, or deletes the volume, from the response.
+//!
+//! A PersistentVolumeClaim becomes Bound in these steps:
+//!
+//! 1. [`pv_controller`] finds no matching PersistentVolume and sends `messages::ProvisioningRequested`.
+//! 2. [`provisioner`] records the request in the journal, calls the driver, and creates the PersistentVolume
+//!    with the claim's `claimRef`.
+//! 3. [`pv_controller`] finds that PersistentVolume, and writes the volume's phase, `volumeName` and the
+//!    claim's phase.
 //!
 //! A new role is a new folder and one line in [`table::CONTROLLERS`].
 #![forbid(unsafe_code)]

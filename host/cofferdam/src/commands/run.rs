@@ -120,7 +120,7 @@ async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
     }
 }
 
-/// Starts the roles that reconcile a cluster.
+/// Creates the manager of the roles that reconcile a cluster. `supervisor::start` runs it.
 fn start_controllers(
     configuration: &Configuration,
     cluster: ClusterConnection,

@@ -3,7 +3,8 @@
 //! kube-controller-manager's attach-detach controller for CSI volumes.
 //!
 //! The controller persists no state. It derives the desired state from pods, claims and PersistentVolumes,
-//! and the actual state from VolumeAttachments and Nodes, so it has nothing to reconstruct at start-up.
+//! and the actual state from VolumeAttachments and Nodes. Timers and updates in flight are in memory only;
+//! see `state`.
 
 mod declaration;
 mod desired_state;

@@ -208,16 +208,20 @@ pub enum DetachDecision {
     Detach(Option<ForceDetachReason>),
 }
 
-/// The next effect.
+/// The next effect. A detach has these phases: its conditions are met (see `detach_decision`); the node's
+/// worker removes the volume from `volumesAttached` ([`Wait`](Self::Wait)); the volume can no longer be
+/// listed again ([`Start`](Self::Start)); a live read confirms that kubelet does not use it
+/// ([`RefreshNode`](Self::RefreshNode)); the VolumeAttachment is deleted ([`Detach`](Self::Detach)).
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
-    /// No effect.
+    /// No effect of this worker: nothing is to do, a condition is not met, or the node's worker removes the
+    /// volume from `volumesAttached` first.
     Wait,
-    /// Exclude the volume from the node's `volumesAttached`.
+    /// Exclude the volume from later lists of the node's `volumesAttached`.
     Start(AttachedVolume),
     /// Include the volume in the node's `volumesAttached` again.
     Cancel(AttachedVolume),
-    /// Read the Node live.
+    /// Read the Node live: kubelet may have started to use the volume before it received the shorter list.
     RefreshNode(AttachedVolume),
     /// Delete the VolumeAttachment.
     Detach(AttachedVolume, Option<ForceDetachReason>),

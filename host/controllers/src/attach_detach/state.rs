@@ -1,7 +1,8 @@
 //! In-memory state of the attach-detach controller: timers, and updates of `volumesAttached` in flight.
 //!
-//! The state is a cache. It is empty after a restart, and every decision can be made from cluster objects
-//! alone.
+//! The state is not persisted. It is empty after a restart, and then every decision is made from cluster
+//! objects alone: the force-detach timers start again, and a deleted Node whose status was not observed
+//! counts as using its volumes.
 //!
 //! Invariant: a volume is never added to a Node's `status.volumesAttached` after its detach has started. To
 //! ensure it,

@@ -42,6 +42,8 @@ pub fn persistent_volume(
         "volumeHandle": created.handle,
         "volumeAttributes": attributes,
     });
+    // With the claim's uid, this is the first of the four writes of binding: `pv_controller` continues with
+    // the volume's phase.
     let mut claim = json!({
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

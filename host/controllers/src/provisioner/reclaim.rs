@@ -112,7 +112,7 @@ impl Provisioner {
     }
 
     /// Deletes the volume at the driver. Since this effect cannot be undone, volume and claim are read from
-    /// the API server first, and then the version of the cluster, unless the PersistentVolume controller of
+    /// the API server first, and then the current resourceVersions, unless the PersistentVolume controller of
     /// this process has just done so. Returns an action if the volume was not deleted.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
         // 1. Check what the cache knows: the Secret, other PersistentVolumes of the volume,

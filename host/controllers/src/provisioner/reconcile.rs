@@ -1,7 +1,7 @@
 //! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
 //!
-//! A claim gets its volume in these steps. Each is a call of [`Provisioner::reconcile_claim`], or continues
-//! it:
+//! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. Each is a call of
+//! [`Provisioner::reconcile_claim`], or continues it:
 //!
 //! | step | function |
 //! |---|---|
@@ -265,7 +265,8 @@ impl Provisioner {
         self.context.drivers.values().find_map(|driver| Some((driver, driver.journal.get(uid)?)))
     }
 
-    /// Reconciles one claim, at most one effect per step. See [`rules::provision`].
+    /// Reconciles one claim. Decides with [`rules::provision`] again after each effect, except after
+    /// CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
             // 1. Find a recorded request: its result is determined before anything else.
@@ -296,7 +297,8 @@ impl Provisioner {
                 // 6. Remove the journal entry of a request that is complete.
                 ProvisionVerdict::RemoveIntent => {
                     if let Some((driver, intent)) = recorded {
-                        // The process that created the PersistentVolume ended before it emitted the event.
+                        // The PersistentVolume exists, but its event was not emitted: the process ended
+                        // before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);
                         driver.journal.remove(uid);
                     }

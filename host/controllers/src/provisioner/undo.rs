@@ -145,7 +145,7 @@ impl Provisioner {
             return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &other)));
         }
 
-        // 3. The claim, and then the version of the cluster: the reads above may be of a restored one.
+        // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
         self.context.restore_check.check_live().await?;
 
