@@ -1,7 +1,7 @@
 //! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
 //!
 //! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. Each is a call of
-//! [`Provisioner::reconcile_claim`], or continues it:
+//! `Provisioner::reconcile_claim`, or continues it:
 //!
 //! | step | function |
 //! |---|---|
