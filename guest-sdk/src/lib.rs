@@ -62,7 +62,7 @@ mod backend;
 #[doc(hidden)]
 pub mod bindings;
 mod error;
-mod export;
+mod export_macros;
 pub mod handle;
 mod host;
 pub mod http;

@@ -1,4 +1,4 @@
-//! The macro that exports a backend as a component.
+//! The macros that export a backend as a component.
 
 /// Exports a type that implements [`Backend`](crate::Backend) as a component: `export!(MyArray)`.
 ///
