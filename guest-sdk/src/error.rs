@@ -1,8 +1,30 @@
-//! Constructors of [`StorageError`]. Each sets the finality that matches its kind.
+//! Kinds and constructors of [`StorageError`].
 
 use std::time::Duration;
 
 use crate::{ErrorKind, Finality, StorageError};
+
+impl ErrorKind {
+    /// The finality that the constructors of [`StorageError`] set for the kind.
+    pub const fn default_finality(self) -> Finality {
+        match self {
+            Self::Aborted => Finality::InProgress,
+            Self::Internal | Self::Unavailable | Self::DeadlineExceeded | Self::Cancelled | Self::Unknown => {
+                Finality::Unknown
+            }
+            Self::InvalidArgument
+            | Self::NotFound
+            | Self::AlreadyExists
+            | Self::PermissionDenied
+            | Self::Unauthenticated
+            | Self::ResourceExhausted
+            | Self::FailedPrecondition
+            | Self::OutOfRange
+            | Self::Unimplemented
+            | Self::DataLoss => Finality::Final,
+        }
+    }
+}
 
 /// ```
 /// use cofferdam_guest::{ErrorKind, Finality, StorageError};

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::{CapacityRange, ErrorKind, Owner, Result, StorageError};
+use crate::{CapacityRange, Finality, Owner, Result, StorageError};
 
 /// Result of an attempt to create an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,23 +79,9 @@ pub fn find_or_create<T>(
 
 /// Makes the error of a lookup not final if the lookup had no result.
 fn not_final_without_response(error: StorageError) -> StorageError {
-    match error.kind {
-        ErrorKind::Unavailable
-        | ErrorKind::DeadlineExceeded
-        | ErrorKind::Cancelled
-        | ErrorKind::Internal
-        | ErrorKind::Unknown => error.after_change(),
-        ErrorKind::InvalidArgument
-        | ErrorKind::NotFound
-        | ErrorKind::AlreadyExists
-        | ErrorKind::PermissionDenied
-        | ErrorKind::Unauthenticated
-        | ErrorKind::ResourceExhausted
-        | ErrorKind::FailedPrecondition
-        | ErrorKind::Aborted
-        | ErrorKind::OutOfRange
-        | ErrorKind::Unimplemented
-        | ErrorKind::DataLoss => error,
+    match error.kind.default_finality() {
+        Finality::Unknown => error.after_change(),
+        Finality::Final | Finality::InProgress => error,
     }
 }
 
@@ -158,7 +144,7 @@ impl<'a> ExistingComparison<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Finality;
+    use crate::ErrorKind;
 
     #[test]
     fn the_first_difference_is_named() {

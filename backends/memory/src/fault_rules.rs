@@ -77,28 +77,6 @@ pub(crate) struct FaultRule {
     pub(crate) finality: Finality,
 }
 
-/// The finality of errors of a kind, unless a rule names another.
-pub(crate) const fn default_finality(kind: ErrorKind) -> Finality {
-    match kind {
-        ErrorKind::Aborted => Finality::InProgress,
-        ErrorKind::Internal
-        | ErrorKind::Unavailable
-        | ErrorKind::DeadlineExceeded
-        | ErrorKind::Cancelled
-        | ErrorKind::Unknown => Finality::Unknown,
-        ErrorKind::InvalidArgument
-        | ErrorKind::NotFound
-        | ErrorKind::AlreadyExists
-        | ErrorKind::PermissionDenied
-        | ErrorKind::Unauthenticated
-        | ErrorKind::ResourceExhausted
-        | ErrorKind::FailedPrecondition
-        | ErrorKind::OutOfRange
-        | ErrorKind::Unimplemented
-        | ErrorKind::DataLoss => Finality::Final,
-    }
-}
-
 fn known_method(name: &str) -> Option<&'static str> {
     METHODS.into_iter().find(|method| *method == name)
 }
@@ -149,7 +127,7 @@ impl FaultRule {
             }
         }
         // The call has taken effect, so the error must not be final, regardless of its kind.
-        let default = if after { Finality::Unknown } else { default_finality(kind) };
+        let default = if after { Finality::Unknown } else { kind.default_finality() };
         Ok(Self {
             text: text.to_owned(),
             method,

@@ -7,7 +7,7 @@ use cofferdam_guest::ErrorKind;
 use super::*;
 use crate::{
     fake::FakeStore,
-    fault_rules::{KINDS, Latency, default_finality},
+    fault_rules::{KINDS, Latency},
     settings::MemorySettings,
 };
 
@@ -68,7 +68,7 @@ fn fault_rules_apply_in_order_and_as_often_as_configured() {
 fn every_error_kind_can_be_injected() {
     for (name, kind) in KINDS {
         let (answers, done) = run_five_calls(&format!("create:{name}:1"));
-        assert_eq!((answers[0], done), (Some((kind, default_finality(kind))), 4), "{name}");
+        assert_eq!((answers[0], done), (Some((kind, kind.default_finality())), 4), "{name}");
     }
 }
 
