@@ -249,8 +249,7 @@ impl ControllerManager {
         events: &EventSink,
     ) -> ProcessContext {
         let (settings, backends) = (&self.settings, &self.dependencies.backends);
-        let is_cluster_wide = |backend: &&Arc<dyn Backend>| !settings.is_node_local(&***backend);
-        let names = backends.iter().filter(is_cluster_wide).map(|backend| backend.description().name.clone());
+        let names = settings.cluster_wide(backends).map(|backend| backend.description().name.clone());
         ProcessContext {
             cache: Arc::clone(cache),
             writer: writer.clone(),

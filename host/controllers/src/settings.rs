@@ -59,6 +59,14 @@ impl Settings {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
     }
 
+    /// The drivers that are not node-local.
+    pub(crate) fn cluster_wide<'a>(
+        &self,
+        backends: &'a [Arc<dyn Backend>],
+    ) -> impl Iterator<Item = &'a Arc<dyn Backend>> {
+        backends.iter().filter(|backend| !self.is_node_local(&***backend))
+    }
+
     /// The node of the process, with those of its drivers that are node-local.
     pub(crate) fn local_node(&self, backends: &[Arc<dyn Backend>]) -> Option<LocalNode> {
         let deployment = self.node.as_ref()?;

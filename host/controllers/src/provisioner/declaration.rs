@@ -10,7 +10,7 @@ use cofferdam_cluster::{
     writer::CachedKind,
 };
 use cofferdam_domain::{
-    CsiNode, DriverName, Node, VolumeAttachment, VolumeAttributesClass,
+    CsiNode, Node, VolumeAttachment, VolumeAttributesClass,
     storage::{Ability, Feature},
 };
 use prometheus_client::registry::Registry;
@@ -23,6 +23,7 @@ use super::{
 use crate::{
     context::ProcessContext,
     controller::DeclaredController,
+    drivers::ManagedDriver,
     node_local::LocalNode,
     orphans::{OrphanContext, OrphanScanner, metrics::OrphanMetrics},
     protection, pv_controller,
@@ -63,8 +64,7 @@ const NODE_LOCAL: &[Rule] = &[
 /// Interval of the scan for orphans, if this process scans. One process per driver writes its report, so
 /// node-local drivers are not scanned.
 fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
-    let is_cluster_wide = |backend: &Arc<dyn Backend>| !settings.is_node_local(&**backend);
-    settings.provisioner.orphan_scan_interval.filter(|_| backends.iter().any(is_cluster_wide))
+    settings.provisioner.orphan_scan_interval.filter(|_| settings.cluster_wide(backends).next().is_some())
 }
 
 /// The watch of a kind with topology information (CSINode or Node): every object if a driver with topology is
@@ -74,9 +74,7 @@ fn topology_watch<K: CachedKind>(
     backends: &[Arc<dyn Backend>],
     is_needed: fn(&LocalNode) -> bool,
 ) -> Option<WatchSpec> {
-    let is_cluster_wide =
-        |backend: &Arc<dyn Backend>| backend.has_topology() && !settings.is_node_local(&**backend);
-    if backends.iter().any(is_cluster_wide) {
+    if settings.cluster_wide(backends).any(|backend| backend.has_topology()) {
         return Some(WatchSpec::all::<K>());
     }
     let node = settings.local_node(backends).filter(is_needed)?;
@@ -109,9 +107,8 @@ fn options(process: &ProcessContext) -> ProvisionerOptions {
 
 /// Dependencies of the scan for orphaned volumes.
 fn orphan_context(process: &ProcessContext, interval: Duration, metrics: OrphanMetrics) -> OrphanContext {
-    let is_node_local =
-        |name: &DriverName| process.local_node.as_ref().is_some_and(|local_node| local_node.has_driver(name));
-    let drivers = process.drivers.iter().filter(|(name, _)| !is_node_local(name));
+    let is_cluster_wide = |driver: &ManagedDriver| !process.settings.is_node_local(&*driver.backend);
+    let drivers = process.drivers.iter().filter(|(_, driver)| is_cluster_wide(driver));
     OrphanContext {
         cache: Arc::clone(&process.cache),
         writer: process.writer.clone(),
@@ -139,17 +136,14 @@ impl DeclaredController for Provisioner {
     type Metrics = (ProvisionerMetrics, OrphanMetrics);
 
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec> {
-        let has = |ability| backends.iter().any(|backend| backend.abilities().contains(&ability));
         let namespace = &settings.namespace;
         let mut watches = vec![WatchSpec::scoped::<RestoreMarker>(deletion_freeze::marker_scope(namespace))];
         // A volume is not deleted while a VolumeAttachment names it. Node-local volumes are not attached.
-        let publishes = |backend: &Arc<dyn Backend>| {
-            backend.abilities().contains(&Ability::Publishing) && !settings.is_node_local(&**backend)
-        };
-        if backends.iter().any(publishes) {
+        let publishes = |backend: &Arc<dyn Backend>| backend.abilities().contains(&Ability::Publishing);
+        if settings.cluster_wide(backends).any(publishes) {
             watches.push(WatchSpec::all::<VolumeAttachment>());
         }
-        if has(Ability::Modification) {
+        if backends.iter().any(|backend| backend.abilities().contains(&Ability::Modification)) {
             watches.push(WatchSpec::all::<VolumeAttributesClass>());
         }
         watches.extend(topology_watch::<CsiNode>(settings, backends, LocalNode::needs_keys));
