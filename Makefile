@@ -59,8 +59,8 @@ peers: ## build etcd, Kubernetes, containerd and the Go sidecars into a cache: w
 
 .PHONY: conformance
 conformance: toolchain need-root peers ## run all suites on a real Kubernetes, or one by SUITE=name; RESULTS=docs/conformance.md updates its table
-	$(CARGO) build --locked --bin cofferdam --bin conformance
-	$(CARGO) run --locked --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
+	$(CARGO) build --locked --config conformance/build.toml --bin cofferdam --bin conformance
+	$(CARGO) run --locked --config conformance/build.toml --bin conformance -- $(if $(RESULTS),--results=$(RESULTS)) $(SUITE)
 
 .PHONY: bench-peers
 bench-peers: toolchain need-root peers ## compare with the upstream controllers on CLAIMS=2000 claims, into docs/benchmarks.md; LOADS=scheduling,memory runs and prints a part
