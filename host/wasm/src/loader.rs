@@ -177,9 +177,11 @@ impl Engine {
             let name = name.clone();
             move || compile_blocking(&inner, &name, &source, limit, expected_digest)
         };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|error| LoadError::Internal { name, reason: format!("compiling failed: {error}") })?
+        tokio::task::spawn_blocking(work).await.map_err(|source| LoadError::Internal {
+            name,
+            step: "compiling",
+            source,
+        })?
     }
 
     /// Loads a component as a backend, and calls its `describe` and `probe`.
@@ -220,9 +222,10 @@ impl Engine {
         }
         let policy = tokio::task::spawn_blocking(move || OriginPolicy::new(&http)).await;
         let policy = policy
-            .map_err(|error| LoadError::Internal {
+            .map_err(|source| LoadError::Internal {
                 name: name.clone(),
-                reason: format!("reading certificates failed: {error}"),
+                step: "reading certificates",
+                source,
             })?
             .map_err(|error| origin_error(&name, error))?;
         let state = open_state(&name, state, limits.state_bytes).await?;
@@ -267,9 +270,10 @@ fn origin_error(name: &str, OriginConfigError { origin, error }: OriginConfigErr
 async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::StateStore, LoadError> {
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let opened = tokio::task::spawn_blocking(move || state::StateStore::open(&config, limit)).await;
-    let opened = opened.map_err(|error| LoadError::Internal {
+    let opened = opened.map_err(|source| LoadError::Internal {
         name: name.to_owned(),
-        reason: format!("opening its state failed: {error}"),
+        step: "opening its state",
+        source,
     })?;
     opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source: Box::new(source) })
 }
@@ -278,9 +282,10 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     let Some(config) = config else { return Ok(None) };
     let directory = config.directory.display().to_string();
     let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
-    let opened = opened.map_err(|error| LoadError::Internal {
+    let opened = opened.map_err(|source| LoadError::Internal {
         name: name.to_owned(),
-        reason: format!("opening its pool failed: {error}"),
+        step: "opening its pool",
+        source,
     })?;
     opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
