@@ -18,7 +18,7 @@ use wasmtime::{
 
 use crate::{
     component::CompiledComponent,
-    cpu_pool::CpuPool,
+    cpu_scheduler::CpuScheduler,
     digest::Digest,
     error::LoadError,
     instance::{self, StoreData},
@@ -126,8 +126,8 @@ impl EngineInner {
     }
 
     /// Creates the CPU scheduling of one backend.
-    pub(crate) fn new_cpu_pool(&self) -> CpuPool {
-        CpuPool::new(self.cpu_bound_threads.handle.clone())
+    pub(crate) fn new_cpu_scheduler(&self) -> CpuScheduler {
+        CpuScheduler::new(self.cpu_bound_threads.handle.clone())
     }
 }
 

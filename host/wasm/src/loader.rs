@@ -150,8 +150,8 @@ impl Engine {
         let compiled = self.compile(source, limits.file_bytes, None).await?;
         let capabilities = SharedCapabilities::unconfigured(settings, &limits);
         let engine = self.inner.wasm.clone();
-        let (slots, cpu_pool) =
-            (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_pool());
+        let (slots, cpu_scheduler) =
+            (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_scheduler());
         let shared_state = Arc::new(SharedState {
             engine,
             compiled,
@@ -159,7 +159,7 @@ impl Engine {
             limits,
             secrets: Secrets::default(),
             instance_quota: slots,
-            cpu_pool,
+            cpu_scheduler,
         });
         describe(&name, &self.inner, &shared_state).await
     }
@@ -246,7 +246,7 @@ impl Engine {
             limits,
             secrets,
             instance_quota: InstanceQuota::new(Arc::clone(&self.inner.instance_pool)),
-            cpu_pool: self.inner.new_cpu_pool(),
+            cpu_scheduler: self.inner.new_cpu_scheduler(),
         });
         describe_and_probe(&name, Arc::clone(&self.inner), shared_state).await
     }
