@@ -478,7 +478,7 @@ async fn describe(
     let description =
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
-    checks::description(&description)
+    checks::check_description(&description)
         .map_err(|violation| LoadError::InvalidDescription { name: name.to_owned(), violation })?;
     Ok(description)
 }
