@@ -42,8 +42,9 @@ pub enum ProxyMode {
     Forward,
     /// Requests are rejected with this status, and not forwarded.
     Reject(StatusCode),
-    /// Requests are forwarded, and the response to every write is replaced by 500.
-    DropResponse,
+    /// Requests are forwarded, and the response to every write is replaced by 500: the API server has processed
+    /// the write, and its client does not learn the result.
+    ErrorAfterWrite,
 }
 
 /// A running proxy.
@@ -186,7 +187,7 @@ impl ProxyState {
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
         // An error closes the connection, as if the API server had done so.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
-        if mode == ProxyMode::DropResponse && is_write {
+        if mode == ProxyMode::ErrorAfterWrite && is_write {
             return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));
         }
         let (mut parts, body) = response.into_parts();

@@ -69,7 +69,7 @@ impl LoadTiming {
     }
 }
 
-/// Claims of one class in one namespace.
+/// Claims of one class in one namespace, which a benchmark binds, expands and deletes.
 pub(super) struct ClaimLoad {
     client: Client,
     namespace: String,
