@@ -5,7 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -21,6 +21,7 @@ use hyper_util::{
     server::conn::auto,
 };
 use kube::{Client, Config, client::Body};
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{
@@ -111,7 +112,7 @@ impl Proxy {
 
     /// Sets the mode for further requests.
     pub fn set_mode(&self, mode: ProxyMode) {
-        *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
+        *self.state.mode.lock() = mode;
     }
 
     /// Number of error responses that the proxy sent.
@@ -173,7 +174,7 @@ async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyS
 
 impl ProxyState {
     async fn forward(&self, request: Request<Incoming>) -> io::Result<Response<ProxyBody>> {
-        let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = *self.mode.lock();
         if let ProxyMode::Reject(status) = mode {
             return Ok(self.error_response(status));
         }
