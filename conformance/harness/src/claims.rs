@@ -68,7 +68,7 @@ pub struct ClaimModification {
 /// A load of claims that continues until [`finish`](Self::finish). A fault or replacement before that call is
 /// always in the middle of the load, however late it is.
 #[derive(Debug)]
-pub struct ClaimLoad {
+pub struct ContinuousClaimLoad {
     /// Number of the next claim.
     started: Cell<usize>,
     /// Minimum number of claims, which the load has even if it is finished earlier.
@@ -78,7 +78,7 @@ pub struct ClaimLoad {
     pub(crate) concurrency: usize,
 }
 
-impl ClaimLoad {
+impl ContinuousClaimLoad {
     /// A load of at least `minimum` claims, with at most `concurrency` requests at a time.
     #[must_use]
     pub const fn new(minimum: usize, concurrency: usize) -> Self {
@@ -208,7 +208,7 @@ impl Claims {
     ///
     /// # Errors
     /// If the API server rejects one.
-    pub async fn create_continuously(&self, load: &ClaimLoad) -> Result<()> {
+    pub async fn create_continuously(&self, load: &ContinuousClaimLoad) -> Result<()> {
         load.numbers()
             .map(|number| self.create(number..number + 1))
             .buffer_unordered(load.concurrency)
@@ -427,13 +427,13 @@ mod tests {
 
     #[test]
     fn a_load_continues_until_it_is_finished_and_has_its_minimum() {
-        let load = ClaimLoad::new(3, 1);
+        let load = ContinuousClaimLoad::new(3, 1);
         assert_eq!(
             [load.next(), load.finish().into(), load.next(), load.next()],
             [Some(0), Some(3), Some(1), Some(2)]
         );
         assert_eq!(load.next(), None);
-        let load = ClaimLoad::new(1, 1);
+        let load = ContinuousClaimLoad::new(1, 1);
         assert_eq!(
             [load.next(), load.next(), load.finish().into(), load.next()],
             [Some(0), Some(1), Some(2), None]

@@ -5,7 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -21,6 +21,7 @@ use hyper_util::{
     server::conn::auto,
 };
 use kube::{Client, Config, client::Body};
+use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{
@@ -42,8 +43,9 @@ pub enum ProxyMode {
     Forward,
     /// Requests are rejected with this status, and not forwarded.
     Reject(StatusCode),
-    /// Requests are forwarded, and the response to every write is replaced by 500.
-    DropResponse,
+    /// Requests are forwarded, and the response to every write is replaced by 500: the API server has processed
+    /// the write, and its client does not learn the result.
+    ErrorAfterWrite,
 }
 
 /// A running proxy.
@@ -110,7 +112,7 @@ impl Proxy {
 
     /// Sets the mode for further requests.
     pub fn set_mode(&self, mode: ProxyMode) {
-        *self.state.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
+        *self.state.mode.lock() = mode;
     }
 
     /// Number of error responses that the proxy sent.
@@ -172,7 +174,7 @@ async fn serve_connection(stream: TcpStream, tls: TlsAcceptor, state: Arc<ProxyS
 
 impl ProxyState {
     async fn forward(&self, request: Request<Incoming>) -> io::Result<Response<ProxyBody>> {
-        let mode = *self.mode.lock().unwrap_or_else(PoisonError::into_inner);
+        let mode = *self.mode.lock();
         if let ProxyMode::Reject(status) = mode {
             return Ok(self.error_response(status));
         }
@@ -186,7 +188,7 @@ impl ProxyState {
         let request = Request::from_parts(parts, Body::from(body.to_vec()));
         // An error closes the connection, as if the API server had done so.
         let response = self.api.send(request).await.map_err(io::Error::other)?;
-        if mode == ProxyMode::DropResponse && is_write {
+        if mode == ProxyMode::ErrorAfterWrite && is_write {
             return Ok(self.error_response(StatusCode::INTERNAL_SERVER_ERROR));
         }
         let (mut parts, body) = response.into_parts();

@@ -221,7 +221,7 @@ pub fn unique_map(
 ///
 /// # Errors
 /// The response describes another object.
-pub fn same_handle<H: PartialEq + std::fmt::Display>(
+pub fn check_same_handle<H: PartialEq + std::fmt::Display>(
     object: &'static str,
     expected: &H,
     found: &H,
@@ -236,7 +236,7 @@ pub fn same_handle<H: PartialEq + std::fmt::Display>(
 ///
 /// # Errors
 /// Missing, duplicate or foreign members.
-pub fn group_members(group: &GroupSnapshot, sources: &BTreeSet<VolumeHandle>) -> CheckResult {
+pub fn check_group_members(group: &GroupSnapshot, sources: &BTreeSet<VolumeHandle>) -> CheckResult {
     let member_sources: BTreeSet<_> = group.snapshots.iter().map(|member| &member.source).collect();
     if member_sources == sources.iter().collect() && group.snapshots.len() == sources.len() {
         return Ok(());
@@ -318,7 +318,7 @@ fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest
 ///
 /// # Errors
 /// The first entry with a secret in its key or value.
-pub fn no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Redactor) -> CheckResult {
+pub fn check_no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Redactor) -> CheckResult {
     match map.iter().find(|(key, value)| redactor.contains_secret(key) || redactor.contains_secret(value)) {
         Some((key, _)) => {
             Err(ContractViolation::SecretInMap { map: map_name, key: printable(&redactor.redact(key)) })
@@ -332,7 +332,7 @@ pub fn no_secret_in_map(map_name: &'static str, map: &Parameters, redactor: &Red
 ///
 /// # Errors
 /// The id contains a secret of 8 bytes or more. The error has the field, not the secret.
-pub fn no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor) -> CheckResult {
+pub fn check_no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor) -> CheckResult {
     if redactor.contains_long_secret(id) { Err(ContractViolation::SecretInId { field }) } else { Ok(()) }
 }
 
@@ -340,7 +340,7 @@ pub fn no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor) -> Ch
 ///
 /// # Errors
 /// A size that CSI cannot express.
-pub fn expanded_volume(volume: &ExpandedVolume) -> CheckResult {
+pub fn check_expanded_volume(volume: &ExpandedVolume) -> CheckResult {
     check_size("the volume's size", volume.capacity)
 }
 
@@ -348,7 +348,7 @@ pub fn expanded_volume(volume: &ExpandedVolume) -> CheckResult {
 ///
 /// # Errors
 /// A size that CSI cannot express, or a minimum above the maximum.
-pub fn capacity(capacity: &Capacity) -> CheckResult {
+pub fn check_capacity(capacity: &Capacity) -> CheckResult {
     let (minimum, maximum) = (capacity.minimum_volume_size, capacity.maximum_volume_size);
     check_signed("the available capacity", capacity.available, "bytes", 0)?;
     check_signed("the maximum volume size", maximum.unwrap_or_default(), "bytes", 0)?;
@@ -365,7 +365,7 @@ pub fn capacity(capacity: &Capacity) -> CheckResult {
 ///
 /// # Errors
 /// The first rule that the description breaks.
-pub fn description(description: &Description) -> CheckResult {
+pub fn check_description(description: &Description) -> CheckResult {
     let name = description.name.as_str();
     if name.len() > MAX_DRIVER_NAME || !is_dns_subdomain(name) {
         return Err(ContractViolation::Syntax {

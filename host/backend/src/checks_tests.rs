@@ -100,20 +100,25 @@ fn invalid_driver_descriptions_are_rejected() {
         features: vec!["single-node-multi-writer".to_owned()],
     };
     for name in ["a", "memory.cofferdam.dev", "a-b.c1", &"a".repeat(63)] {
-        assert_eq!(description(&describe(name)), Ok(()), "{name}");
+        assert_eq!(check_description(&describe(name)), Ok(()), "{name}");
     }
     for name in ["", ".", "a.", "-a", "a-.b", "A.b", "a_b", "a b", "ä", "a\nb", &"a".repeat(64)] {
-        let error = description(&describe(name)).unwrap_err().to_string();
+        let error = check_description(&describe(name)).unwrap_err().to_string();
         assert!(error.contains("expected a DNS subdomain") && !error.contains('\n'), "{error}");
     }
     let odd = Description { version: "1\n2".to_owned(), ..describe("a") };
-    assert_eq!(description(&odd).unwrap_err().to_string(), "the version \"1 2\" has control characters");
+    assert_eq!(
+        check_description(&odd).unwrap_err().to_string(),
+        "the version \"1 2\" has control characters"
+    );
     let mut twice = describe("a");
     twice.features = vec!["x".to_owned(), "x".to_owned()];
-    assert_eq!(description(&twice).unwrap_err().to_string(), "the feature \"x\" is given twice");
+    assert_eq!(check_description(&twice).unwrap_err().to_string(), "the feature \"x\" is given twice");
     let mut many = describe("a");
     many.topology_keys = (0..65).map(|number| format!("k{number}")).collect();
-    assert!(description(&many).unwrap_err().to_string().starts_with("the description has 65 topology keys"));
+    assert!(
+        check_description(&many).unwrap_err().to_string().starts_with("the description has 65 topology keys")
+    );
 }
 
 #[test]

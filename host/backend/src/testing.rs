@@ -1,11 +1,7 @@
 //! A fake [`Backend`] for tests: fixed responses, chosen by keywords in the requests.
 #![expect(clippy::panic, reason = "a backend that panics is one of the scripted responses")]
 
-use std::{
-    collections::BTreeSet,
-    fmt::Debug,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
 use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
@@ -16,6 +12,7 @@ use cofferdam_domain::{
         StorageError, ValidateVolume, Validation, VolumeCondition, VolumePage, VolumeStatus,
     },
 };
+use parking_lot::Mutex;
 
 use crate::{Backend, BackendFuture, Call};
 
@@ -73,7 +70,7 @@ impl ScriptedBackend {
 
     /// The received requests, formatted with `Debug`.
     pub fn requests(&self) -> Vec<String> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.requests.lock().clone()
     }
 
     /// The last received request; empty without one.
@@ -88,7 +85,7 @@ impl ScriptedBackend {
         request: &impl Debug,
         response: T,
     ) -> BackendFuture<'_, T> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner).push(format!("{request:?}"));
+        self.requests.lock().push(format!("{request:?}"));
         Box::pin(async move {
             assert!(!id.chars().any(|c| c == '\0'), "invalid ids do not reach a backend");
             match () {

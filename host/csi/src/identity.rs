@@ -109,7 +109,7 @@ impl IdentityQuery<'_> {
             volumes_per_node: None,
             features: Vec::new(),
         };
-        checks::description(&description)
+        checks::check_description(&description)
             .map_err(|violation| IdentityError::InvalidResponse(violation.to_string()))?;
         let calls = self.metrics.call_metrics(Some(&description.name));
         let plugin_capabilities = self.plugin_capabilities(&calls).await?;

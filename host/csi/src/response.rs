@@ -99,7 +99,7 @@ pub(crate) fn expanded_volume(
 ) -> Result<ExpandedVolume, ContractViolation> {
     let capacity = bytes_or_zero("the volume's size", response.capacity_bytes)?;
     let expanded = ExpandedVolume { capacity, node_expansion_required: response.node_expansion_required };
-    checks::expanded_volume(&expanded)?;
+    checks::check_expanded_volume(&expanded)?;
     match required.filter(|required| capacity < *required) {
         Some(required) => Err(ContractViolation::NotExpanded { bytes: capacity, required }),
         None => Ok(expanded),
@@ -215,5 +215,5 @@ pub(crate) fn capacity(response: &v1::GetCapacityResponse) -> Result<Capacity, C
             .map(|size| bytes_or_zero("the minimum volume size", size))
             .transpose()?,
     };
-    checks::capacity(&capacity).map(|()| capacity)
+    checks::check_capacity(&capacity).map(|()| capacity)
 }

@@ -341,6 +341,11 @@ impl SuiteContext {
         result
     }
 
+    /// Records a snapshot of the run that may have outlived its group, for the cleanup.
+    pub(crate) fn record_snapshot(&self, handle: &SnapshotHandle) {
+        lock(&self.created).snapshots.insert(handle.clone());
+    }
+
     /// Deletes a snapshot.
     pub(crate) async fn delete_snapshot(&self, handle: &SnapshotHandle) -> Result<(), StorageError> {
         let call = || self.backend.delete_snapshot(self.call(), handle.clone());

@@ -109,9 +109,9 @@ impl Breaker {
         }
     }
 
-    /// Records a call that says nothing about the guest, such as one that did not reach it. If it was the
-    /// trial, the next call becomes the trial.
-    pub(crate) fn record_not_reached(&mut self, permit: BreakerPermit, now: Instant) {
+    /// Records a call that counts neither as success nor as failure, such as one that did not reach the guest.
+    /// If it was the trial, the next call becomes the trial.
+    pub(crate) fn record_ignored(&mut self, permit: BreakerPermit, now: Instant) {
         if permit.0 == self.generation
             && let BreakerState::HalfOpen { pause, .. } = self.state
         {
@@ -192,7 +192,7 @@ mod tests {
         let (mut breaker, now) = open_breaker();
         assert!(breaker.admit(now + SECOND, CALL_TIMEOUT).is_ok());
         let trial = breaker.admit(now + SECOND + CALL_TIMEOUT, CALL_TIMEOUT).unwrap();
-        breaker.record_not_reached(trial, now + SECOND + CALL_TIMEOUT);
+        breaker.record_ignored(trial, now + SECOND + CALL_TIMEOUT);
         assert!(breaker.admit(now + SECOND + CALL_TIMEOUT, CALL_TIMEOUT).is_ok());
     }
 
@@ -211,7 +211,7 @@ mod tests {
         );
         let trial = breaker.admit(now + SECOND, CALL_TIMEOUT).unwrap();
         breaker.record_success(early);
-        breaker.record_not_reached(early, now + SECOND);
+        breaker.record_ignored(early, now + SECOND);
         breaker.record_failure(early, now + SECOND);
         assert_eq!(breaker.status(), BreakerStatus::HalfOpen);
         assert_eq!(breaker.admit(now + SECOND, CALL_TIMEOUT), Err(CALL_TIMEOUT), "one trial at a time");

@@ -13,7 +13,7 @@ use crate::{
     capabilities::SharedCapabilities,
     component::CompiledComponent,
     convert,
-    cpu_pool::CpuPool,
+    cpu_scheduler::CpuScheduler,
     cpu_time::CpuTime,
     exports::{GuestFunction, GuestInstance},
     failure::{CallFailure, GuestLimit},
@@ -36,7 +36,7 @@ pub(crate) struct SharedState {
     /// The backend's share of the instance slots.
     pub(crate) instance_quota: InstanceQuota,
     /// Scheduler of CPU-bound calls.
-    pub(crate) cpu_pool: CpuPool,
+    pub(crate) cpu_scheduler: CpuScheduler,
 }
 
 /// The result of a call.
@@ -79,19 +79,19 @@ pub(crate) async fn spawn<T: Send + 'static>(
     })
 }
 
-/// Runs a call in the current task. CPU-bound calls continue on the threads of the `CpuPool`.
+/// Runs a call in the current task. CPU-bound calls continue on the threads of the `CpuScheduler`.
 pub(crate) async fn run<T: Send + 'static>(
     shared_state: Arc<SharedState>,
     context: CallContext,
     method: &'static str,
     function: GuestFunction<T>,
 ) -> CallOutcome<T> {
-    let (cpu_pool, cpu_time) = (shared_state.cpu_pool.clone(), CpuTime::default());
+    let (cpu_scheduler, cpu_time) = (shared_state.cpu_scheduler.clone(), CpuTime::default());
     let call = {
         let cpu_time = cpu_time.clone();
         async move { run_isolated(&shared_state, context, method, function, cpu_time).await }
     };
-    cpu_pool.run(&cpu_time, Box::pin(call)).await
+    cpu_scheduler.run(&cpu_time, Box::pin(call)).await
 }
 
 /// Runs a call in its own store. The store is dropped with the call: after a trap its state is undefined.
@@ -125,7 +125,7 @@ async fn run_isolated<T>(
         None => Err(deadline_failure(deadline.saturating_duration_since(started), limits)),
     };
     let host = store.data();
-    let lost_lines = host.finish();
+    let lost_lines = host.report_dropped_lines();
     log_guest_output(method, answer.as_ref().err(), host);
     let usage = CallUsage {
         memory_bytes: host.limiter.peak_memory(),

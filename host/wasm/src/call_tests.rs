@@ -57,7 +57,7 @@ async fn shared_state_with_panicking_import(engine: &Engine) -> Arc<SharedState>
         limits: Limits::default(),
         secrets: Secrets::default(),
         instance_quota: crate::instance_pool::InstanceQuota::new(Arc::default()),
-        cpu_pool: engine.inner.new_cpu_pool(),
+        cpu_scheduler: engine.inner.new_cpu_scheduler(),
     })
 }
 

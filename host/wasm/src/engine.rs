@@ -18,7 +18,7 @@ use wasmtime::{
 
 use crate::{
     component::CompiledComponent,
-    cpu_pool::CpuPool,
+    cpu_scheduler::CpuScheduler,
     digest::Digest,
     error::LoadError,
     instance::{self, StoreData},
@@ -96,9 +96,8 @@ impl Engine {
     ///
     /// The processor or the system does not support compiled code, or threads cannot be started.
     pub fn new(options: EngineOptions) -> Result<Self, LoadError> {
-        let wasm = new_engine(open_cache(&options.cache))
-            .map_err(|error| LoadError::Engine(format!("{error:#}")))?;
-        let linker = instance::new_linker(&wasm).map_err(|error| LoadError::Engine(format!("{error:#}")))?;
+        let wasm = new_engine(open_cache(&options.cache)).map_err(LoadError::Engine)?;
+        let linker = instance::new_linker(&wasm).map_err(LoadError::Engine)?;
         start_epoch_ticker(&wasm)?;
         let processors = thread::available_parallelism().map_or(2, NonZeroUsize::get);
         // Guests run on separate threads from watches, leases and health checks, so that no guest can starve
@@ -127,8 +126,8 @@ impl EngineInner {
     }
 
     /// Creates the CPU scheduling of one backend.
-    pub(crate) fn new_cpu_pool(&self) -> CpuPool {
-        CpuPool::new(self.cpu_bound_threads.handle.clone())
+    pub(crate) fn new_cpu_scheduler(&self) -> CpuScheduler {
+        CpuScheduler::new(self.cpu_bound_threads.handle.clone())
     }
 }
 

@@ -15,10 +15,10 @@ use crate::{
 #[non_exhaustive]
 pub enum LoadError {
     /// The engine cannot be set up.
-    #[error("the WebAssembly engine cannot start: {0}")]
-    Engine(String),
+    #[error("the WebAssembly engine cannot start: {0:#}")]
+    Engine(#[source] wasmtime::Error),
     /// The threads that run guests cannot be started.
-    #[error("the threads of the WebAssembly engine cannot start: {0}")]
+    #[error("the threads of the WebAssembly engine cannot start: {0:#}")]
     Threads(#[source] std::io::Error),
     /// The file cannot be read.
     #[error("{name}: cannot be read: {source}")]
@@ -200,12 +200,14 @@ pub enum LoadError {
         /// The problem and the expected value.
         source: PoolDirectoryError,
     },
-    /// The host itself failed while it loaded the component.
-    #[error("{name}: could not be loaded: {reason}")]
+    /// A task of the host panicked or was cancelled while it loaded the component.
+    #[error("{name}: could not be loaded: {step} failed: {source}")]
     Internal {
         /// The component.
         name: String,
-        /// The system's error, or the problem of the file.
-        reason: String,
+        /// The task.
+        step: &'static str,
+        /// The panic or cancellation.
+        source: tokio::task::JoinError,
     },
 }

@@ -59,8 +59,9 @@ pub(crate) enum BreakerSignal {
     Success,
     /// The guest trapped, hung or exceeded a limit, or the host panicked.
     Failure,
-    /// The call says nothing about the guest: it did not reach it, or its deadline was too short.
-    NotReached,
+    /// The call counts neither as success nor as failure: it did not reach the guest, or its deadline was too
+    /// short.
+    Ignored,
 }
 
 impl From<OperationConflict> for CallFailure {
@@ -180,7 +181,7 @@ impl CallFailure {
             | Self::Overloaded
             | Self::PoolExhausted
             | Self::Conflict(_)
-            | Self::CircuitOpen(_) => BreakerSignal::NotReached,
+            | Self::CircuitOpen(_) => BreakerSignal::Ignored,
         }
     }
 }
@@ -218,15 +219,15 @@ mod tests {
                 BreakerSignal::Success,
             ),
             (CallFailure::Panic, Internal, Unknown, BreakerSignal::Failure),
-            (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::NotReached),
-            (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::NotReached),
-            (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::NotReached),
-            (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::NotReached),
+            (CallFailure::Overloaded, Unavailable, Unknown, BreakerSignal::Ignored),
+            (CallFailure::CircuitOpen(second), Unavailable, Unknown, BreakerSignal::Ignored),
+            (CallFailure::CallerDeadline(second), DeadlineExceeded, Unknown, BreakerSignal::Ignored),
+            (CallFailure::Conflict(OperationConflict::Busy), Aborted, InProgress, BreakerSignal::Ignored),
             (
                 CallFailure::Conflict(OperationConflict::PendingOperation("m")),
                 Aborted,
                 InProgress,
-                BreakerSignal::NotReached,
+                BreakerSignal::Ignored,
             ),
         ];
         for (failure, kind, finality, sign) in table {

@@ -35,8 +35,8 @@ impl StoreData {
     }
 
     /// Logs the number of the call's dropped log lines, and returns it.
-    pub(crate) fn finish(&self) -> u64 {
-        self.capabilities.finish()
+    pub(crate) fn report_dropped_lines(&self) -> u64 {
+        self.capabilities.report_dropped_lines()
     }
 }
 

@@ -47,7 +47,8 @@ const RESIDENT_STACK: usize = 32 * KIB;
 /// that.
 const DECOMMIT_BATCH: usize = 32;
 
-/// Counts the free instance slots of an engine, which all backends share.
+/// Counts the free instance slots of an engine, which all backends share. The slots themselves are in
+/// wasmtime's pooling allocator.
 #[derive(Debug)]
 pub(crate) struct InstancePool(Semaphore);
 

@@ -19,7 +19,7 @@ mod capabilities;
 mod component;
 mod contract;
 mod convert;
-mod cpu_pool;
+mod cpu_scheduler;
 mod cpu_time;
 mod digest;
 mod engine;

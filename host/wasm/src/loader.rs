@@ -150,8 +150,8 @@ impl Engine {
         let compiled = self.compile(source, limits.file_bytes, None).await?;
         let capabilities = SharedCapabilities::unconfigured(settings, &limits);
         let engine = self.inner.wasm.clone();
-        let (slots, cpu_pool) =
-            (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_pool());
+        let (slots, cpu_scheduler) =
+            (InstanceQuota::new(Arc::clone(&self.inner.instance_pool)), self.inner.new_cpu_scheduler());
         let shared_state = Arc::new(SharedState {
             engine,
             compiled,
@@ -159,7 +159,7 @@ impl Engine {
             limits,
             secrets: Secrets::default(),
             instance_quota: slots,
-            cpu_pool,
+            cpu_scheduler,
         });
         describe(&name, &self.inner, &shared_state).await
     }
@@ -177,9 +177,11 @@ impl Engine {
             let name = name.clone();
             move || compile_blocking(&inner, &name, &source, limit, expected_digest)
         };
-        tokio::task::spawn_blocking(work)
-            .await
-            .map_err(|error| LoadError::Internal { name, reason: format!("compiling failed: {error}") })?
+        tokio::task::spawn_blocking(work).await.map_err(|source| LoadError::Internal {
+            name,
+            step: "compiling",
+            source,
+        })?
     }
 
     /// Loads a component as a backend, and calls its `describe` and `probe`.
@@ -220,9 +222,10 @@ impl Engine {
         }
         let policy = tokio::task::spawn_blocking(move || OriginPolicy::new(&http)).await;
         let policy = policy
-            .map_err(|error| LoadError::Internal {
+            .map_err(|source| LoadError::Internal {
                 name: name.clone(),
-                reason: format!("reading certificates failed: {error}"),
+                step: "reading certificates",
+                source,
             })?
             .map_err(|error| origin_error(&name, error))?;
         let state = open_state(&name, state, limits.state_bytes).await?;
@@ -243,7 +246,7 @@ impl Engine {
             limits,
             secrets,
             instance_quota: InstanceQuota::new(Arc::clone(&self.inner.instance_pool)),
-            cpu_pool: self.inner.new_cpu_pool(),
+            cpu_scheduler: self.inner.new_cpu_scheduler(),
         });
         describe_and_probe(&name, Arc::clone(&self.inner), shared_state).await
     }
@@ -267,9 +270,10 @@ fn origin_error(name: &str, OriginConfigError { origin, error }: OriginConfigErr
 async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::StateStore, LoadError> {
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let opened = tokio::task::spawn_blocking(move || state::StateStore::open(&config, limit)).await;
-    let opened = opened.map_err(|error| LoadError::Internal {
+    let opened = opened.map_err(|source| LoadError::Internal {
         name: name.to_owned(),
-        reason: format!("opening its state failed: {error}"),
+        step: "opening its state",
+        source,
     })?;
     opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source: Box::new(source) })
 }
@@ -278,9 +282,10 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     let Some(config) = config else { return Ok(None) };
     let directory = config.directory.display().to_string();
     let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
-    let opened = opened.map_err(|error| LoadError::Internal {
+    let opened = opened.map_err(|source| LoadError::Internal {
         name: name.to_owned(),
-        reason: format!("opening its pool failed: {error}"),
+        step: "opening its pool",
+        source,
     })?;
     opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
@@ -473,7 +478,7 @@ async fn describe(
     let description =
         initial_call(name, inner, shared_state, "identity.describe", exports::describe()).await?;
     let description = convert::description(description);
-    checks::description(&description)
+    checks::check_description(&description)
         .map_err(|violation| LoadError::InvalidDescription { name: name.to_owned(), violation })?;
     Ok(description)
 }

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::Request;
 use kube::{Client, core::WatchEvent};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -69,7 +70,7 @@ impl LoadTiming {
     }
 }
 
-/// Claims of one class in one namespace.
+/// Claims of one class in one namespace, which a benchmark binds, expands and deletes.
 pub(super) struct ClaimLoad {
     client: Client,
     namespace: String,
@@ -207,7 +208,7 @@ impl ObjectObserver {
 
     /// The time at which an object reached the state; `None` before that.
     pub(super) fn observed_at(&self, name: &str) -> Option<Instant> {
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner).get(name).map(|observed| observed.at)
+        self.observed.lock().get(name).map(|observed| observed.at)
     }
 
     /// Waits until a number of objects reached the state, and takes the observations.
@@ -235,7 +236,7 @@ impl ObjectObserver {
     }
 
     fn take_observed(&self) -> HashMap<String, ObservedObject> {
-        mem::take(&mut *self.observed.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.observed.lock())
     }
 
     /// Waits until a number of objects reached the state.
@@ -249,7 +250,7 @@ impl ObjectObserver {
         count: usize,
         matching: impl Fn(&HashMap<String, ObservedObject>) -> usize,
     ) -> Result<()> {
-        let number = || matching(&self.observed.lock().unwrap_or_else(PoisonError::into_inner));
+        let number = || matching(&self.observed.lock());
         let all = async {
             while number() < count {
                 self.changed.notified().await;
@@ -293,7 +294,7 @@ fn record(
     } else {
         vec![object.metadata.name]
     };
-    let (mut observed, at) = (observed.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+    let (mut observed, at) = (observed.lock(), Instant::now());
     let before = observed.len();
     for name in names {
         observed

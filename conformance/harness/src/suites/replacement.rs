@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     account::Account,
-    claims::{ClaimLoad, Claims},
+    claims::{Claims, ContinuousClaimLoad},
     cofferdam::{self, MemoryDriver},
     control_plane::{ApiUser, BINDER_CONTROLLERS, ControlPlane, ControlPlaneOptions},
     driver::CsiDriverProcess,
@@ -61,7 +61,7 @@ async fn replace_under_load(
     controller: &mut impl ReplacedController,
 ) -> Result<()> {
     controller.start(initial).await?;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_REQUESTS);
     let swaps = async {
         for (bound, next) in [(BOUND_AT_FIRST_SWAP, initial.other()), (BOUND_AT_SECOND_SWAP, initial)] {
             claims.wait_bound(bound, TIMEOUT).await?;

@@ -470,7 +470,7 @@ impl Backend for CsiBackend {
         let message = v1::ControllerGetVolumeRequest { volume_id: handle_text(&handle) };
         let convert = move |found, _: &Redactor| {
             let status = response::volume_status(found)?;
-            checks::same_handle("volume", &handle, &status.volume.handle).map(|()| status)
+            checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         };
         let spec = CallSpec::get_volume(convert);
         let request = CsiRequest::new(message, |grpc, request| {

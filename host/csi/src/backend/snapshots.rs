@@ -45,7 +45,7 @@ impl CsiBackend {
         let convert = move |found: v1::CreateSnapshotResponse, redactor: &Redactor| {
             let snapshot = response::snapshot(found.snapshot)?;
             warnings.check_id("snapshot handle", snapshot.handle.as_str(), redactor);
-            checks::same_handle("source", &source, &snapshot.source).map(|()| snapshot)
+            checks::check_same_handle("source", &source, &snapshot.source).map(|()| snapshot)
         };
         let spec = CallSpec::create_snapshot(&request, convert);
         let message = v1::CreateSnapshotRequest {
@@ -89,7 +89,7 @@ impl CsiBackend {
             v1::GetSnapshotRequest { snapshot_id: handle_text(&handle), secrets: self.secrets(&call) };
         let convert = move |found: v1::GetSnapshotResponse, _: &Redactor| {
             let snapshot = response::snapshot(found.snapshot)?;
-            checks::same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
+            checks::check_same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
         };
         let spec = CallSpec::get_snapshot(convert);
         let request = CsiRequest::new(message, |grpc, request| {
@@ -113,7 +113,7 @@ impl CsiBackend {
         let convert = move |found: v1::ListSnapshotsResponse, _: &Redactor| {
             let page = response::snapshot_page(found, &PageRequest::default(), None)?;
             let Some(snapshot) = page.snapshots.into_iter().next() else { return Ok(None) };
-            checks::same_handle("snapshot", &requested, &snapshot.handle).map(|()| Some(snapshot))
+            checks::check_same_handle("snapshot", &requested, &snapshot.handle).map(|()| Some(snapshot))
         };
         let spec = CallSpec::list_snapshots(convert);
         let found = self.call(call, spec, CsiRequest::new(message, list_snapshots)).await?;
@@ -161,7 +161,7 @@ impl CsiBackend {
                 .snapshots
                 .iter()
                 .for_each(|member| warnings.check_id("snapshot handle", member.handle.as_str(), redactor));
-            checks::group_members(&group, &sources).map(|()| group)
+            checks::check_group_members(&group, &sources).map(|()| group)
         };
         let spec = CallSpec::create_group_snapshot(&request, convert);
         let message = v1::CreateVolumeGroupSnapshotRequest {
@@ -213,7 +213,7 @@ impl CsiBackend {
         };
         let convert = move |found: v1::GetVolumeGroupSnapshotResponse, _: &Redactor| {
             let group = response::group_snapshot(found.group_snapshot)?;
-            checks::same_handle("group snapshot", &handle, &group.handle).map(|()| group)
+            checks::check_same_handle("group snapshot", &handle, &group.handle).map(|()| group)
         };
         let spec = CallSpec::get_group_snapshot(convert);
         let request = CsiRequest::new(message, |grpc, request| {

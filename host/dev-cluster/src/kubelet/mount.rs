@@ -203,9 +203,9 @@ impl Kubelet {
             volume_context: self.volume_context(desired)?,
         };
         let files = &plugin.root_dir.files;
-        files.make_directory(&paths.pod_dir(pod))?;
+        files.make_directory(&paths.target_parent_dir(pod))?;
         if !paths.block {
-            let data = format!("{}/{}", paths.pod_dir(pod), VOL_DATA_FILE);
+            let data = format!("{}/{}", paths.target_parent_dir(pod), VOL_DATA_FILE);
             files.write(&data, &self.volume_data(desired, &paths))?;
         }
         let started = Instant::now();

@@ -81,12 +81,12 @@ impl Kubelet {
     /// Removes the paths of a volume of a pod. Directories that other volumes use remain.
     pub(super) fn remove_pod_paths(&self, plugin: &Plugin, paths: &VolumePaths, pod: &Uid) {
         let files = &plugin.root_dir.files;
-        let pod_dir = paths.pod_dir(pod);
+        let target_parent_dir = paths.target_parent_dir(pod);
         let mut created_paths = vec![paths.target_path(pod)];
         if !paths.block {
-            created_paths.push(format!("{pod_dir}/{VOL_DATA_FILE}"));
+            created_paths.push(format!("{target_parent_dir}/{VOL_DATA_FILE}"));
         }
-        created_paths.push(pod_dir);
+        created_paths.push(target_parent_dir);
         created_paths.extend(paths.pod_parent_dirs(pod));
         for path in created_paths {
             if let Err(problem) = files.remove(&path) {

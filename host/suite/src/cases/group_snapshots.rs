@@ -273,17 +273,20 @@ async fn delete_foreign_members(context: &SuiteContext) -> CaseResult {
 async fn delete_members(context: &SuiteContext) -> CaseResult {
     let (_, group, members) = new_group(context).await?;
     expect_success("delete", context.delete_group_snapshot(&group.handle, &members).await)?;
+    let mut result = Ok(());
     for member in &members {
-        match context.get_snapshot(member).await {
+        let answer = context.get_snapshot(member).await;
+        let check = match &answer {
+            Ok(_) => fail("no members without their group", format!("{member} is still there")),
+            Err(_) => expect_final_error("a member of a deleted group", &answer, &[ErrorKind::NotFound]),
+        };
+        if check.is_err() {
             // The deleted group and its members are no longer recorded for the cleanup.
-            Ok(_) => {
-                drop(context.delete_snapshot(member).await);
-                return fail("no members without their group", format!("{member} is still there"));
-            }
-            answer => expect_final_error("a member of a deleted group", &answer, &[ErrorKind::NotFound])?,
+            context.record_snapshot(member);
         }
+        result = result.and(check);
     }
-    Ok(())
+    result
 }
 
 async fn delete_single_member(context: &SuiteContext) -> CaseResult {

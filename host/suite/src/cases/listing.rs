@@ -246,14 +246,13 @@ async fn list_while_changing(context: &SuiteContext) -> CaseResult {
     let mut has_changed = false;
     while listed.len() < MAX_ENTRIES {
         let page = list(next.take()).await?;
-        let own =
-            page.volumes.iter().map(|status| &status.volume.handle).find(|handle| expected.contains(handle));
+        let has_own = page.volumes.iter().any(|status| expected.contains(&status.volume.handle));
         // Other volumes may fill the pages before those of this run.
-        if let Some(first) = own.filter(|_| !has_changed) {
+        if has_own && !has_changed {
             has_changed = true;
             for handle in page.volumes.iter().map(|status| &status.volume.handle) {
                 if context.has_created(handle) && expected.remove(handle) {
-                    expect_success(&format!("delete {first}"), context.delete(handle).await)?;
+                    expect_success(&format!("delete {handle}"), context.delete(handle).await)?;
                 }
             }
             context.new_volume("listed").await?;

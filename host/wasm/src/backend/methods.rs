@@ -60,13 +60,13 @@ impl WasmBackend {
 fn checked_volume(volume: wit::Volume, redactor: &Redactor) -> Result<CreatedVolume, ContractViolation> {
     let volume = convert::created_volume(volume)?;
     LIMITS.check_created_volume(&volume)?;
-    checks::no_secret_in_id("the volume handle", volume.handle.as_str(), redactor)?;
-    checks::no_secret_in_map("the context", &volume.context, redactor)?;
+    checks::check_no_secret_in_id("the volume handle", volume.handle.as_str(), redactor)?;
+    checks::check_no_secret_in_map("the context", &volume.context, redactor)?;
     for segments in &volume.topology {
-        checks::no_secret_in_map("the topology", segments, redactor)?;
+        checks::check_no_secret_in_map("the topology", segments, redactor)?;
     }
     if let Some(connection_info) = &volume.connection_info {
-        checks::no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
+        checks::check_no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
     }
     Ok(volume)
 }
@@ -78,7 +78,7 @@ fn checked_connection_info(
 ) -> Result<ConnectionInfo, ContractViolation> {
     let connection_info = convert::connection_info(connection_info)?;
     LIMITS.check_connection_info(&connection_info)?;
-    checks::no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
+    checks::check_no_secret_in_map("the connection info", &connection_info.fields, redactor)?;
     Ok(connection_info)
 }
 
@@ -86,7 +86,7 @@ fn checked_connection_info(
 fn checked_snapshot(snapshot: wit::Snapshot, redactor: &Redactor) -> Result<Snapshot, ContractViolation> {
     let snapshot = convert::snapshot(snapshot);
     LIMITS.check_snapshot(&snapshot)?;
-    checks::no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
     Ok(snapshot)
 }
 
@@ -97,7 +97,7 @@ fn checked_group_snapshot(
 ) -> Result<GroupSnapshot, ContractViolation> {
     let group = convert::group_snapshot(group);
     LIMITS.check_group_snapshot(&group)?;
-    checks::no_secret_in_id("the group's handle", group.handle.as_str(), redactor)?;
+    checks::check_no_secret_in_id("the group's handle", group.handle.as_str(), redactor)?;
     Ok(group)
 }
 
@@ -110,7 +110,7 @@ fn checked_expansion(
         capacity: expanded.capacity_bytes,
         node_expansion_required: expanded.node_expansion,
     };
-    checks::expanded_volume(&expanded).map(|()| expanded)
+    checks::check_expanded_volume(&expanded).map(|()| expanded)
 }
 
 fn handle_text(handle: &impl ToString) -> String {
@@ -201,7 +201,7 @@ impl Backend for WasmBackend {
         let source = request.source.clone();
         let spec = CallSpec::create_snapshot(&request, move |found, redactor| {
             let snapshot = checked_snapshot(found, redactor)?;
-            checks::same_handle("source", &source, &snapshot.source).map(|()| snapshot)
+            checks::check_same_handle("source", &source, &snapshot.source).map(|()| snapshot)
         });
         let function = exports::create_snapshot(convert::create_snapshot_request(request));
         self.run_with_ability(Ability::Snapshots, call, spec, function)
@@ -217,7 +217,7 @@ impl Backend for WasmBackend {
         let function = exports::get_snapshot(handle_text(&handle));
         let spec = CallSpec::get_snapshot(move |found, redactor| {
             let snapshot = checked_snapshot(found, redactor)?;
-            checks::same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
+            checks::check_same_handle("snapshot", &handle, &snapshot.handle).map(|()| snapshot)
         });
         self.run_with_ability(Ability::Snapshots, call, spec, function)
     }
@@ -237,7 +237,7 @@ impl Backend for WasmBackend {
             let found = convert::snapshot_page(found);
             LIMITS.check_snapshot_page(&found, &page, source.as_ref())?;
             for snapshot in &found.snapshots {
-                checks::no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
+                checks::check_no_secret_in_id("the snapshot handle", snapshot.handle.as_str(), redactor)?;
             }
             Ok(found)
         });
@@ -252,7 +252,7 @@ impl Backend for WasmBackend {
         let sources = request.sources.clone();
         let spec = CallSpec::create_group_snapshot(&request, move |found, redactor| {
             let group = checked_group_snapshot(found, redactor)?;
-            checks::group_members(&group, &sources).map(|()| group)
+            checks::check_group_members(&group, &sources).map(|()| group)
         });
         let function = exports::create_group(convert::create_group_snapshot_request(request));
         self.run_with_ability(Ability::GroupSnapshots, call, spec, function)
@@ -278,7 +278,7 @@ impl Backend for WasmBackend {
         let function = exports::get_group(handle_text(&handle), handle_texts(&snapshots));
         let spec = CallSpec::get_group_snapshot(move |found, redactor| {
             let group = checked_group_snapshot(found, redactor)?;
-            checks::same_handle("group snapshot", &handle, &group.handle).map(|()| group)
+            checks::check_same_handle("group snapshot", &handle, &group.handle).map(|()| group)
         });
         self.run_with_ability(Ability::GroupSnapshots, call, spec, function)
     }
@@ -297,7 +297,7 @@ impl Backend for WasmBackend {
         let spec = CallSpec::get_volume(move |found, redactor| {
             let status = convert::volume_status(found, redactor)?;
             LIMITS.check_volume_status(&status)?;
-            checks::same_handle("volume", &handle, &status.volume.handle).map(|()| status)
+            checks::check_same_handle("volume", &handle, &status.volume.handle).map(|()| status)
         });
         self.run_with_ability(Ability::Inspection, call, spec, function)
     }
@@ -306,7 +306,7 @@ impl Backend for WasmBackend {
         let function = exports::available(convert::capacity_request(query));
         let spec = CallSpec::get_capacity(|report, _| {
             let capacity = convert::capacity(report);
-            checks::capacity(&capacity).map(|()| capacity)
+            checks::check_capacity(&capacity).map(|()| capacity)
         });
         self.run_with_ability(Ability::Capacity, call, spec, function)
     }

@@ -222,7 +222,7 @@ impl<T: Send + 'static> Exchange for GuestExchange<T> {
             match result.err().map_or(BreakerSignal::Success, CallFailure::breaker_signal) {
                 BreakerSignal::Success => breaker.record_success(permit),
                 BreakerSignal::Failure => breaker.record_failure(permit, Instant::now()),
-                BreakerSignal::NotReached => breaker.record_not_reached(permit, Instant::now()),
+                BreakerSignal::Ignored => breaker.record_ignored(permit, Instant::now()),
             }
         }
         self.backend.metrics.set_breaker_status(breaker.status());

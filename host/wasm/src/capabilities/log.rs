@@ -37,7 +37,7 @@ impl GuestLog {
     }
 
     /// Returns the number of dropped lines; logs a warning if there are any.
-    pub(crate) fn finish(&self) -> u64 {
+    pub(crate) fn report_dropped_lines(&self) -> u64 {
         if self.dropped_lines > 0 {
             tracing::warn!(
                 target: LOG_TARGET,

@@ -85,8 +85,8 @@ impl SharedCapabilities {
 
 impl Capabilities {
     /// Logs the number of dropped lines at the end of the call, and returns it.
-    pub(crate) fn finish(&self) -> u64 {
-        self.log.finish()
+    pub(crate) fn report_dropped_lines(&self) -> u64 {
+        self.log.report_dropped_lines()
     }
 
     /// The redactor of the call's secrets.

@@ -14,7 +14,7 @@ use super::{
         wait_recovery,
     },
 };
-use crate::claims::{ClaimLoad, Claims};
+use crate::claims::{Claims, ContinuousClaimLoad};
 
 const FAKETIME_LIBRARIES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
@@ -42,7 +42,7 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
 
     let claims = Claims::new(fixture.plane.client(), "clock-jumps", DRIVER).await?;
     let run = fixture.run;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         for (to, at) in CLOCK_JUMPS {
             claims.wait_bound(at, TIMEOUT).await?;

@@ -14,7 +14,7 @@ use kube::Client;
 
 use crate::{
     account::Account,
-    claims::{ClaimLoad, Claims},
+    claims::{Claims, ContinuousClaimLoad},
     cofferdam::{self, MemoryDriver},
     control_plane::{self, ControlPlane, ControlPlaneOptions},
     namespaces,
@@ -138,7 +138,7 @@ impl<'a> FaultFixture<'a> {
 }
 
 /// Creates claims continuously until `load` is finished, and repeats every failed request.
-pub(super) async fn create_continuously(claims: &Claims, load: &ClaimLoad) -> Result<()> {
+pub(super) async fn create_continuously(claims: &Claims, load: &ContinuousClaimLoad) -> Result<()> {
     create_all(claims, load.numbers()).await
 }
 

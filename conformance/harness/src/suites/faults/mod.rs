@@ -12,7 +12,7 @@ use anyhow::Result;
 use http::StatusCode;
 
 use crate::{
-    claims::{ClaimLoad, Claims},
+    claims::{Claims, ContinuousClaimLoad},
     proxy::ProxyMode,
     run::SuiteRun,
     wait::until,
@@ -46,7 +46,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "api-killed", DRIVER).await?;
     let run = fixture.run;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
@@ -66,7 +66,7 @@ async fn kill_api(fixture: &mut FaultFixture<'_>) -> Result<()> {
 async fn pause_etcd(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "etcd-stopped", DRIVER).await?;
     let run = fixture.run;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
@@ -85,7 +85,7 @@ async fn close_connections(fixture: &mut FaultFixture<'_>) -> Result<()> {
     let claims = Claims::new(fixture.plane.client(), "connections-cut", DRIVER).await?;
     let proxy = &fixture.proxy;
     let run = fixture.run;
-    let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
     let fault = async {
         for cut in 0..DISCONNECTS {
             claims.wait_bound(BOUND_BEFORE_FAULT + cut * BOUND_PER_DISCONNECT, TIMEOUT).await?;
@@ -111,12 +111,12 @@ async fn fail_requests(fixture: &mut FaultFixture<'_>) -> Result<()> {
     for (name, fault, weather) in [
         ("too-many", "429 to every request", ProxyMode::Reject(StatusCode::TOO_MANY_REQUESTS)),
         ("broken", "500 to every request", ProxyMode::Reject(StatusCode::INTERNAL_SERVER_ERROR)),
-        ("answers-lost", "500 to every write that the API took", ProxyMode::DropResponse),
+        ("answers-lost", "500 to every write that the API took", ProxyMode::ErrorAfterWrite),
     ] {
         let claims = Claims::new(fixture.plane.client(), name, DRIVER).await?;
         let proxy = &fixture.proxy;
         let run = fixture.run;
-        let load = ClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
+        let load = ContinuousClaimLoad::new(CLAIMS, CONCURRENT_CLAIMS);
         let fault_run = async {
             claims.wait_bound(BOUND_BEFORE_FAULT, TIMEOUT).await?;
             claims.wait_unfinished(TIMEOUT).await?;

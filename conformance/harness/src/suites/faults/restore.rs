@@ -19,7 +19,7 @@ use super::{
     fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery},
 };
 use crate::{
-    claims::{ClaimLoad, Claims},
+    claims::{Claims, ContinuousClaimLoad},
     namespaces,
     wait::until,
 };
@@ -139,7 +139,7 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
 /// Restores etcd during the load. Returns the number of claims afterwards.
 async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usize> {
     let (run, plane) = (fixture.run, &mut fixture.plane);
-    let load = ClaimLoad::new(CLAIMS_IN_SNAPSHOT, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::new(CLAIMS_IN_SNAPSHOT, CONCURRENT_CLAIMS);
     let snapshot = async {
         claims.wait_bound(BOUND_IN_SNAPSHOT, TIMEOUT).await?;
         claims.wait_unfinished(TIMEOUT).await?;
@@ -154,7 +154,7 @@ async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usiz
         claims.wait_unfinished(TIMEOUT).await
     };
     // The load never ends: the restore interrupts it.
-    let load = ClaimLoad::starting_at(count, CLAIMS, CONCURRENT_CLAIMS);
+    let load = ContinuousClaimLoad::starting_at(count, CLAIMS, CONCURRENT_CLAIMS);
     tokio::select! {
         created = create_continuously(claims, &load) => created,
         reached = middle => reached,

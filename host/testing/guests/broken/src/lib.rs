@@ -8,6 +8,7 @@
 //! | `volumes-per-node` | maximum volumes per node (default: no limit) |
 //! | `secret` | name of a secret that a create requires (default: none) |
 //! | `url` | URL that a create calls at its end (default: none) |
+//! | `undeletable` | part of the names of volumes and snapshots whose deletes fail (default: none) |
 //!
 //! This driver tests the conformance suite: each case must fail if its rule is broken.
 #![forbid(unsafe_code)]
@@ -21,8 +22,8 @@ mod snapshots;
 mod volumes;
 
 use cofferdam_guest::{
-    Backend, CreateRequest, Description, Readiness, Result, ValidateRequest, Validation, Volume, ambient,
-    settings,
+    Backend, CreateRequest, Description, Readiness, Result, StorageError, ValidateRequest, Validation,
+    Volume, ambient, settings,
 };
 
 /// The driver.
@@ -68,6 +69,16 @@ pub(crate) fn topology_segment() -> Option<(String, String)> {
 /// Maximum volumes per node.
 pub(crate) fn volumes_per_node() -> Option<u32> {
     settings::get("volumes-per-node")?.parse().ok()
+}
+
+/// Rejects the delete of a volume or snapshot with this name.
+pub(crate) fn check_deletable(handle: &str, name: &str) -> Result<()> {
+    match settings::get("undeletable") {
+        Some(part) if name.contains(&part) => {
+            Err(StorageError::failed_precondition(format!("{handle} cannot be deleted")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A unique text.

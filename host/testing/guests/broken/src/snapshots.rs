@@ -8,7 +8,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    BrokenDriver, busy_wait,
+    BrokenDriver, busy_wait, check_deletable,
     db::{self, BrokenDriverState, GroupEntry, SnapshotEntry},
     is_broken, is_broken_for, nonce, request,
 };
@@ -176,6 +176,7 @@ fn delete(handle: &str) -> Result<()> {
         if is_broken_for("snapshots/delete-deletes", &found.name, "deleted") {
             return Ok(());
         }
+        check_deletable(handle, &found.name)?;
         db.snapshots.remove(handle);
         if is_broken("restoring/outlives-its-source") {
             db.volumes.retain(|_, volume| volume.origin.as_deref() != Some(handle));

@@ -11,7 +11,7 @@ use cofferdam_guest::{
 };
 
 use crate::{
-    BrokenDriver, busy_wait, compute_until_stopped,
+    BrokenDriver, busy_wait, check_deletable, compute_until_stopped,
     db::{self, BrokenDriverState, OwnerEntry, VolumeEntry},
     is_broken, is_broken_for, nonce, request, topology_segment,
 };
@@ -307,6 +307,7 @@ fn remove(handle: &str, retries: bool) -> Result<()> {
             }
             return Err(StorageError::failed_precondition("the volume is published"));
         }
+        check_deletable(handle, &found.name)?;
         db.volumes.remove(handle);
         if is_broken("cloning/outlives-its-source") {
             db.volumes.retain(|_, volume| volume.origin.as_deref() != Some(handle));

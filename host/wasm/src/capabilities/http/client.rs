@@ -39,13 +39,13 @@ pub(crate) struct HttpClient {
     resolver: Arc<dyn Resolve>,
     pool: Arc<ConnectionPool>,
     exchange_permits: Arc<Semaphore>,
-    limits: ExchangeLimits,
+    limits: HttpLimits,
     metrics: OnceLock<HttpMetrics>,
 }
 
-/// Limits of a backend's exchanges.
+/// Limits of a backend's HTTP requests: their number at a time, their sizes and their timeout.
 #[derive(Clone, Debug)]
-pub(crate) struct ExchangeLimits {
+pub(crate) struct HttpLimits {
     exchanges: usize,
     pub(crate) request_bytes: usize,
     response_bytes: usize,
@@ -107,7 +107,7 @@ impl HttpClient {
             resolver,
             pool: Arc::new(ConnectionPool::new(exchanges)),
             exchange_permits: Arc::new(Semaphore::new(exchanges)),
-            limits: ExchangeLimits {
+            limits: HttpLimits {
                 exchanges,
                 request_bytes: limits.http_request_bytes,
                 response_bytes: limits.http_response_bytes.min(limits.result_bytes),
@@ -117,7 +117,7 @@ impl HttpClient {
         }
     }
 
-    pub(crate) fn limits(&self) -> &ExchangeLimits {
+    pub(crate) fn limits(&self) -> &HttpLimits {
         &self.limits
     }
 

@@ -117,7 +117,7 @@ impl TlsTarget {
             UrlHost::Address(address) => ServerName::IpAddress((*address).into()),
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = PinnedCertVerifier::new(config, &provider)?;
+        let verifier = OriginCertVerifier::new(config, &provider)?;
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(TlsError::Setup)?
@@ -158,16 +158,16 @@ pub(super) fn reject_tls_options(config: &OriginConfig) -> Result<(), TlsError> 
     }
 }
 
-/// Checks a server's certificate: against authorities, against a pin, or both.
+/// Verifies the server certificate of one origin: against authorities, against a pin, or both.
 #[derive(Debug)]
-struct PinnedCertVerifier {
+struct OriginCertVerifier {
     /// Absent if only the pin is checked.
     authorities: Option<Arc<WebPkiServerVerifier>>,
     pin: Option<[u8; 32]>,
     provider: Arc<CryptoProvider>,
 }
 
-impl PinnedCertVerifier {
+impl OriginCertVerifier {
     fn new(config: &OriginConfig, provider: &Arc<CryptoProvider>) -> Result<Self, TlsError> {
         let pin = config.pin_sha256.as_deref().map(parse_pin).transpose()?;
         let roots = match (&config.ca_file, pin) {
@@ -185,7 +185,7 @@ impl PinnedCertVerifier {
     }
 }
 
-impl ServerCertVerifier for PinnedCertVerifier {
+impl ServerCertVerifier for OriginCertVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -235,7 +235,7 @@ impl Pool {
         self.check_size(size)?;
         self.check_absent(name)?;
         self.reserve(name, size)?;
-        self.with_reservation(name, || {
+        self.release_reservation_on_error(name, || {
             let new = self.unique_name(TMP_PREFIX);
             let file = sys::create_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(system_error)?;
             let made = self.resize_and_sync(&file, size);
@@ -322,7 +322,7 @@ impl Pool {
             return Err(PoolError::InvalidSize(format!("{size} bytes; the source has {source_size}")));
         }
         self.reserve(name, size)?;
-        self.with_reservation(name, || {
+        self.release_reservation_on_error(name, || {
             let new = self.unique_name(TMP_PREFIX);
             let to = sys::create_file(&self.root, &new, Mode::RUSR | Mode::WUSR).map_err(system_error)?;
             let copied = tree::copy_data(&from, &to, source_size, mode)
@@ -417,9 +417,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Creates an image whose bytes are reserved. Releases the reservation if that fails, but not if the
-    /// result is unknown.
-    fn with_reservation(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// Runs `make`, which creates an image whose bytes are reserved. Releases the reservation if `make` fails.
+    /// Keeps it if the result is unknown: the image may exist.
+    fn release_reservation_on_error(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
             self.lock().items.remove(name);

@@ -27,16 +27,16 @@ use tracing::Instrument as _;
 
 use crate::{cpu_time::CpuTime, limits::EPOCH_TICK};
 
-/// Mean CPU time of a backend's calls from which its calls start in the CPU-bound pool. It is far more than
-/// calls use that only wait for their storage, and too short for other backends to notice.
+/// Mean CPU time of a backend's calls from which its calls start on the CPU-bound threads. Calls that only wait
+/// for their storage use far less. Other backends do not notice a call of this length.
 const CPU_BOUND_THRESHOLD: Duration = Duration::from_millis(1);
 /// Approximate number of calls in the mean.
 const MEAN_WINDOW: u64 = 8;
 
-/// Runs the calls of one backend, and moves CPU-bound ones to the shared low-priority threads, one poll slice
-/// at a time.
+/// Schedules the calls of one backend. Moves CPU-bound ones to the low-priority threads, one poll slice at a
+/// time. All backends share these threads, and each backend has its own scheduler.
 #[derive(Clone, Debug)]
-pub(crate) struct CpuPool {
+pub(crate) struct CpuScheduler {
     /// Held during each poll slice: one call of this backend at a time waits for a thread or runs on it, so
     /// many concurrent calls do not get the backend more CPU time. Tokio's locks are fair: first come, first
     /// served.
@@ -73,7 +73,7 @@ impl SliceWaker {
 
 type BoxedCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl CpuPool {
+impl CpuScheduler {
     /// Creates the scheduling of one backend on these threads.
     pub(crate) fn new(threads: Handle) -> Self {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
@@ -162,12 +162,12 @@ mod tests {
 
     use super::*;
 
-    fn cpu_pool() -> CpuPool {
-        CpuPool::new(Handle::current())
+    fn cpu_scheduler() -> CpuScheduler {
+        CpuScheduler::new(Handle::current())
     }
 
-    fn make_cpu_bound(lane: &CpuPool) {
-        (0..20).for_each(|_| lane.record_cpu_time(Duration::from_millis(8)));
+    fn make_cpu_bound(scheduler: &CpuScheduler) {
+        (0..20).for_each(|_| scheduler.record_cpu_time(Duration::from_millis(8)));
     }
 
     fn boxed_call<T>(work: impl Future<Output = T> + Send + 'static) -> BoxedCall<T> {
@@ -176,7 +176,7 @@ mod tests {
 
     #[tokio::test]
     async fn cpu_bound_backend_polls_one_call_at_a_time() {
-        let (hogs, others, quick) = (cpu_pool(), cpu_pool(), cpu_pool());
+        let (hogs, others, quick) = (cpu_scheduler(), cpu_scheduler(), cpu_scheduler());
         make_cpu_bound(&hogs);
         make_cpu_bound(&others);
         (0..20).for_each(|_| quick.record_cpu_time(Duration::from_micros(90)));
@@ -191,8 +191,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_call_releases_the_pool_and_is_woken() {
-        let hogs = cpu_pool();
+    async fn waiting_call_releases_its_thread_and_is_woken() {
+        let hogs = cpu_scheduler();
         make_cpu_bound(&hogs);
         let (answer, storage) = tokio::sync::oneshot::channel::<u32>();
         let effort = CpuTime::default();
@@ -207,20 +207,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn backend_with_short_calls_leaves_the_cpu_bound_pool() {
-        let lane = cpu_pool();
-        make_cpu_bound(&lane);
-        assert!(lane.is_cpu_bound());
-        (0..40).for_each(|_| lane.record_cpu_time(Duration::ZERO));
-        assert!(!lane.is_cpu_bound());
+    async fn backend_with_short_calls_leaves_the_cpu_bound_threads() {
+        let scheduler = cpu_scheduler();
+        make_cpu_bound(&scheduler);
+        assert!(scheduler.is_cpu_bound());
+        (0..40).for_each(|_| scheduler.record_cpu_time(Duration::ZERO));
+        assert!(!scheduler.is_cpu_bound());
     }
 
     #[tokio::test]
     async fn panic_in_a_poll_slice_fails_only_its_call() {
-        let lane = cpu_pool();
-        make_cpu_bound(&lane);
+        let scheduler = cpu_scheduler();
+        make_cpu_bound(&scheduler);
         let call = tokio::spawn(async move {
-            lane.run(&CpuTime::default(), boxed_call(async { panic!("a defect of the host") })).await
+            scheduler.run(&CpuTime::default(), boxed_call(async { panic!("a defect of the host") })).await
         });
         let panic = call.await.unwrap_err().into_panic();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"a defect of the host"));
@@ -232,14 +232,14 @@ mod tests {
 
     impl SliceLog {
         /// Runs a call that is polled `stretches` times and logs `name` at each poll.
-        async fn run_slices(self, lane: CpuPool, name: &'static str, stretches: usize) {
+        async fn run_slices(self, scheduler: CpuScheduler, name: &'static str, stretches: usize) {
             let call = async move {
                 for _ in 0..stretches {
                     self.0.lock().unwrap().push(name);
                     yield_now().await;
                 }
             };
-            lane.run(&CpuTime::default(), boxed_call(call)).await;
+            scheduler.run(&CpuTime::default(), boxed_call(call)).await;
         }
 
         fn positions_of(&self, name: &str) -> Vec<usize> {
@@ -249,8 +249,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn backends_share_the_cpu_bound_pool_fairly() {
-        let (crowd, single) = (cpu_pool(), cpu_pool());
+    async fn backends_share_the_cpu_bound_threads_fairly() {
+        let (crowd, single) = (cpu_scheduler(), cpu_scheduler());
         make_cpu_bound(&crowd);
         make_cpu_bound(&single);
         let seen = SliceLog::default();
