@@ -64,7 +64,7 @@ async fn check_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiError>
     let found = writer.api().current_version(K::RESOURCE, &Scope::default()).await?;
     // Keeps the highest version of a kind without changes up to date.
     store.observe_version(found);
-    writer.cache().restore_detector.detect_rollback(K::RESOURCE.kind, highest_seen, found);
+    writer.cache().restore_detector.report_rollback(K::RESOURCE.kind, highest_seen, found);
     Ok(())
 }
 

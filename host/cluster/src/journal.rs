@@ -589,7 +589,7 @@ impl Journal {
         self.inner.metrics.journal_commit();
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             // A recreated shard can reveal a restore, too.
-            self.inner.writer.cache().restore_detector.detect_rollback(
+            self.inner.writer.cache().restore_detector.report_rollback(
                 CONFIG_MAP,
                 shard.highest_version,
                 response,
@@ -686,7 +686,7 @@ impl Journal {
             serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&name, error))?;
         let version = map.metadata.resource_version.parse();
         let version = version.map_err(|error| ApiError::invalid_response(&name, error))?;
-        self.inner.writer.cache().restore_detector.detect_rollback(CONFIG_MAP, highest_seen, version);
+        self.inner.writer.cache().restore_detector.report_rollback(CONFIG_MAP, highest_seen, version);
         Ok(Some((version, map.data)))
     }
 
