@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
+    ApiError, Intent, Lookup,
+    deletion_freeze::{self, RestoreCheckResult},
+    observer::StepResult,
+    queue::Action,
+    reflector::Scope,
 };
 use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
@@ -17,6 +21,8 @@ use crate::{drivers::ManagedDriver, step_recorder::StepRecorder};
 enum CreatedVolumeCheck {
     /// No claim and no PersistentVolume refers to the volume.
     Unclaimed,
+    /// No claim and no PersistentVolume refers to the volume, but the cluster was restored from a backup.
+    Restored,
     /// The claim needs the volume, or has it.
     Claimed,
     /// A PersistentVolume refers to the volume; the message names it.
@@ -54,6 +60,7 @@ impl Provisioner {
         // 2. Check with live reads that the volume is unclaimed.
         match self.check_created_volume(intent, created).await {
             Ok(CreatedVolumeCheck::Unclaimed) => {}
+            Ok(CreatedVolumeCheck::Restored) => return self.requeue_while_frozen(recorder),
             Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
             Ok(CreatedVolumeCheck::Undecided(message)) => {
                 // The journal entry stays: it is the only record of the volume.
@@ -73,7 +80,7 @@ impl Provisioner {
             Err(error) => return self.fail(&intent.claim_uid, error.to_string(), false),
         }
 
-        // 3. The reads may have detected a restore.
+        // 3. A restore may have been detected elsewhere during the reads.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return self.requeue_while_frozen(recorder);
         }
@@ -147,7 +154,7 @@ impl Provisioner {
 
         // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        self.context.restore_check.check_live().await?;
+        let restore_check = self.context.restore_check.check_live().await?;
 
         // 4. The claim does not need a volume that is too small, or whose name is taken.
         let too_small =
@@ -156,7 +163,13 @@ impl Provisioner {
         let local_node = self.context.local_node.as_ref();
         let is_claimed =
             !too_small && !is_name_taken && rules::is_claimed(&self.context.cache, local_node, intent);
-        Ok(if is_claimed { CreatedVolumeCheck::Claimed } else { CreatedVolumeCheck::Unclaimed })
+        if is_claimed {
+            return Ok(CreatedVolumeCheck::Claimed);
+        }
+        Ok(match restore_check {
+            RestoreCheckResult::NotRestored => CreatedVolumeCheck::Unclaimed,
+            RestoreCheckResult::Restored => CreatedVolumeCheck::Restored,
+        })
     }
 
     /// Another PersistentVolume that refers to the volume. A node-local driver may use the same handle on

@@ -9,6 +9,7 @@ use std::{
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Lookup, Writer,
+    deletion_freeze::RestoreCheckResult,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, ExponentialBackoff, Queue},
@@ -449,8 +450,12 @@ impl PvController {
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // The deletion of the volume depends on this read, which may be of a restored cluster.
-                self.context.restore_check.check_live().await?;
+                match self.context.restore_check.check_live().await? {
+                    // Both continue. A restore does not change the phase of the volume: Released means that
+                    // the claim is missing, and it deletes nothing. The provisioner deletes no volume while
+                    // deletions are frozen, and the release hint of this phase spares it a check of its own.
+                    RestoreCheckResult::NotRestored | RestoreCheckResult::Restored => {}
+                }
             }
         }
         Ok(())
