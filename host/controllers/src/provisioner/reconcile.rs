@@ -47,7 +47,7 @@ use crate::{
     controller::Controller,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
-    messages::{ProvisioningRequested, VolumeReleased},
+    messages::{ClaimNeedsVolume, VolumeReleased},
     node_local::{LocalNode, NodeDeployment},
     orphans::OrphanScanner,
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
@@ -145,8 +145,8 @@ impl Provisioner {
     /// Subscribes to the messages of the PersistentVolume controller.
     fn subscribe_to_messages(self: &Arc<Self>) {
         let claims = self.claims.clone();
-        self.context.channels.subscribe(move |request: &ProvisioningRequested| {
-            claims.add_if_absent(request.claim.clone());
+        self.context.channels.subscribe(move |message: &ClaimNeedsVolume| {
+            claims.add_if_absent(message.claim.clone());
         });
         let controller = Arc::downgrade(self);
         self.context.channels.subscribe(move |released: &VolumeReleased| {

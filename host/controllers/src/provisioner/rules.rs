@@ -254,7 +254,7 @@ fn class_to_provision(
             has_provisioner: input.is_managed_driver,
             is_locked_by_other: &|_| false,
         };
-        if !matches!(binding::decide_claim(binding_input, claim), Binding::Provision(..)) {
+        if !matches!(binding::decide_claim(binding_input, claim), Binding::WaitForProvisioner(..)) {
             return ignore("waiting for the binding rules to request a volume");
         }
     } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
