@@ -56,7 +56,7 @@ impl Provisioner {
                 deleted.as_ref() == Some(uid),
                 deletion_freeze::is_frozen(&self.context.cache),
             ) {
-                ReclaimVerdict::Ignore(_) => return Action::Done,
+                ReclaimVerdict::NoAction(_) => return Action::Done,
                 ReclaimVerdict::AddFinalizer => recorder
                     .record_effect(
                         "adds the finalizer of the PersistentVolume",

@@ -329,7 +329,7 @@ impl Provisioner {
                     Some(Action::Done)
                 }
                 // An infeasible claim is retried at its time, whatever else enqueues it before.
-                ProvisionVerdict::Ignore(_) => Some(infeasible.map_or(Action::Done, |(_, until)| {
+                ProvisionVerdict::NoAction(_) => Some(infeasible.map_or(Action::Done, |(_, until)| {
                     Action::RequeueAfter(until.saturating_duration_since(Instant::now()))
                 })),
             };

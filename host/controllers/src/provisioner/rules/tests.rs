@@ -125,7 +125,7 @@ fn intent() -> Arc<Intent> {
 
 fn describe(verdict: &ProvisionVerdict) -> String {
     match verdict {
-        ProvisionVerdict::Ignore(_) => "ignore".to_owned(),
+        ProvisionVerdict::NoAction(_) => "no action".to_owned(),
         ProvisionVerdict::Record(_) => "record".to_owned(),
         ProvisionVerdict::Create(_) => "create".to_owned(),
         ProvisionVerdict::RemoveIntent => "remove intent".to_owned(),
@@ -227,17 +227,22 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
     let cases: [(&str, Value, Value, &str); 19] = [
         ("unchanged", json!({}), json!({}), "record"),
         ("annotation of this driver", storage_provisioner("drv"), json!({}), "record"),
-        ("annotation of another driver", storage_provisioner("other"), json!({}), "ignore"),
-        ("class of another driver", json!({}), json!({"provisioner": "other"}), "ignore"),
-        ("volumeName is set", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
+        ("annotation of another driver", storage_provisioner("other"), json!({}), "no action"),
+        ("class of another driver", json!({}), json!({"provisioner": "other"}), "no action"),
+        ("volumeName is set", json!({"spec": {"volumeName": "v"}}), json!({}), "no action"),
         (
             "being deleted",
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
             json!({}),
-            "ignore",
+            "no action",
         ),
-        ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "ignore"),
-        ("WaitForFirstConsumer", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
+        ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "no action"),
+        (
+            "WaitForFirstConsumer",
+            json!({}),
+            json!({"volumeBindingMode": "WaitForFirstConsumer"}),
+            "no action",
+        ),
         (
             "WaitForFirstConsumer, node selected",
             json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
@@ -327,14 +332,14 @@ fn no_volume_is_provisioned_if_an_available_one_matches() {
         json!({"metadata": {"name": "free"}, "spec": {"claimRef": null}, "status": {"phase": "Available"}}),
     );
     let fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), Some(available));
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
 }
 
 #[test]
 fn without_pv_controller_the_provisioner_annotation_is_required() {
     let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
     fixture.options.runs_pv_controller = false;
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
     let storage_provisioner =
         json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
     let mut fixture = ProvisionerFixture::new(
@@ -402,7 +407,7 @@ fn a_recorded_intent_is_replayed_until_its_volume_exists() {
 fn an_infeasible_claim_is_retried_with_another_class() {
     let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
     fixture.infeasible = Some("class-uid".into());
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
     fixture.infeasible = Some("class-uid-before".into());
     assert_eq!(describe(&fixture.decide()), "record");
 }
@@ -529,7 +534,7 @@ fn accessibility_requirements_follow_node_and_class() {
                           error generating accessibility requirements: ";
     assert_eq!(decided_topology(&fixture_with_topology(None, json!({}))), "- a");
     assert_eq!(decided_topology(&fixture_with_topology(None, allowed("b"))), "- b");
-    assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "ignore");
+    assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "no action");
     assert_eq!(decided_topology(&fixture_with_topology(Some("n"), wait_for_first_consumer())), "n a");
     let missing_node =
         format!("reschedule m: {message_prefix}error getting CSINode for selected node \"m\": not found");
@@ -600,7 +605,7 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
     let without_finalizer = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
     let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
     let both = |a: &Value, b: &Value| merged(a.clone(), b.clone());
-    // Change, deleted, is_frozen → verdict; `None` is `Ignore`.
+    // Change, deleted, is_frozen → verdict; `None` is `NoAction`.
     let cases = [
         ("bound", json!({}), false, false, None),
         ("bound, static", without_finalizer.clone(), false, false, Some(AddFinalizer)),
@@ -661,7 +666,7 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
         let json = merged(volume_json(), change);
         let verdict = reclaim(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, is_frozen);
         match (verdict, expected) {
-            (ReclaimVerdict::Ignore(_), None) => {}
+            (ReclaimVerdict::NoAction(_), None) => {}
             (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),
         }
     }
@@ -688,24 +693,24 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
     const KEY: &str = "topology.cofferdam.dev/node";
     #[rustfmt::skip] // one row per claim
     let table = [
-        ("no annotation", json!({}), json!({}), true, "ignore"),
+        ("no annotation", json!({}), json!({}), true, "no action"),
         ("node selected, no annotation", annotated(json!({selected_node: "n1"})),
-            wait_for_first_consumer.clone(), true, "ignore"),
+            wait_for_first_consumer.clone(), true, "no action"),
         ("this node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
             wait_for_first_consumer.clone(), true, "record"),
         ("another node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n2"})),
-            wait_for_first_consumer.clone(), true, "ignore"),
+            wait_for_first_consumer.clone(), true, "no action"),
         ("no node selected", annotated(json!({storage_provisioner: "drv"})), wait_for_first_consumer, true,
-            "ignore"),
+            "no action"),
         ("immediate binding", annotated(json!({storage_provisioner: "drv"})), json!({}), true, "select n1"),
         ("immediate binding off", annotated(json!({storage_provisioner: "drv"})), json!({}), false,
-            "ignore"),
+            "no action"),
         ("immediate binding, this node selected",
             annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false, "record"),
         ("immediate binding, another node selected",
-            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "ignore"),
+            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "no action"),
         ("this node allowed", annotated(json!({storage_provisioner: "drv"})), only("n1"), true, "select n1"),
-        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "ignore"),
+        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "no action"),
         ("selected node not allowed", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
             only("n2"), true,
             "wait: failed to provision volume with StorageClass \"gold\": \
