@@ -48,7 +48,7 @@ const FLUSH_DELAY: Duration = Duration::from_millis(100);
 /// Delay before a failed removal is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Attempts of a commit with conflicting writers, before the error is returned to the callers.
-const MAX_CONFLICT_RETRIES: usize = 8;
+const MAX_COMMIT_ATTEMPTS: usize = 8;
 
 /// Error for a claim with an undecodable entry.
 const UNDECODABLE_INTENT: &str = "the journal has an intent for this claim that this version cannot decode";
@@ -463,7 +463,7 @@ impl Journal {
 
     async fn commit_shard(&self, index: usize) -> bool {
         let mut batch = self.take_changes(index);
-        for _ in 0..MAX_CONFLICT_RETRIES {
+        for _ in 0..MAX_COMMIT_ATTEMPTS {
             if batch.is_empty() {
                 return true;
             }
@@ -498,7 +498,7 @@ impl Journal {
         }
         let error = ApiError::Unavailable {
             target: self.shard_name(index),
-            message: format!("conflicts with another writer in {MAX_CONFLICT_RETRIES} attempts"),
+            message: format!("conflicts with another writer in {MAX_COMMIT_ATTEMPTS} attempts"),
         };
         self.requeue_failed(index, batch, &error)
     }

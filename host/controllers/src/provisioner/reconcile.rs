@@ -314,7 +314,7 @@ impl Provisioner {
                         let recorder = self.context.recorders.of_claim(&claim.key);
                         recorder.record(StepResult::Failed, message.clone(), None);
                     }
-                    Some(self.fail(uid, message, permanent))
+                    Some(self.emit_failure_and_back_off(uid, message, permanent))
                 }
                 ProvisionVerdict::WaitForTopology(message) => self.wait_for_topology(uid, message),
                 ProvisionVerdict::Reschedule { node, message } => {
@@ -351,13 +351,13 @@ impl Provisioner {
             let recorder = self.context.recorders.of_claim(&claim.key);
             recorder.record(StepResult::Waiting, message.clone(), None);
         }
-        Some(self.fail(uid, message, false))
+        Some(self.emit_failure_and_back_off(uid, message, false))
     }
 
     /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
-            return Some(self.fail(uid, error.to_string(), false));
+            return Some(self.emit_failure_and_back_off(uid, error.to_string(), false));
         }
         match self.context.cache.csi_nodes.get(node) {
             Lookup::Found(_) => None,
@@ -372,7 +372,7 @@ impl Provisioner {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
         let recorder = self.context.recorders.of_claim(&claim.key);
         recorder.record(StepResult::Failed, message.clone(), None);
-        let action = self.fail(uid, message, false);
+        let action = self.emit_failure_and_back_off(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
         let operations =
             vec![json!({"op": "test", "path": path, "value": node}), json!({"op": "remove", "path": path})];
@@ -390,21 +390,27 @@ impl Provisioner {
         }
     }
 
-    /// Emits an event on the claim, if it still exists, and returns the action for the next attempt. A
-    /// `permanent` failure is retried after `--retry-interval-max`.
-    pub(super) fn fail(&self, uid: &Uid, message: String, permanent: bool) -> Action {
+    /// Emits the event of a failure, and returns the back-off until the next attempt. A `permanent` failure
+    /// is retried after `--retry-interval-max`.
+    pub(super) fn emit_failure_and_back_off(&self, uid: &Uid, message: String, permanent: bool) -> Action {
+        if permanent {
+            let delay = self.context.calls.retry_interval_max;
+            let text = format!("{message}; retrying after a change or in {delay:?}");
+            self.emit_provisioning_failed(uid, text);
+            Action::BackoffFor(delay)
+        } else {
+            self.emit_provisioning_failed(uid, message);
+            Action::Backoff
+        }
+    }
+
+    /// Emits the event of a failure on the claim, if it still exists.
+    pub(super) fn emit_provisioning_failed(&self, uid: &Uid, text: String) {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
-            let text = if permanent {
-                let delay = self.context.calls.retry_interval_max;
-                format!("{message}; retrying after a change or in {delay:?}")
-            } else {
-                message
-            };
             let event = EventSpec::warning("ProvisioningFailed", text);
             self.context.events.emit(&*claim, &component, event);
         }
-        if permanent { Action::BackoffFor(self.context.calls.retry_interval_max) } else { Action::Backoff }
     }
 
     /// `source.component` of the claim's events.

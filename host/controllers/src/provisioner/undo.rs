@@ -65,19 +65,19 @@ impl Provisioner {
             Ok(CreatedVolumeCheck::Undecided(message)) => {
                 // The journal entry stays: it is the only record of the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
-                let _ = self.fail(&intent.claim_uid, message, false);
+                self.emit_provisioning_failed(&intent.claim_uid, message);
                 return Action::BackoffFor(self.context.calls.retry_interval_max);
             }
             Ok(CreatedVolumeCheck::Recorded(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
-                    return self.fail(&intent.claim_uid, message, true);
+                    return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
                 driver.journal.remove(&intent.claim_uid);
                 return Action::Done;
             }
-            Err(error) => return self.fail(&intent.claim_uid, error.to_string(), false),
+            Err(error) => return self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
         }
 
         // 3. A restore may have been detected elsewhere during the reads.
@@ -94,7 +94,7 @@ impl Provisioner {
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
                 driver.journal.remove(&intent.claim_uid);
                 match message {
-                    Some(message) => self.fail(&intent.claim_uid, message, false),
+                    Some(message) => self.emit_failure_and_back_off(&intent.claim_uid, message, false),
                     // The claim may need another volume.
                     None => Action::Requeue,
                 }
@@ -105,7 +105,7 @@ impl Provisioner {
                     intent.driver, created.handle
                 );
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-                self.fail(&intent.claim_uid, message.unwrap_or(text), false)
+                self.emit_failure_and_back_off(&intent.claim_uid, message.unwrap_or(text), false)
             }
         }
     }

@@ -110,7 +110,7 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(table::rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(table::rbac_rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 
