@@ -306,7 +306,7 @@ fn build_request(
                 "spec.resources.requests.storage is 0; expected more than zero bytes".to_owned(),
             ));
         }
-        Ok(size) => size.to_csi_bytes().ok_or_else(|| {
+        Ok(size) => size.bytes_within_int64().ok_or_else(|| {
             reject(format!("spec.resources.requests.storage is {size}; expected at most {} bytes", i64::MAX))
         })?,
     };
