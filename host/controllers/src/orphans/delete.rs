@@ -178,8 +178,8 @@ impl OrphanScanner {
         let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
         let unreadable =
             volumes.into_iter().find_map(|volume| volume.err().map(|undecodable| undecodable.key));
-        let has_recorded_intent = match &status.owner {
-            Some(owner) => driver.journal.has_entry_for_live(&owner.claim_uid, &owner.pv_name).await?,
+        let has_intent_live = match &status.owner {
+            Some(owner) => driver.journal.has_intent_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
         };
         let restore_check = self.context.restore_check.check_live().await?;
@@ -194,7 +194,7 @@ impl OrphanScanner {
             RestoreCheckResult::NotRestored => {}
         }
         let has_intent = |owner: &VolumeOwner| {
-            has_recorded_intent || driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name)
+            has_intent_live || driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name)
         };
         let input =
             self.classification_input(&driver.backend.description().name, &has_intent, None, self.now());

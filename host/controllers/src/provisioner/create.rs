@@ -1,4 +1,4 @@
-//! Records the CreateVolume request of a claim in the journal, and calls the driver.
+//! Writes the intent of a claim to the journal, and calls the driver.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,17 +17,17 @@ use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecord
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 
 impl Provisioner {
-    /// Records the request in the driver's journal. Returns an action if that failed.
-    pub(super) async fn record(&self, intent: Intent) -> Option<Action> {
+    /// Writes the intent to the driver's journal. Returns an action if that failed.
+    pub(super) async fn write_intent(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let started = Instant::now();
         let uid = intent.claim_uid.clone();
-        match driver.journal.record(intent).await {
+        match driver.journal.write(intent).await {
             Ok(_) => {
                 recorder.record(
                     StepResult::Applied,
-                    "records the request in the journal",
+                    "writes the intent to the journal",
                     Some(started.elapsed()),
                 );
                 None
@@ -39,7 +39,7 @@ impl Provisioner {
         }
     }
 
-    /// Sends the recorded request to the driver, and continues with its result.
+    /// Sends the request of the intent to the driver, and continues with its result.
     pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let uid = &intent.claim_uid;

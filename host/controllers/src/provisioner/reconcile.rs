@@ -7,9 +7,9 @@
 //! |---|---|
 //! | the watch delivers the claim | `claim_changed` |
 //! | decide | [`rules::provision`] |
-//! | record the request in the journal | `super::create`: `record` |
+//! | write the intent to the journal | `super::create`: `write_intent` |
 //! | call the driver | `super::create`: `create` |
-//! | create the PersistentVolume, remove the journal entry | `super::save` |
+//! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
 //!
 //! `super::reclaim` reconciles a PersistentVolume.
@@ -93,7 +93,7 @@ impl ProvisionerContext {
 /// The provisioner.
 pub(crate) struct Provisioner {
     pub(super) context: ProvisionerContext,
-    /// Claims by uid, as in the journal: a request outlives its claim.
+    /// Claims by uid, as in the journal: an intent outlives its claim.
     pub(super) claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
@@ -254,7 +254,7 @@ impl Provisioner {
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
-    /// Enqueues the claims that have a recorded request.
+    /// Enqueues the claims that have an intent.
     fn enqueue_intents(&self) {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
@@ -269,9 +269,9 @@ impl Provisioner {
     /// CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
-            // 1. Find a recorded request: its result is determined before anything else.
-            let recorded = self.find_intent(uid);
-            let intent = recorded.as_ref().map(|(_, intent)| intent);
+            // 1. Find the intent: the result of its request is determined before anything else.
+            let found = self.find_intent(uid);
+            let intent = found.as_ref().map(|(_, intent)| intent);
 
             // 2. Decide from the cache.
             let is_managed_driver = |driver: &DriverName| self.context.drivers.contains_key(driver);
@@ -284,19 +284,19 @@ impl Provisioner {
                 options: &self.context.options,
             };
             let done = match rules::provision(input, uid) {
-                // 3. Record the request, then decide again.
-                ProvisionVerdict::Record(intent) => self.record(*intent).await,
+                // 3. Write the intent, then decide again.
+                ProvisionVerdict::WriteIntent(intent) => self.write_intent(*intent).await,
 
-                // 4. Send the recorded request to the driver, and
+                // 4. Send the request of the intent to the driver, and
                 // 5. create the PersistentVolume, or delete a volume that the claim does not need.
                 ProvisionVerdict::Create(intent) => {
-                    let Some((driver, _)) = recorded else { return Action::Requeue };
+                    let Some((driver, _)) = found else { return Action::Requeue };
                     Some(self.create(driver, &intent).await)
                 }
 
-                // 6. Remove the journal entry of a request that is complete.
+                // 6. Remove the intent of a request that is complete.
                 ProvisionVerdict::RemoveIntent => {
-                    if let Some((driver, intent)) = recorded {
+                    if let Some((driver, intent)) = found {
                         // The PersistentVolume exists, but its event was not emitted: the process ended
                         // before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);

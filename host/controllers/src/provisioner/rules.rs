@@ -1,7 +1,7 @@
 //! Provisioning rules. Source: external-provisioner 6.3 and sig-storage-lib-external-provisioner:
 //! `shouldProvision`, `prepareProvision` and the provisioning states.
 //!
-//! The intent journal is an addition: a recorded request is repeated unchanged until its result is final,
+//! The intent journal is an addition: the request of an intent is repeated unchanged until its result is final,
 //! whatever happens to the claim and its class.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -81,8 +81,8 @@ pub enum ProvisionVerdict {
     /// No effect; the text is the reason.
     NoAction(&'static str),
     /// Write this intent to the journal, then decide again.
-    Record(Box<Intent>),
-    /// Call `CreateVolume` with the recorded request, then see [`decide_after_create`].
+    WriteIntent(Box<Intent>),
+    /// Call `CreateVolume` with the request of the intent, then see [`decide_after_create`].
     Create(Arc<Intent>),
     /// Remove the intent: the PersistentVolume exists.
     RemoveIntent,
@@ -158,7 +158,8 @@ pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
         {
             return select_local_node(input, local_node, &claim, &class, &name);
         }
-        build_request(input, &claim, &class, &name).map(|intent| ProvisionVerdict::Record(Box::new(intent)))
+        build_request(input, &claim, &class, &name)
+            .map(|intent| ProvisionVerdict::WriteIntent(Box::new(intent)))
     });
     decided.unwrap_or_else(|verdict| *verdict)
 }

@@ -26,13 +26,13 @@ enum CreatedVolumeCheck {
     /// The claim needs the volume, or has it.
     Claimed,
     /// A PersistentVolume refers to the volume; the message names it.
-    Recorded(String),
+    Referenced(String),
     /// A PersistentVolume that cannot be decoded may refer to the volume; the message names it.
     Undecided(String),
 }
 
 /// The reason why a volume is neither saved nor deleted.
-pub(super) fn recorded_volume_message(
+pub(super) fn referenced_volume_message(
     intent: &Intent,
     created: &CreatedVolume,
     other: &VolumeName,
@@ -42,7 +42,7 @@ pub(super) fn recorded_volume_message(
 }
 
 impl Provisioner {
-    /// Deletes a volume that no claim needs, by its handle, then removes the journal entry. `message`: the
+    /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message`: the
     /// reason, if the claim has to be retried.
     pub(super) async fn delete_unclaimed(
         &self,
@@ -63,12 +63,12 @@ impl Provisioner {
             Ok(CreatedVolumeCheck::Restored) => return self.requeue_while_frozen(recorder),
             Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
             Ok(CreatedVolumeCheck::Undecided(message)) => {
-                // The journal entry stays: it is the only record of the volume.
+                // The intent stays: nothing else refers to the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
                 self.emit_provisioning_failed(&intent.claim_uid, message);
                 return Action::BackoffFor(self.context.calls.retry_interval_max);
             }
-            Ok(CreatedVolumeCheck::Recorded(message)) => {
+            Ok(CreatedVolumeCheck::Referenced(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
                     return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
@@ -85,7 +85,7 @@ impl Provisioner {
             return self.requeue_while_frozen(recorder);
         }
 
-        // 4. Delete the volume, then the journal entry.
+        // 4. Delete the volume, then the intent.
         let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
@@ -110,8 +110,8 @@ impl Provisioner {
         }
     }
 
-    /// Returns the action while deletions are frozen. The journal entry stays until an operator deletes the
-    /// restore marker. An entry that is missing from the backup is lost when the process ends: its volume is
+    /// Returns the action while deletions are frozen. The intent stays until an operator deletes the
+    /// restore marker. An intent that is missing from the backup is lost when the process ends: its volume is
     /// an orphan then, like every volume created since the backup.
     fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
@@ -135,7 +135,7 @@ impl Provisioner {
                 return Ok(CreatedVolumeCheck::Claimed);
             }
             if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
-                return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &name)));
+                return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &name)));
             }
         }
 
@@ -149,7 +149,7 @@ impl Provisioner {
             )));
         }
         if let Some(other) = self.other_volume_with_handle(intent, created) {
-            return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &other)));
+            return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &other)));
         }
 
         // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
