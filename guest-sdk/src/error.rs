@@ -164,4 +164,29 @@ mod tests {
         assert_eq!(StorageError::unavailable("?").without_effect().finality, Finality::Final);
         assert_eq!(StorageError::in_progress("?").finality, Finality::InProgress);
     }
+
+    #[test]
+    fn every_constructor_has_the_default_finality_of_its_kind() {
+        let constructors: [(ErrorKind, fn(&'static str) -> StorageError); 15] = [
+            (ErrorKind::InvalidArgument, StorageError::invalid_argument),
+            (ErrorKind::NotFound, StorageError::not_found),
+            (ErrorKind::AlreadyExists, StorageError::already_exists),
+            (ErrorKind::PermissionDenied, StorageError::permission_denied),
+            (ErrorKind::Unauthenticated, StorageError::unauthenticated),
+            (ErrorKind::ResourceExhausted, StorageError::resource_exhausted),
+            (ErrorKind::FailedPrecondition, StorageError::failed_precondition),
+            (ErrorKind::Aborted, StorageError::aborted),
+            (ErrorKind::Aborted, StorageError::in_progress),
+            (ErrorKind::OutOfRange, StorageError::out_of_range),
+            (ErrorKind::Unimplemented, StorageError::unimplemented),
+            (ErrorKind::Internal, StorageError::internal),
+            (ErrorKind::Unavailable, StorageError::unavailable),
+            (ErrorKind::DeadlineExceeded, StorageError::deadline_exceeded),
+            (ErrorKind::DataLoss, StorageError::data_loss),
+        ];
+        for (kind, constructor) in constructors {
+            let error = constructor("?");
+            assert_eq!((error.kind, error.finality), (kind, kind.default_finality()));
+        }
+    }
 }

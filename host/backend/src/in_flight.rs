@@ -126,7 +126,7 @@ impl OperationConflict {
         };
         StorageError {
             finality: Finality::InProgress,
-            ..StorageError::unknown_outcome(ErrorKind::Aborted, message)
+            ..StorageError::with_unknown_effect(ErrorKind::Aborted, message)
         }
     }
 
@@ -381,11 +381,11 @@ mod tests {
     }
 
     fn in_doubt_error() -> StorageError {
-        StorageError::unknown_outcome(ErrorKind::DeadlineExceeded, "?")
+        StorageError::with_unknown_effect(ErrorKind::DeadlineExceeded, "?")
     }
 
     fn final_error() -> StorageError {
-        StorageError::final_outcome(ErrorKind::OutOfRange, "no")
+        StorageError::without_effect(ErrorKind::OutOfRange, "no")
     }
 
     /// Runs an operation to its end.
@@ -437,7 +437,7 @@ mod tests {
         // The node was renamed. NotFound for its former id resolves the publish to it.
         let table = InFlightTable::default();
         run_to_end(&table, publish("former", 0), Some(in_doubt_error()));
-        let missing = StorageError::final_outcome(ErrorKind::NotFound, "no such node");
+        let missing = StorageError::without_effect(ErrorKind::NotFound, "no such node");
         run_to_end(&table, unpublish(Some("former")), Some(missing));
         assert_eq!(table.in_doubt_count(), 0);
         // Another final error resolves only the failed operation itself.
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn failed_retry_does_not_resolve_an_earlier_attempt() {
         let table = InFlightTable::default();
-        let refused = |kind| StorageError::final_outcome(kind, "no connection");
+        let refused = |kind| StorageError::without_effect(kind, "no connection");
         let first = table.acquire(create(1)).unwrap();
         assert_eq!(first.keep_in_doubt(refused(ErrorKind::Unavailable)).finality, Finality::Final);
         first.reached();

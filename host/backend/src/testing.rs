@@ -90,10 +90,10 @@ impl ScriptedBackend {
             assert!(!id.chars().any(|c| c == '\0'), "invalid ids do not reach a backend");
             match () {
                 () if id.contains("missing") => {
-                    Err(StorageError::final_outcome(ErrorKind::NotFound, "no such thing"))
+                    Err(StorageError::without_effect(ErrorKind::NotFound, "no such thing"))
                 }
                 () if id.contains("open") => {
-                    Err(StorageError::unknown_outcome(ErrorKind::Internal, "it trapped"))
+                    Err(StorageError::with_unknown_effect(ErrorKind::Internal, "it trapped"))
                 }
                 () if id.contains("panic") => panic!("on purpose"),
                 () if id.contains("hang") || self.is_unresponsive => std::future::pending().await,

@@ -22,7 +22,7 @@ use serde_json::json;
 use crate::{
     api::{ApiError, Scope},
     objects::Kind,
-    store::{Cache, CachedKind},
+    store::{Cache, CachedKind, RestoreDetector},
     writer::Writer,
 };
 pub use crate::{
@@ -33,24 +33,47 @@ pub use crate::{
 /// Timeout of [`check_live`]. Its callers block other work.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Result of [`check_live`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a deletion in a restored cluster can delete a volume in use"]
+pub enum RestoreCheckResult {
+    /// This process has not detected a restore.
+    NotRestored,
+    /// This process has detected a restore, with this check or before. [`is_frozen`] returns `true` from now
+    /// on.
+    Restored,
+}
+
+impl RestoreCheckResult {
+    /// The result of all checks so far of this process.
+    pub fn of_detector(detector: &RestoreDetector) -> Self {
+        match detector.reported() {
+            None => Self::NotRestored,
+            Some(_) => Self::Restored,
+        }
+    }
+}
+
 /// Returns `true` if this process has detected a restore, or if the cache has the restore marker.
 pub fn is_frozen(cache: &Cache) -> bool {
     cache.restore_detector.reported().is_some()
         || !cache.restore_markers.get(&RESTORE_MARKER_NAME.into()).is_missing()
 }
 
-/// Compares the current resourceVersions of claims and PersistentVolumes with the highest observed ones;
-/// [`is_frozen`] reports the result. Call this after all reads that a deletion is based on, because they may
+/// Compares the current resourceVersions of claims and PersistentVolumes with the highest observed ones, and
+/// reports a restore to the [`RestoreDetector`]. Call this after all reads that a deletion is based on, because they may
 /// come from the restored cluster. Both kinds are checked: one may be unchanged since the backup, and each
 /// may have its own etcd.
 ///
 /// # Errors
 /// [`ApiError`] of the reads.
-pub async fn check_live(writer: &Writer) -> Result<(), ApiError> {
+pub async fn check_live(writer: &Writer) -> Result<RestoreCheckResult, ApiError> {
     let checks =
         futures::future::try_join(check_kind_live::<Claim>(writer), check_kind_live::<Volume>(writer));
     match tokio::time::timeout(CHECK_TIMEOUT, checks).await {
-        Ok(result) => result.map(drop),
+        Ok(result) => {
+            result.map(|((), ())| RestoreCheckResult::of_detector(&writer.cache().restore_detector))
+        }
         Err(_) => Err(ApiError::Unavailable {
             target: "the current resourceVersions of claims and PersistentVolumes".to_owned(),
             message: format!("no response within {CHECK_TIMEOUT:?}"),
@@ -64,7 +87,7 @@ async fn check_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiError>
     let found = writer.api().current_version(K::RESOURCE, &Scope::default()).await?;
     // Keeps the highest version of a kind without changes up to date.
     store.observe_version(found);
-    writer.cache().restore_detector.detect_rollback(K::RESOURCE.kind, highest_seen, found);
+    writer.cache().restore_detector.report_rollback(K::RESOURCE.kind, highest_seen, found);
     Ok(())
 }
 

@@ -1,15 +1,15 @@
-//! The intent journal: records create requests durably before they are sent to a driver.
+//! The intent journal: writes create requests durably before they are sent to a driver.
 //!
 //! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
-//! claim is deleted in the meantime. Therefore the exact request is first written to one of several
-//! ConfigMaps (shards) in the process's namespace, keyed by the claim's uid. A retry sends the identical
-//! request. The entry is removed when the PersistentVolume exists, the failure is final, or the created
-//! volume was deleted because no claim needs it.
+//! claim is deleted in the meantime. Therefore an intent with the exact request is first written to one of
+//! several ConfigMaps (shards) in the process's namespace, keyed by the claim's uid. A retry sends the
+//! identical request. The intent is removed when the PersistentVolume exists, the failure is final, or the
+//! created volume was deleted because no claim needs it.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
 //! all others that arrive until it ends. Removals are delayed for a short time to join a commit. A removal
-//! applies only to the recorded intent; an intent that another process wrote for the same claim is kept.
+//! applies only to the intent that it names; one that another process wrote for the same claim is kept.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -34,27 +34,27 @@ use crate::{
 
 /// Kind of a shard, as reported with a detected restore. Versions are compared per shard.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per journal. With [`MAX_SHARD_ENTRIES`] it limits the number of a driver's volumes whose state
+/// ConfigMaps per journal. With [`MAX_SHARD_INTENTS`] it limits the number of a driver's volumes whose state
 /// is unknown.
 const SHARD_COUNT: usize = 8;
 /// Maximum intents per ConfigMap.
-const MAX_SHARD_ENTRIES: usize = 400;
+const MAX_SHARD_INTENTS: usize = 400;
 /// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
 /// of JSON within JSON.
 const MAX_SHARD_BYTES: usize = 512 << 10;
-/// Delay of removals, to join another commit. After a restart within this time, the entry is removed once its
-/// PersistentVolume is found.
+/// Delay of removals, to join another commit. After a restart within this time, the intent is removed once
+/// its PersistentVolume is found.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 /// Delay before a failed removal is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Attempts of a commit with conflicting writers, before the error is returned to the callers.
-const MAX_CONFLICT_RETRIES: usize = 8;
+const MAX_COMMIT_ATTEMPTS: usize = 8;
 
-/// Error for a claim with an undecodable entry.
+/// Error for a claim with an undecodable intent.
 const UNDECODABLE_INTENT: &str = "the journal has an intent for this claim that this version cannot decode";
 
-/// The fields of the StorageClass that the PersistentVolume needs. They are recorded, because the class may
-/// be deleted before the PersistentVolume is created.
+/// The fields of the StorageClass that the PersistentVolume needs. They are part of the intent, because the
+/// class may be deleted before the PersistentVolume is created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IntentClass {
@@ -68,23 +68,23 @@ pub struct IntentClass {
     pub mount_options: Vec<String>,
 }
 
-/// A recorded CreateVolume request, which may or may not have been sent.
+/// A CreateVolume request of a claim. It is sent only while the intent is durable, and may have been sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Intent {
     /// Namespace and name of the claim.
     pub claim: ClaimKey,
-    /// Uid of the claim: the key of the entry.
+    /// Uid of the claim: the key of the intent.
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The node of a node-local driver, or the selected node of a driver with topology. Absent in entries of
+    /// The node of a node-local driver, or the selected node of a driver with topology. Absent in intents of
     /// older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
     /// The StorageClass at the time of the first request.
     pub class: IntentClass,
-    /// Name of the claim's VolumeAttributesClass at that time; empty for none. Absent in entries of older
+    /// Name of the claim's VolumeAttributesClass at that time; empty for none. Absent in intents of older
     /// versions.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub attributes_class: Box<str>,
@@ -92,18 +92,18 @@ pub struct Intent {
     pub request: CreateVolume,
 }
 
-/// The reason why an intent could not be recorded.
+/// The reason why an intent could not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The write failed or its result is unknown. The intent may be recorded.
+    /// The write failed or its result is unknown. The intent may be durable.
     #[error("the intent journal is unavailable: {0}")]
     Unavailable(String),
     /// The API server rejected the ConfigMap, the request is too large, or the claim has an undecodable
-    /// entry.
+    /// intent.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
     /// The journal is full: it has this number of intents, whose volumes have an unknown state. This is
-    /// back-pressure: an intent that is not recorded must not be sent.
+    /// back-pressure: without a durable intent, no request must be sent.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
@@ -111,42 +111,55 @@ pub enum JournalError {
     Closed,
 }
 
-/// The reason why this build cannot use a journal entry.
+/// The reason why this build cannot use an intent of a ConfigMap.
 #[derive(Debug, thiserror::Error)]
-enum InvalidEntry {
-    /// The entry is not an [`Intent`].
+enum InvalidIntent {
+    /// The JSON is not an [`Intent`].
     #[error("malformed intent: {0}")]
     Json(#[from] serde_json::Error),
-    /// The entry has the key of another claim.
+    /// The intent has the key of another claim.
     #[error("claim_uid is {found}: expected {expected}")]
     ClaimUid { found: Uid, expected: Uid },
-    /// The entry belongs to another driver.
+    /// The intent belongs to another driver.
     #[error("driver is {found}: expected {expected}")]
     Driver { found: DriverName, expected: DriverName },
-    /// The entry belongs to another node.
+    /// The intent belongs to another node.
     #[error("node is {}: expected {expected}", .found.as_ref().map_or("absent", |node| node.as_str()))]
     Node { found: Option<NodeName>, expected: NodeName },
 }
 
-type RecordSender = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
+type WriteSender = oneshot::Sender<Result<Arc<Intent>, JournalError>>;
 /// Version and data of a shard's ConfigMap.
 type ShardContents = (ResourceVersion, HashMap<String, String>);
-type RecordReceiver = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
+type WriteReceiver = oneshot::Receiver<Result<Arc<Intent>, JournalError>>;
 
 enum ShardChange {
     Put {
         json: String,
-        waiters: Vec<RecordSender>,
+        waiters: Vec<WriteSender>,
     },
     /// Removes this intent only, not another one of the same claim.
     Remove(Arc<Intent>),
 }
 
-struct JournalEntry {
+/// An intent in memory, with its place in the ConfigMaps.
+struct TrackedIntent {
     intent: Arc<Intent>,
     shard: usize,
     size: usize,
+    /// True if the shard's ConfigMap has the intent. Only then may its request be sent.
     durable: bool,
+}
+
+/// The pending changes of all shards.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PendingChanges {
+    /// No change is pending.
+    None,
+    /// Only removals are pending: they wait for another commit.
+    RemovalsOnly,
+    /// A put is pending: it is committed immediately.
+    Puts,
 }
 
 #[derive(Default)]
@@ -157,31 +170,34 @@ struct Shard {
     highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
-    entries: usize,
+    /// Number of intents.
+    intents: usize,
+    /// Bytes of their keys and JSON.
     bytes: usize,
     pending_changes: BTreeMap<Uid, ShardChange>,
 }
 
 struct State {
-    entries: HashMap<Uid, JournalEntry>,
+    /// Intents by claim uid.
+    intents: HashMap<Uid, TrackedIntent>,
     shards: Vec<Shard>,
-    /// Claim uids of undecodable entries. These entries are never overwritten.
+    /// Claim uids of undecodable intents. These intents are never overwritten.
     undecodable: HashSet<Uid>,
-    /// Uids of intents that a read returned and that were not known to be recorded, until
+    /// Uids of intents that a read returned and that were not known to be durable, until
     /// [`Journal::wait_recovered`] takes them.
     recovered: Vec<Uid>,
     closed: bool,
 }
 
 impl State {
-    /// Removes an entry and subtracts it from the counts of its shard.
-    fn remove_entry(&mut self, uid: &Uid) -> Option<JournalEntry> {
-        let entry = self.entries.remove(uid)?;
-        if let Some(shard) = self.shards.get_mut(entry.shard) {
-            shard.entries = shard.entries.saturating_sub(1);
-            shard.bytes = shard.bytes.saturating_sub(entry.size);
+    /// Removes an intent and subtracts it from the counts of its shard.
+    fn remove_intent(&mut self, uid: &Uid) -> Option<TrackedIntent> {
+        let tracked = self.intents.remove(uid)?;
+        if let Some(shard) = self.shards.get_mut(tracked.shard) {
+            shard.intents = shard.intents.saturating_sub(1);
+            shard.bytes = shard.bytes.saturating_sub(tracked.size);
         }
-        Some(entry)
+        Some(tracked)
     }
 }
 
@@ -229,7 +245,7 @@ impl Journal {
         metrics: Metrics,
     ) -> Self {
         let state = State {
-            entries: HashMap::new(),
+            intents: HashMap::new(),
             shards: std::iter::repeat_with(Shard::default).take(SHARD_COUNT).collect(),
             undecodable: HashSet::new(),
             recovered: Vec::new(),
@@ -264,44 +280,44 @@ impl Journal {
         Ok(())
     }
 
-    /// The recorded intent for the claim with this uid.
+    /// The durable intent for the claim with this uid.
     pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
         self.inner
             .state
             .lock()
-            .entries
+            .intents
             .get(uid)
-            .filter(|entry| entry.durable)
-            .map(|entry| Arc::clone(&entry.intent))
+            .filter(|tracked| tracked.durable)
+            .map(|tracked| Arc::clone(&tracked.intent))
     }
 
-    /// Uids of every recorded intent.
+    /// Uids of every durable intent.
     pub fn uids(&self) -> Vec<Uid> {
         self.inner
             .state
             .lock()
-            .entries
+            .intents
             .iter()
-            .filter(|(_, entry)| entry.durable)
+            .filter(|(_, tracked)| tracked.durable)
             .map(|(uid, _)| uid.clone())
             .collect()
     }
 
-    /// Returns `true` if there is an entry for the claim or for a volume of this name. Includes entries that
-    /// are not yet durable, and undecodable entries for the claim.
-    pub fn has_entry_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
+    /// Returns `true` if there is an intent for the claim or for a volume of this name. Includes intents that
+    /// are not yet durable, and undecodable intents for the claim.
+    pub fn has_intent_for(&self, claim: &Uid, volume: &VolumeName) -> bool {
         let state = self.inner.state.lock();
-        state.entries.contains_key(claim)
+        state.intents.contains_key(claim)
             || state.undecodable.contains(claim)
-            || state.entries.values().any(|entry| entry.intent.request.name == volume.as_str())
+            || state.intents.values().any(|tracked| tracked.intent.request.name == volume.as_str())
     }
 
-    /// As [`Journal::has_entry_for`], but also reads the ConfigMaps, which another process may have written.
-    /// The entries in memory are not changed.
+    /// As [`Journal::has_intent_for`], but also reads the ConfigMaps, which another process may have written.
+    /// The intents in memory are not changed.
     ///
     /// # Errors
     /// [`ApiError`] of the first failed read.
-    pub async fn has_entry_for_live(&self, claim: &Uid, volume: &VolumeName) -> Result<bool, ApiError> {
+    pub async fn has_intent_for_live(&self, claim: &Uid, volume: &VolumeName) -> Result<bool, ApiError> {
         for shard in 0..SHARD_COUNT {
             let Some((_, data)) = self.fetch_shard(shard).await? else { continue };
             let has_volume_name = |json: &String| {
@@ -312,10 +328,10 @@ impl Journal {
                 return Ok(true);
             }
         }
-        Ok(self.has_entry_for(claim, volume))
+        Ok(self.has_intent_for(claim, volume))
     }
 
-    /// Waits until a read returns intents that were not known to be recorded, such as those of another
+    /// Waits until a read returns intents that were not known to be durable, such as those of another
     /// process. Returns their uids.
     pub async fn wait_recovered(&self) -> Vec<Uid> {
         loop {
@@ -328,13 +344,13 @@ impl Journal {
         }
     }
 
-    /// Records an intent and returns it. If the claim has a recorded intent, returns that one, because it may
-    /// have been sent.
+    /// Writes an intent and returns it once it is durable. If the claim has a durable intent, returns that
+    /// one, because its request may have been sent.
     ///
     /// # Errors
     /// [`JournalError`]. [`JournalError::Full`] is returned immediately, so that callers can remove other
-    /// entries.
-    pub async fn record(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
+    /// intents.
+    pub async fn write(&self, intent: Intent) -> Result<Arc<Intent>, JournalError> {
         let json =
             serde_json::to_string(&intent).map_err(|error| JournalError::Refused(error.to_string()))?;
         let size = json.len() + intent.claim_uid.as_str().len();
@@ -350,9 +366,9 @@ impl Journal {
     /// Removes a claim's intent: from memory at once, and from its ConfigMap with a later commit.
     pub fn remove(&self, uid: &Uid) {
         let mut state = self.inner.state.lock();
-        let Some(entry) = state.remove_entry(uid) else { return };
-        if let Some(shard) = state.shards.get_mut(entry.shard) {
-            shard.pending_changes.insert(uid.clone(), ShardChange::Remove(entry.intent));
+        let Some(tracked) = state.remove_intent(uid) else { return };
+        if let Some(shard) = state.shards.get_mut(tracked.shard) {
+            shard.pending_changes.insert(uid.clone(), ShardChange::Remove(tracked.intent));
         }
         drop(state);
         self.inner.changes_pending.notify_one();
@@ -363,15 +379,16 @@ impl Journal {
         let mut next_commit_at = None;
         loop {
             let changes_pending = self.inner.changes_pending.notified();
-            let (puts, removals) = self.pending();
-            if puts || (removals && next_commit_at.is_some_and(|due| tokio::time::Instant::now() >= due)) {
+            let pending = self.pending_changes();
+            let is_due = next_commit_at.is_some_and(|due| tokio::time::Instant::now() >= due);
+            if pending == PendingChanges::Puts || (pending == PendingChanges::RemovalsOnly && is_due) {
                 next_commit_at = None;
                 if !self.commit().await {
                     next_commit_at = Some(tokio::time::Instant::now() + RETRY_DELAY);
                 }
                 continue;
             }
-            if removals && next_commit_at.is_none() {
+            if pending == PendingChanges::RemovalsOnly && next_commit_at.is_none() {
                 next_commit_at = Some(tokio::time::Instant::now() + FLUSH_DELAY);
             }
             tokio::select! {
@@ -391,7 +408,7 @@ impl Journal {
         intent: &Arc<Intent>,
         json: String,
         size: usize,
-    ) -> Result<RecordReceiver, JournalError> {
+    ) -> Result<WriteReceiver, JournalError> {
         let (sender, receiver) = oneshot::channel();
         let mut guard = self.inner.state.lock();
         let state = &mut *guard;
@@ -401,13 +418,15 @@ impl Journal {
         if state.undecodable.contains(&intent.claim_uid) {
             return Err(JournalError::Refused(UNDECODABLE_INTENT.to_owned()));
         }
-        if let Some(entry) = state.entries.get(&intent.claim_uid) {
-            if entry.durable {
-                let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+        if let Some(tracked) = state.intents.get(&intent.claim_uid) {
+            if tracked.durable {
+                let _ = sender.send(Ok(Arc::clone(&tracked.intent)));
                 return Ok(receiver);
             }
-            let pending =
-                state.shards.get_mut(entry.shard).and_then(|s| s.pending_changes.get_mut(&intent.claim_uid));
+            let pending = state
+                .shards
+                .get_mut(tracked.shard)
+                .and_then(|s| s.pending_changes.get_mut(&intent.claim_uid));
             return match pending {
                 Some(ShardChange::Put { waiters: waiting, .. }) => {
                     waiting.push(sender);
@@ -418,9 +437,9 @@ impl Journal {
                 )),
             };
         }
-        let total = state.entries.len();
+        let total = state.intents.len();
         let has_room =
-            |shard: &Shard| shard.entries < MAX_SHARD_ENTRIES && shard.bytes + size <= MAX_SHARD_BYTES;
+            |shard: &Shard| shard.intents < MAX_SHARD_INTENTS && shard.bytes + size <= MAX_SHARD_BYTES;
         // Prefer the shard with a pending change of the claim, so that the claim is not in two shards.
         let shard_of_claim =
             state.shards.iter().position(|shard| shard.pending_changes.contains_key(&intent.claim_uid));
@@ -428,24 +447,28 @@ impl Journal {
         let Some((index, shard)) = shard_index.and_then(|at| Some((at, state.shards.get_mut(at)?))) else {
             return Err(JournalError::Full(total));
         };
-        shard.entries += 1;
+        shard.intents += 1;
         shard.bytes += size;
         shard
             .pending_changes
             .insert(intent.claim_uid.clone(), ShardChange::Put { json, waiters: vec![sender] });
-        let entry = JournalEntry { intent: Arc::clone(intent), shard: index, size, durable: false };
-        state.entries.insert(intent.claim_uid.clone(), entry);
+        let tracked = TrackedIntent { intent: Arc::clone(intent), shard: index, size, durable: false };
+        state.intents.insert(intent.claim_uid.clone(), tracked);
         drop(guard);
         self.inner.changes_pending.notify_one();
         Ok(receiver)
     }
 
-    /// Returns whether a put is pending, and whether any change is pending.
-    fn pending(&self) -> (bool, bool) {
+    fn pending_changes(&self) -> PendingChanges {
         let state = self.inner.state.lock();
-        let mut changes = state.shards.iter().flat_map(|shard| shard.pending_changes.values());
-        let puts = changes.any(|change| matches!(change, ShardChange::Put { .. }));
-        (puts, puts || state.shards.iter().any(|shard| !shard.pending_changes.is_empty()))
+        let mut pending = PendingChanges::None;
+        for change in state.shards.iter().flat_map(|shard| shard.pending_changes.values()) {
+            match change {
+                ShardChange::Put { .. } => return PendingChanges::Puts,
+                ShardChange::Remove(_) => pending = PendingChanges::RemovalsOnly,
+            }
+        }
+        pending
     }
 
     /// Commits all shards with changes. Returns `false` if a removal must be retried.
@@ -455,15 +478,15 @@ impl Journal {
             is_complete &= self.commit_shard(index).await;
         }
         let state = self.inner.state.lock();
-        let entries = state.entries.len();
+        let intents = state.intents.len();
         drop(state);
-        self.inner.metrics.set_journal_entries(entries);
+        self.inner.metrics.set_journal_intents(intents);
         is_complete
     }
 
     async fn commit_shard(&self, index: usize) -> bool {
         let mut batch = self.take_changes(index);
-        for _ in 0..MAX_CONFLICT_RETRIES {
+        for _ in 0..MAX_COMMIT_ATTEMPTS {
             if batch.is_empty() {
                 return true;
             }
@@ -472,7 +495,7 @@ impl Journal {
             {
                 return self.requeue_failed(index, batch, &error);
             }
-            self.answer_puts_of_recorded(&mut batch);
+            self.answer_puts_of_durable_intents(&mut batch);
             if batch.is_empty() {
                 return true;
             }
@@ -498,7 +521,7 @@ impl Journal {
         }
         let error = ApiError::Unavailable {
             target: self.shard_name(index),
-            message: format!("conflicts with another writer in {MAX_CONFLICT_RETRIES} attempts"),
+            message: format!("conflicts with another writer in {MAX_COMMIT_ATTEMPTS} attempts"),
         };
         self.requeue_failed(index, batch, &error)
     }
@@ -533,13 +556,13 @@ impl Journal {
         }
     }
 
-    /// Answers puts of claims for which another process recorded an intent.
-    fn answer_puts_of_recorded(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
+    /// Answers puts of claims for which another process has written an intent.
+    fn answer_puts_of_durable_intents(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let state = self.inner.state.lock();
-        batch.retain(|uid, change| match (change, state.entries.get(uid)) {
-            (ShardChange::Put { waiters: waiting, .. }, Some(entry)) if entry.durable => {
+        batch.retain(|uid, change| match (change, state.intents.get(uid)) {
+            (ShardChange::Put { waiters: waiting, .. }, Some(tracked)) if tracked.durable => {
                 for sender in std::mem::take(waiting) {
-                    let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+                    let _ = sender.send(Ok(Arc::clone(&tracked.intent)));
                 }
                 false
             }
@@ -589,7 +612,7 @@ impl Journal {
         self.inner.metrics.journal_commit();
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             // A recreated shard can reveal a restore, too.
-            self.inner.writer.cache().restore_detector.detect_rollback(
+            self.inner.writer.cache().restore_detector.report_rollback(
                 CONFIG_MAP,
                 shard.highest_version,
                 response,
@@ -605,11 +628,11 @@ impl Journal {
         let mut state = self.inner.state.lock();
         for (uid, change) in batch {
             if let ShardChange::Put { waiters: waiting, .. } = change
-                && let Some(entry) = state.entries.get_mut(&uid)
+                && let Some(tracked) = state.intents.get_mut(&uid)
             {
-                entry.durable = true;
+                tracked.durable = true;
                 for sender in waiting {
-                    let _ = sender.send(Ok(Arc::clone(&entry.intent)));
+                    let _ = sender.send(Ok(Arc::clone(&tracked.intent)));
                 }
             }
         }
@@ -635,11 +658,11 @@ impl Journal {
             match change {
                 ShardChange::Put { waiters: waiting, .. } => {
                     // The intent may have been found in another shard.
-                    let recorded = state.entries.get(&uid).filter(|entry| entry.durable);
-                    let result = match recorded {
-                        Some(entry) => Ok(Arc::clone(&entry.intent)),
+                    let durable = state.intents.get(&uid).filter(|tracked| tracked.durable);
+                    let result = match durable {
+                        Some(tracked) => Ok(Arc::clone(&tracked.intent)),
                         None => {
-                            state.remove_entry(&uid);
+                            state.remove_intent(&uid);
                             Err(error_for_puts.clone())
                         }
                     };
@@ -686,12 +709,12 @@ impl Journal {
             serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&name, error))?;
         let version = map.metadata.resource_version.parse();
         let version = version.map_err(|error| ApiError::invalid_response(&name, error))?;
-        self.inner.writer.cache().restore_detector.detect_rollback(CONFIG_MAP, highest_seen, version);
+        self.inner.writer.cache().restore_detector.report_rollback(CONFIG_MAP, highest_seen, version);
         Ok(Some((version, map.data)))
     }
 
-    /// Reads a shard. Entries with a removal in `batch` are ignored. A removal of another intent than the
-    /// recorded one is dropped.
+    /// Reads a shard. Intents with a removal in `batch` are ignored. A removal of another intent than the one
+    /// in the ConfigMap is dropped.
     async fn read_shard(&self, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) -> Result<(), ApiError> {
         let name = self.shard_name(index);
         let Some((version, data)) = self.fetch_shard(index).await? else {
@@ -702,14 +725,14 @@ impl Journal {
         };
         let mut undecodable = Vec::new();
         let intents = data.into_iter().filter_map(|(uid, json)| {
-            let intent = serde_json::from_str::<Intent>(&json).map_err(InvalidEntry::from);
+            let intent = serde_json::from_str::<Intent>(&json).map_err(InvalidIntent::from);
             match intent.and_then(|intent| self.validate(&uid, intent)) {
                 Ok(intent) => Some((json.len() + uid.len(), intent)),
                 Err(reason) => {
                     // Kept, because a newer version may have written it and a volume may depend on it.
                     tracing::error!(
                         config_map = %name,
-                        entry = %uid,
+                        claim_uid = %uid,
                         %reason,
                         "undecodable intent; it is kept"
                     );
@@ -718,15 +741,15 @@ impl Journal {
                 }
             }
         });
-        let recorded = intents.filter(|(_, intent)| !has_removal_of(batch, intent)).collect();
-        self.recover(index, version, recorded);
+        let intents = intents.filter(|(_, intent)| !has_removal_of(batch, intent)).collect();
+        self.recover(index, version, intents);
         for uid in undecodable {
             self.reject_changes_of_undecodable(uid, index, batch);
         }
         Ok(())
     }
 
-    /// Rejects changes of an undecodable entry, which must be neither overwritten nor removed.
+    /// Rejects changes of an undecodable intent, which must be neither overwritten nor removed.
     fn reject_changes_of_undecodable(&self, uid: Uid, index: usize, batch: &mut BTreeMap<Uid, ShardChange>) {
         let mut state = self.inner.state.lock();
         let queued = state.shards.get_mut(index).and_then(|shard| shard.pending_changes.remove(&uid));
@@ -737,23 +760,23 @@ impl Journal {
                 }
             }
         }
-        // The entry in the ConfigMap is no longer the one of this process.
-        if state.entries.get(&uid).is_some_and(|entry| entry.shard == index) {
-            state.remove_entry(&uid);
+        // The intent in the ConfigMap is no longer the one of this process.
+        if state.intents.get(&uid).is_some_and(|tracked| tracked.shard == index) {
+            state.remove_intent(&uid);
         }
         state.undecodable.insert(uid);
     }
 
-    fn validate(&self, uid: &str, intent: Intent) -> Result<Intent, InvalidEntry> {
+    fn validate(&self, uid: &str, intent: Intent) -> Result<Intent, InvalidIntent> {
         if intent.claim_uid.as_str() != uid {
-            return Err(InvalidEntry::ClaimUid { found: intent.claim_uid, expected: uid.into() });
+            return Err(InvalidIntent::ClaimUid { found: intent.claim_uid, expected: uid.into() });
         }
         if intent.driver != self.inner.driver {
-            return Err(InvalidEntry::Driver { found: intent.driver, expected: self.inner.driver.clone() });
+            return Err(InvalidIntent::Driver { found: intent.driver, expected: self.inner.driver.clone() });
         }
         match &self.inner.node {
             Some(expected) if intent.node.as_ref() != Some(expected) => {
-                Err(InvalidEntry::Node { found: intent.node, expected: expected.clone() })
+                Err(InvalidIntent::Node { found: intent.node, expected: expected.clone() })
             }
             Some(_) | None => Ok(intent),
         }
@@ -770,24 +793,24 @@ impl Journal {
         for (size, intent) in intents {
             let uid = intent.claim_uid.clone();
             let Some(shard) = state.shards.get_mut(index) else { return };
-            match state.entries.get(&uid) {
+            match state.intents.get(&uid) {
                 None if has_removal_of(&mut shard.pending_changes, &intent) => continue,
-                Some(entry) if entry.durable && entry.shard != index => {
-                    // The claim is in two shards; remove one entry.
+                Some(tracked) if tracked.durable && tracked.shard != index => {
+                    // The claim is in two shards; remove one intent.
                     shard.pending_changes.insert(uid, ShardChange::Remove(Arc::new(intent)));
                     continue;
                 }
-                Some(entry) if entry.durable && *entry.intent == intent => continue,
-                // Another process wrote or replaced the entry. It takes precedence over a pending put.
+                Some(tracked) if tracked.durable && *tracked.intent == intent => continue,
+                // Another process wrote or replaced the intent. It takes precedence over a pending put.
                 Some(_) | None => {}
             }
-            state.remove_entry(&uid);
+            state.remove_intent(&uid);
             if let Some(shard) = state.shards.get_mut(index) {
-                shard.entries += 1;
+                shard.intents += 1;
                 shard.bytes += size;
             }
-            let entry = JournalEntry { intent: Arc::new(intent), shard: index, size, durable: true };
-            state.entries.insert(uid.clone(), entry);
+            let tracked = TrackedIntent { intent: Arc::new(intent), shard: index, size, durable: true };
+            state.intents.insert(uid.clone(), tracked);
             state.recovered.push(uid);
         }
         drop(guard);

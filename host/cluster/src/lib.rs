@@ -11,7 +11,7 @@
 //! | [`index`] | secondary indexes of the cached kinds |
 //! | [`store`] | [`ObjectStore`] of one kind, [`Cache`] of all kinds |
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
-//! | [`journal`] | create requests that are recorded before they are sent |
+//! | [`journal`] | create requests that are written to ConfigMaps before they are sent |
 //!
 //! Controllers decide from the cache, and read live only before effects that need the current state. Watches
 //! and the responses of writes update the cache, so a controller never waits for the watch event of its own

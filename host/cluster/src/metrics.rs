@@ -39,7 +39,7 @@ pub struct Metrics {
     undecodable: Family<KindLabels, Counter>,
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
-    journal_entries: Gauge,
+    journal_intents: Gauge,
     /// 1 while volume deletion is frozen after a detected restore.
     pub deletions_frozen: Gauge,
     depth: Family<QueueLabels, Gauge>,
@@ -58,7 +58,7 @@ impl Default for Metrics {
             undecodable: Family::default(),
             events: Family::default(),
             journal_commits: Counter::default(),
-            journal_entries: Gauge::default(),
+            journal_intents: Gauge::default(),
             deletions_frozen: Gauge::default(),
             depth: Family::default(),
             adds: Family::default(),
@@ -91,7 +91,7 @@ impl Metrics {
             m.events,
         );
         registry.register("cofferdam_journal_commits", "Commits of the intent journal", m.journal_commits);
-        registry.register("cofferdam_journal_entries", "Intents in the journal", m.journal_entries);
+        registry.register("cofferdam_journal_intents", "Intents in the journal", m.journal_intents);
         registry.register(
             "cofferdam_deletions_frozen",
             "1 while volume deletion is frozen because the cluster was restored from a backup",
@@ -125,8 +125,8 @@ impl Metrics {
         self.journal_commits.inc();
     }
 
-    pub(crate) fn set_journal_entries(&self, entries: usize) {
-        self.journal_entries.set(i64::try_from(entries).unwrap_or(i64::MAX));
+    pub(crate) fn set_journal_intents(&self, intents: usize) {
+        self.journal_intents.set(i64::try_from(intents).unwrap_or(i64::MAX));
     }
 
     /// Number of journal commits.

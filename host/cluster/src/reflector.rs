@@ -155,7 +155,7 @@ impl<K: Indexed> Reflector<'_, K> {
                 match self.api().current_version(K::RESOURCE, &self.scope).await {
                     // Compare now: by the next list, the restored cluster may have reached `highest_seen`.
                     Ok(now) => {
-                        RestoreDetected::detect_rollback(K::RESOURCE.kind, highest_seen, now)?;
+                        RestoreDetected::check_version(K::RESOURCE.kind, highest_seen, now)?;
                         self.store.observe_version(now);
                     }
                     Err(error) => {
@@ -239,7 +239,7 @@ impl<K: Indexed> Reflector<'_, K> {
             if continue_token.is_some() {
                 continue;
             }
-            if let Err(restored) = RestoreDetected::detect_rollback(K::RESOURCE.kind, highest_seen, version) {
+            if let Err(restored) = RestoreDetected::check_version(K::RESOURCE.kind, highest_seen, version) {
                 return Ok(Err(restored));
             }
             self.metrics.relist(K::RESOURCE.kind);

@@ -3,7 +3,12 @@
 
 mod common;
 
-use cofferdam_cluster::{Kind as _, Writer, deletion_freeze, reflector::Scope, writer::PatchTarget};
+use cofferdam_cluster::{
+    Kind as _, Writer,
+    deletion_freeze::{self, RestoreCheckResult},
+    reflector::Scope,
+    writer::PatchTarget,
+};
 use cofferdam_domain::{Claim, Volume};
 use common::{FaultyApi, api, call};
 use http::Method;
@@ -50,7 +55,7 @@ async fn no_restore_is_detected_in_normal_operation() {
     assert_eq!(label(&writer, &first, "b").await.resource_version(), first.resource_version());
     assert!(first.resource_version() < second.resource_version());
     label(&writer, &first, "c").await;
-    deletion_freeze::check_live(&writer).await.unwrap();
+    assert_eq!(deletion_freeze::check_live(&writer).await, Ok(RestoreCheckResult::NotRestored));
     assert!(!deletion_freeze::is_frozen(writer.cache()));
 }
 
@@ -83,12 +88,12 @@ async fn a_live_check_detects_a_restore_and_the_first_report_is_kept() {
     let backup = api.snapshot();
     create_volume(&writer, "lost").await;
     create_volume(&writer, "lost-too").await;
-    deletion_freeze::check_live(&writer).await.unwrap();
+    assert_eq!(deletion_freeze::check_live(&writer).await, Ok(RestoreCheckResult::NotRestored));
     assert!(!deletion_freeze::is_frozen(writer.cache()));
     api.restore(&backup);
     let reported = writer.cache().restore_detector.wait_reported();
     let (detected, checked) = tokio::join!(reported, deletion_freeze::check_live(&writer));
-    checked.unwrap();
+    assert_eq!(checked, Ok(RestoreCheckResult::Restored));
     assert!(deletion_freeze::is_frozen(writer.cache()));
     create_volume(&writer, "later").await;
     assert_eq!(writer.cache().restore_detector.reported(), Some(detected));
@@ -117,7 +122,7 @@ async fn a_live_check_detects_a_restore_by_claims_alone() {
     let backup = api.snapshot();
     let lost = writer.create::<Claim>(Some("default"), &claim("lost")).await.unwrap();
     api.restore(&backup);
-    deletion_freeze::check_live(&writer).await.unwrap();
+    assert_eq!(deletion_freeze::check_live(&writer).await, Ok(RestoreCheckResult::Restored));
     let detected = writer.cache().restore_detector.reported().unwrap();
     assert_eq!((detected.kind, detected.highest_seen), ("PersistentVolumeClaim", lost.resource_version()));
 }
@@ -129,8 +134,8 @@ async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let writer = FaultyApi::new(&api).writer();
     let backup = api.snapshot();
     call(&api, Method::POST, CLAIMS, claim("lost")).await;
-    deletion_freeze::check_live(&writer).await.unwrap();
+    assert_eq!(deletion_freeze::check_live(&writer).await, Ok(RestoreCheckResult::NotRestored));
     api.restore(&backup);
-    deletion_freeze::check_live(&writer).await.unwrap();
+    assert_eq!(deletion_freeze::check_live(&writer).await, Ok(RestoreCheckResult::Restored));
     assert!(deletion_freeze::is_frozen(writer.cache()));
 }

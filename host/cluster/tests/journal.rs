@@ -71,8 +71,8 @@ async fn a_recorded_intent_is_durable_and_survives_a_restart() {
     let first = journal(&wire, &metrics);
     first.load().await.unwrap();
     with_running(&first, async {
-        let recorded = first.record(intent("a")).await.unwrap();
-        assert_eq!(*recorded, intent("a"));
+        let written = first.write(intent("a")).await.unwrap();
+        assert_eq!(*written, intent("a"));
         assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
     })
     .await;
@@ -83,7 +83,7 @@ async fn a_recorded_intent_is_durable_and_survives_a_restart() {
     with_running(&second, async {
         let mut other = intent("a");
         other.request.name = "another".to_owned();
-        let existing = second.record(other).await.unwrap();
+        let existing = second.write(other).await.unwrap();
         assert_eq!(*existing, intent("a"), "an intent that may have been sent is kept");
         second.remove(&"a".into());
         assert!(second.get(&"a".into()).is_none());
@@ -99,11 +99,11 @@ async fn concurrent_intents_share_a_commit() {
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
     with_running(&journal, async {
-        let recorded = (0..100).map(|n| {
+        let written = (0..100).map(|n| {
             let journal = journal.clone();
-            async move { journal.record(intent(&n.to_string())).await.map(drop) }
+            async move { journal.write(intent(&n.to_string())).await.map(drop) }
         });
-        for result in futures::future::join_all(recorded).await {
+        for result in futures::future::join_all(written).await {
             result.unwrap();
         }
     })
@@ -120,7 +120,7 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
     journal.load().await.unwrap();
     with_running(&journal, async {
         for n in 0..10 {
-            journal.record(intent(&n.to_string())).await.unwrap();
+            journal.write(intent(&n.to_string())).await.unwrap();
             journal.remove(&n.to_string().as_str().into());
         }
         assert_eq!(metrics.journal_commits(), 10, "each removal is committed with the next intent");
@@ -139,13 +139,13 @@ async fn a_full_journal_rejects_intents_immediately() {
     journal.load().await.unwrap();
     with_running(&journal, async {
         let full = 8 * 400;
-        let all = (0..full).map(|n| journal.record(intent(&n.to_string())));
+        let all = (0..full).map(|n| journal.write(intent(&n.to_string())));
         for result in futures::future::join_all(all).await {
             result.unwrap();
         }
-        assert_eq!(journal.record(intent("late")).await, Err(JournalError::Full(full)));
+        assert_eq!(journal.write(intent("late")).await, Err(JournalError::Full(full)));
         journal.remove(&"7".into());
-        assert_eq!(*journal.record(intent("late")).await.unwrap(), intent("late"));
+        assert_eq!(*journal.write(intent("late")).await.unwrap(), intent("late"));
     })
     .await;
 }
@@ -160,10 +160,10 @@ async fn an_intent_of_another_process_takes_precedence() {
     second.load().await.unwrap();
     let mut other = intent("a");
     other.class.name = "silver".into();
-    with_running(&second, async { second.record(other.clone()).await.unwrap() }).await;
+    with_running(&second, async { second.write(other.clone()).await.unwrap() }).await;
     with_running(&first, async {
-        assert_eq!(*first.record(intent("a")).await.unwrap(), other);
-        first.record(intent("b")).await.unwrap();
+        assert_eq!(*first.write(intent("a")).await.unwrap(), other);
+        first.write(intent("b")).await.unwrap();
         assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
     })
     .await;
@@ -178,16 +178,16 @@ async fn failed_commits_are_reported_and_written_intents_recovered() {
     journal.load().await.unwrap();
     with_running(&journal, async {
         wire.faults.lock().unwrap().push_back(WriteFault::ResponseLost);
-        assert!(matches!(journal.record(intent("a")).await, Err(JournalError::Unavailable(_))));
+        assert!(matches!(journal.write(intent("a")).await, Err(JournalError::Unavailable(_))));
         assert!(journal.get(&"a".into()).is_none());
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::FORBIDDEN));
-        let refused = journal.record(intent("b")).await.unwrap_err();
+        let refused = journal.write(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("in trouble")), "{refused}");
-        journal.record(intent("c")).await.unwrap();
+        journal.write(intent("c")).await.unwrap();
         assert_eq!(
             *journal.get(&"a".into()).unwrap(),
             intent("a"),
-            "the intent of the lost response is recorded"
+            "the intent of the lost response is durable"
         );
         assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "c"]);
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE));
@@ -205,7 +205,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     let (first, second) = (journal(&wire, &metrics), journal(&wire, &metrics));
     let rewritten = Intent { attributes_class: "fast".into(), ..intent("a") };
     first.load().await.unwrap();
-    with_running(&first, async { first.record(intent("a")).await.unwrap() }).await;
+    with_running(&first, async { first.write(intent("a")).await.unwrap() }).await;
     let first = journal(&wire, &metrics);
     first.load().await.unwrap();
     assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
@@ -213,7 +213,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     with_running(&second, async {
         second.remove(&"a".into());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        second.record(rewritten.clone()).await.unwrap();
+        second.write(rewritten.clone()).await.unwrap();
     })
     .await;
     let late = journal(&wire, &metrics);
@@ -234,11 +234,11 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
     with_running(&other, async {
         other.remove(&"a".into());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        other.record(third.clone()).await.unwrap();
+        other.write(third.clone()).await.unwrap();
     })
     .await;
     with_running(&late, async {
-        late.record(intent("b")).await.unwrap();
+        late.write(intent("b")).await.unwrap();
         assert_eq!(late.wait_recovered().await, [Uid::from("a")]);
         assert_eq!(*late.get(&"a".into()).unwrap(), third);
     })
@@ -253,12 +253,12 @@ async fn an_intent_that_became_undecodable_is_kept() {
     let journal = journal(&wire, &metrics);
     journal.load().await.unwrap();
     with_running(&journal, async {
-        journal.record(intent("a")).await.unwrap();
+        journal.write(intent("a")).await.unwrap();
         let newer =
             json!({"data": {"a": "{\"from\": \"a newer build\"}", "b": "{\"from\": \"a newer build\"}"}});
         call(&api, Method::PATCH, SHARD_PATH, newer).await;
         journal.remove(&"a".into());
-        let refused = journal.record(intent("b")).await.unwrap_err();
+        let refused = journal.write(intent("b")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot decode")), "{refused}");
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert!(journal.get(&"a".into()).is_none() && journal.get(&"b".into()).is_none());
@@ -285,8 +285,8 @@ async fn undecodable_intents_are_kept() {
     journal.load().await.unwrap();
     assert_eq!(journal.uids(), [""; 0].map(Uid::from));
     with_running(&journal, async {
-        journal.record(intent("a")).await.unwrap();
-        let refused = journal.record(intent("n")).await.unwrap_err();
+        journal.write(intent("a")).await.unwrap();
+        let refused = journal.write(intent("n")).await.unwrap_err();
         assert!(matches!(&refused, JournalError::Refused(why) if why.contains("cannot decode")), "{refused}");
     })
     .await;
@@ -302,7 +302,7 @@ async fn a_stopped_journal_rejects_intents() {
     let journal = journal(&wire, &metrics);
     let journal = Arc::new(journal);
     with_running(&journal, async {}).await;
-    assert_eq!(journal.record(intent("a")).await, Err(JournalError::Closed));
+    assert_eq!(journal.write(intent("a")).await, Err(JournalError::Closed));
 }
 
 #[tokio::test(start_paused = true)]
@@ -312,11 +312,11 @@ async fn a_missing_namespace_is_reported_by_name() {
     let journal = Journal::new(wire.writer(), "storage".to_owned(), "drv".into(), metrics);
     journal.load().await.unwrap();
     with_running(&journal, async {
-        let refused = journal.record(intent("a")).await.unwrap_err().to_string();
+        let refused = journal.write(intent("a")).await.unwrap_err().to_string();
         assert!(refused.contains("namespace \"storage\" does not exist"), "{refused}");
         let namespace = json!({"metadata": {"name": "storage"}});
         call(&api, Method::POST, "/api/v1/namespaces", namespace).await;
-        journal.record(intent("a")).await.unwrap();
+        journal.write(intent("a")).await.unwrap();
     })
     .await;
 }
@@ -332,8 +332,8 @@ async fn each_node_has_its_own_journal() {
     for node in ["n1", "n2"] {
         let journal = journal_of(node);
         journal.load().await.unwrap();
-        assert_eq!(journal.uids(), [], "entries of other nodes are not loaded");
-        with_running(&journal, async { journal.record(intent_of("a", node)).await.unwrap() }).await;
+        assert_eq!(journal.uids(), [], "intents of other nodes are not loaded");
+        with_running(&journal, async { journal.write(intent_of("a", node)).await.unwrap() }).await;
     }
     for node in ["n1", "n2"] {
         let journal = journal_of(node);
@@ -355,7 +355,7 @@ async fn each_node_has_its_own_journal() {
     journal.load().await.unwrap();
     assert_eq!(journal.uids(), [Uid::from("a")]);
     with_running(&journal, async {
-        let refused = journal.record(intent_of("b", "n1")).await.unwrap_err().to_string();
+        let refused = journal.write(intent_of("b", "n1")).await.unwrap_err().to_string();
         assert!(refused.contains("cannot decode"), "{refused}");
     })
     .await;

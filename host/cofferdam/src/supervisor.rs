@@ -40,7 +40,7 @@ impl Workload {
     /// before it starts.
     fn readiness(&self) -> watch::Receiver<bool> {
         match &self.controllers {
-            Some(process) => process.ready(),
+            Some(controllers) => controllers.ready(),
             None => watch::channel(true).1,
         }
     }
@@ -48,10 +48,10 @@ impl Workload {
     /// Runs until `stop`. If one part ends earlier, with or without an error, all others end too: a partly
     /// running process would look healthy and would not be restarted.
     async fn run(self, stop: CancellationToken) -> Result<(), CommandError> {
-        let Self { controllers: process, servers, node_roles } = self;
+        let Self { controllers, servers, node_roles } = self;
         let roles = async {
-            match process {
-                Some(process) => process.run(stop.clone()).await?,
+            match controllers {
+                Some(controllers) => controllers.run(stop.clone()).await?,
                 None => stop.cancelled().await,
             }
             if stop.is_cancelled() { Ok(()) } else { Err(CommandError::RolesStopped) }
@@ -78,24 +78,24 @@ pub(crate) async fn start(
     endpoint: Option<&HttpEndpoint>,
 ) -> Result<SupervisedProcess, CommandError> {
     let (stop_roles, stop_telemetry) = (CancellationToken::new(), CancellationToken::new());
-    let telemetry_task = match endpoint {
+    let telemetry = match endpoint {
         None => None,
         Some(endpoint) => {
-            let telemetry = TelemetryServer::bind(endpoint).await?;
-            if let Some(address) = telemetry.address() {
+            let server = TelemetryServer::bind(endpoint).await?;
+            if let Some(address) = server.address() {
                 tracing::info!(%address, "serving /healthz, /readyz and /metrics");
             }
-            let telemetry_task = TelemetryState {
+            let state = TelemetryState {
                 registry: Arc::new(registry),
                 ready: workload.readiness(),
                 health: workload.node_roles.as_ref().map(RunningNodeRoles::health),
                 stopping: stop_roles.clone(),
             };
-            Some(tokio::spawn(telemetry.serve(telemetry_task, stop_telemetry.clone())))
+            Some(tokio::spawn(server.serve(state, stop_telemetry.clone())))
         }
     };
     let roles = tokio::spawn(workload.run(stop_roles.clone()));
-    Ok(SupervisedProcess { roles, telemetry: telemetry_task, stop_roles, stop_telemetry })
+    Ok(SupervisedProcess { roles, telemetry, stop_roles, stop_telemetry })
 }
 
 impl SupervisedProcess {

@@ -69,7 +69,7 @@ pub(crate) trait DeclaredController: Controller {
 
     /// RBAC rules of the controller, beside those of every process: an upper bound for all settings and
     /// abilities of drivers with this placement.
-    fn rules(placement: DriverPlacement) -> RuleSet;
+    fn rbac_rules(placement: DriverPlacement) -> RuleSet;
 
     /// Registers the controller's metrics.
     fn register_metrics(registry: &mut Registry) -> Self::Metrics;
@@ -93,7 +93,7 @@ pub struct Declaration {
     pub provisions: bool,
     pub(crate) check: Check,
     pub(crate) watches: Watches,
-    pub(crate) rules: fn(DriverPlacement) -> RuleSet,
+    pub(crate) rbac_rules: fn(DriverPlacement) -> RuleSet,
     pub(crate) register: fn(&mut Registry) -> Box<dyn ControllerFactory>,
 }
 
@@ -108,7 +108,7 @@ impl Declaration {
             provisions: C::PROVISIONS,
             check: C::check,
             watches: C::watches,
-            rules: C::rules,
+            rbac_rules: C::rbac_rules,
             register: register::<C>,
         }
     }

@@ -8,8 +8,8 @@
 //!
 //! A PersistentVolumeClaim becomes Bound in these steps:
 //!
-//! 1. [`pv_controller`] finds no matching PersistentVolume and sends `messages::ProvisioningRequested`.
-//! 2. [`provisioner`] records the request in the journal, calls the driver, and creates the PersistentVolume
+//! 1. [`pv_controller`] finds no matching PersistentVolume and sends `messages::ClaimNeedsVolume`.
+//! 2. [`provisioner`] writes an intent to the journal, calls the driver, and creates the PersistentVolume
 //!    with the claim's `claimRef`.
 //! 3. [`pv_controller`] finds that PersistentVolume, and writes the volume's phase, `volumeName` and the
 //!    claim's phase.

@@ -60,14 +60,22 @@ pub struct ControllerManager {
     cache: Mutex<Arc<Cache>>,
 }
 
-/// Controllers of one cache: created and subscribed, and started by [`Activation::run`].
-struct Activation {
+/// The reason why the controllers of one cache have ended.
+enum LifetimeEnd {
+    /// The process was asked to stop.
+    Stopped,
+    /// A restore was detected, and its marker written. The controllers continue with a new cache.
+    Restored,
+}
+
+/// Controllers of one cache: created and subscribed, and started by [`SubscribedControllers::run`].
+struct SubscribedControllers {
     controllers: Vec<Arc<dyn RunController>>,
     /// Journals that are loaded before the work starts.
     journals: Vec<Journal>,
 }
 
-impl Activation {
+impl SubscribedControllers {
     /// Loads the journals, reports readiness, and runs the controllers until `working` is cancelled.
     async fn run(
         self,
@@ -150,13 +158,15 @@ impl ControllerManager {
         let (mut is_first, mut short_lifetimes) = (true, 0);
         loop {
             let started = Instant::now();
-            match self.run_lifetime(&stop).await {
-                Ok(()) => {}
+            let end = self.run_lifetime(&stop).await;
+            self.ready.send_replace(false);
+            match end {
+                Ok(LifetimeEnd::Stopped) => return Ok(()),
+                Ok(LifetimeEnd::Restored) => {}
                 Err(error) if is_first => return Err(error),
                 // The API server has just restarted, or is being restored again.
                 Err(error) => tracing::warn!(%error, "cannot restart after the restore yet"),
             }
-            self.ready.send_replace(false);
             let is_short = started.elapsed() < SHORT_CACHE_LIFETIME && !is_first;
             short_lifetimes = if is_short { short_lifetimes + 1 } else { 0 };
             is_first = false;
@@ -174,7 +184,10 @@ impl ControllerManager {
 
     /// Creates a cache and runs the controllers on it, until `stop`, or until a restore was detected and its
     /// marker written.
-    async fn run_lifetime(&self, stop: &CancellationToken) -> Result<(), ControllerManagerError> {
+    ///
+    /// # Errors
+    /// [`ControllerManagerError::Start`] if the cluster's identity or a journal cannot be read.
+    async fn run_lifetime(&self, stop: &CancellationToken) -> Result<LifetimeEnd, ControllerManagerError> {
         // 1. Create the cache, and the writer and the event sink that use it.
         let cache = Arc::new(Cache::default());
         *self.cache.lock() = Arc::clone(&cache);
@@ -194,23 +207,22 @@ impl ControllerManager {
         //    it.
         let context = self.context(cluster, &cache, &writer, &events);
         let journals: Vec<Journal> = context.drivers.values().map(|driver| driver.journal.clone()).collect();
-        let activation = self.activation(&context, &journals);
+        let controllers = self.subscribed_controllers(&context, &journals);
         restore.subscribe();
 
-        // 3. Start the watches.
+        // 3. Describe the parts of the lifetime. These futures do nothing before step 4.
         let (working, flushing) = (stop.child_token(), CancellationToken::new());
         let watches = self.watches();
-        let reflectors = async {
+        let run_watches = async {
             watches.run(&writer, &events, &self.metrics, &working).await;
             working.cancel();
         };
-
-        // 4. Start the work after every required kind is synced.
-        let work = async {
+        // The controllers run after every required kind is synced.
+        let run_controllers = async {
             let result = match watches.wait_synced(&cache, &working).await {
                 true => {
                     restore.update_metric();
-                    activation.run(&self.ready, &working).await
+                    controllers.run(&self.ready, &working).await
                 }
                 false => Ok(()),
             };
@@ -220,18 +232,21 @@ impl ControllerManager {
             result
         };
 
-        // 5. Flush journals and events after the work has stopped.
-        let flush = async {
+        // Journals and events are flushed after the controllers have ended.
+        let run_flush = async {
             let journals = journals.iter().map(|journal| journal.run(flushing.clone()));
             tokio::join!(futures::future::join_all(journals), event_loop.run(flushing.clone()));
         };
 
+        // 4. Run them, and handle a restore.
         let ((), result, (), is_restore_handled) =
-            tokio::join!(reflectors, work, flush, restore.run(&working, &flushing));
+            tokio::join!(run_watches, run_controllers, run_flush, restore.run(&working, &flushing));
         if let Some(restored) = cache.restore_detector.reported().filter(|_| !is_restore_handled) {
             restore.write_marker(&restored).await;
         }
-        result
+        result?;
+        // Without `stop`, only a detected restore ends the watches and the controllers.
+        Ok(if stop.is_cancelled() { LifetimeEnd::Stopped } else { LifetimeEnd::Restored })
     }
 
     /// The union of the watches of the process.
@@ -298,8 +313,12 @@ impl ControllerManager {
     }
 
     /// Creates and subscribes the controllers, in the order of the table.
-    fn activation(&self, context: &ProcessContext, journals: &[Journal]) -> Activation {
-        Activation {
+    fn subscribed_controllers(
+        &self,
+        context: &ProcessContext,
+        journals: &[Journal],
+    ) -> SubscribedControllers {
+        SubscribedControllers {
             controllers: self.controllers.iter().map(|(_, factory)| factory.create(context)).collect(),
             journals: if self.provisions() { journals.to_vec() } else { Vec::new() },
         }

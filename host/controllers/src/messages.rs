@@ -3,9 +3,10 @@
 use cofferdam_domain::{ResourceVersion, Uid, VolumeName};
 use tokio::time::Instant;
 
-/// The PersistentVolume controller has found that a claim needs a new volume: no existing one matches.
+/// The PersistentVolume controller has found that a claim needs a new volume: no existing one matches. The
+/// provisioner enqueues the claim.
 #[derive(Clone, Debug)]
-pub(crate) struct ProvisioningRequested {
+pub(crate) struct ClaimNeedsVolume {
     /// The claim's uid.
     pub(crate) claim: Uid,
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{ApiError, Writer, deletion_freeze};
+use cofferdam_cluster::{
+    ApiError, Writer,
+    deletion_freeze::{self, RestoreCheckResult},
+};
 
 use crate::live_reads::SingleFlightReads;
 
@@ -18,12 +21,14 @@ impl RestoreCheck {
         Self { writer, reads: Arc::default() }
     }
 
-    /// Detects a restore that the watches have not detected yet; afterwards [`deletion_freeze::is_frozen`] is
-    /// true. Concurrent callers share the reads.
+    /// As [`deletion_freeze::check_live`]. Concurrent callers share the reads.
     ///
     /// # Errors
     /// [`ApiError`] of the reads.
-    pub(crate) async fn check_live(&self) -> Result<(), ApiError> {
-        self.reads.read_live("", |_| deletion_freeze::check_live(&self.writer)).await
+    pub(crate) async fn check_live(&self) -> Result<RestoreCheckResult, ApiError> {
+        let read = |_| async { deletion_freeze::check_live(&self.writer).await.map(|_| ()) };
+        self.reads.read_live("", read).await?;
+        // Another caller may have done the reads; the detector has their result.
+        Ok(RestoreCheckResult::of_detector(&self.writer.cache().restore_detector))
     }
 }

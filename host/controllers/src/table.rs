@@ -60,18 +60,18 @@ impl FromStr for Role {
 
 /// The RBAC rules of a process with these roles: one for each resource. They are the source of
 /// `cofferdam render rbac`, and the limit that simulations enforce on every request.
-pub fn rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
-    rules_of(CONTROLLERS, roles, placement)
+pub fn rbac_rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
+    rbac_rules_of(CONTROLLERS, roles, placement)
 }
 
-/// As [`rules`], with another table of controllers.
-pub(crate) fn rules_of(
+/// As [`rbac_rules`], with another table of controllers.
+pub(crate) fn rbac_rules_of(
     table: &[Declaration],
     roles: &BTreeSet<Role>,
     placement: DriverPlacement,
 ) -> Vec<PolicyRule> {
     let controllers = table.iter().filter(|controller| roles.contains(&controller.role));
-    rbac::merge(controllers.map(|controller| (controller.rules)(placement)))
+    rbac::merge(controllers.map(|controller| (controller.rbac_rules)(placement)))
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_rule_allows_its_requests_and_no_others() {
-        let rules = rules(&[provisioner::ROLE].into(), DriverPlacement::ClusterWide);
+        let rules = rbac_rules(&[provisioner::ROLE].into(), DriverPlacement::ClusterWide);
         let allowed = |verb, group, resource, namespace, name| {
             let request = ResourceAttributes { verb, group, resource, namespace, name };
             rules.iter().any(|rule| rule.allows(&request, "storage"))
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn roles_of_one_process_share_their_rules() {
-        let rules = rules(&Role::ALL.into(), DriverPlacement::ClusterWide);
+        let rules = rbac_rules(&Role::ALL.into(), DriverPlacement::ClusterWide);
         let mut resources: Vec<_> =
             rules.iter().map(|rule| (rule.scope, rule.group, rule.resource)).collect();
         let all = resources.len();

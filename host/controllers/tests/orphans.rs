@@ -360,7 +360,7 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     for (unwatched_object, message) in [
         (static_volume(), "PersistentVolume saved references it"),
         (restore_marker(), "the cluster was restored from a backup"),
-        (unreadable_intent_config_map(), "the intent journal has an entry for it"),
+        (unreadable_intent_config_map(), "the journal has an intent for it"),
     ] {
         let simulation = simulation_with_orphan(Vec::new()).await;
         simulation.run(&[Wait(DAY)], None).await;
@@ -377,7 +377,7 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     }
 }
 
-/// A journal shard of another process that cannot be decoded. It may have an entry for any volume.
+/// A journal shard of another process that cannot be decoded. It may have an intent for any volume.
 fn unreadable_intent_config_map() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

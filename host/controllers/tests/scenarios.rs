@@ -60,7 +60,7 @@ async fn every_scenario_converges_with_one_process_per_role_and_minimal_rbac() {
     let others = [attacher::ROLE, resizer::ROLE, pv_controller::ROLE, protection::ROLE, attach_detach::ROLE];
     let others = others.map(|role| (role, DriverPlacement::ClusterWide));
     for (role, drivers) in provisioners.into_iter().chain(others) {
-        for rule in table::rules(&[role].into(), drivers) {
+        for rule in table::rbac_rules(&[role].into(), drivers) {
             for verb in rule.verbs {
                 let permission = format!("{verb} {}/{}", rule.group, rule.resource);
                 // Any role may have to emit an event about an undecodable object, and to read what it writes.

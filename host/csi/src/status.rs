@@ -119,7 +119,7 @@ impl CsiCallFailure {
         redactor: &Redactor,
     ) -> StorageError {
         let redacted = |text: &str| printable(&redactor.redact_escaped(text));
-        let unknown = StorageError::unknown_outcome;
+        let unknown = StorageError::with_unknown_effect;
         match self {
             Self::Rpc(RpcError::Status(code, message)) => StorageError {
                 kind: error_kind(code),

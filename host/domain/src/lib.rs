@@ -8,6 +8,7 @@ pub mod claim;
 pub mod class;
 pub mod ids;
 pub mod names;
+pub mod node;
 pub mod parameters;
 pub mod pod;
 pub mod quantity;
@@ -28,11 +29,10 @@ pub use ids::{
     ResourceVersion, SnapshotHandle, StorageClassName, Uid, UniqueVolumeName, VolumeAttachmentName,
     VolumeAttributesClassName, VolumeHandle, VolumeName,
 };
+pub use node::{Node, NodeVolumeStatus};
 pub use pod::Pod;
 pub use quantity::{Quantity, QuantityError};
 pub use selector::{LabelSelector, LabelSelectorRequirement};
 pub use string_map::StringMap;
 pub use volume::{AccessMode, AccessModes, ClaimRef, ReclaimPolicy, Volume, VolumeMode, VolumePhase};
-pub use volume_attachment::{
-    CsiDriver, CsiNode, Node, NodeVolumeStatus, VolumeAttachment, VolumeAttachmentSource, VolumeError,
-};
+pub use volume_attachment::{CsiDriver, CsiNode, VolumeAttachment, VolumeAttachmentSource, VolumeError};

@@ -36,8 +36,8 @@ impl Quantity {
         Self(bytes as u128)
     }
 
-    /// The amount in bytes, if it fits CSI's signed 64-bit integer.
-    pub fn to_csi_bytes(self) -> Option<u64> {
+    /// The amount in bytes. `None` if it is above the maximum of `int64`, the type of sizes in CSI.
+    pub fn bytes_within_int64(self) -> Option<u64> {
         u64::try_from(self.0).ok().filter(|bytes| i64::try_from(*bytes).is_ok())
     }
 
@@ -186,9 +186,12 @@ mod tests {
     fn quantities_beyond_64_bits_are_compared() {
         let exa = |n: &str| Quantity::parse(n).unwrap();
         assert!(exa("950E") > exa("800E"));
-        assert!(exa("800E").to_csi_bytes().is_none());
-        assert_eq!(Quantity::parse("9223372036854775807").unwrap().to_csi_bytes(), Some(i64::MAX as u64));
-        assert_eq!(Quantity::parse("9223372036854775808").unwrap().to_csi_bytes(), None);
+        assert!(exa("800E").bytes_within_int64().is_none());
+        assert_eq!(
+            Quantity::parse("9223372036854775807").unwrap().bytes_within_int64(),
+            Some(i64::MAX as u64)
+        );
+        assert_eq!(Quantity::parse("9223372036854775808").unwrap().bytes_within_int64(), None);
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl CallFailure {
     /// received the request. A call that never reached the guest is not final either: an earlier call for the
     /// same volume may still have an effect, and a final error would make the caller forget it.
     pub(crate) fn into_error(self, redactor: &Redactor) -> StorageError {
-        let unknown = |kind, message: String| StorageError::unknown_outcome(kind, message);
+        let unknown = |kind, message: String| StorageError::with_unknown_effect(kind, message);
         match self {
             Self::Storage(error) => error,
             Self::Trap(reason) => unknown(ErrorKind::Internal, format!("the backend trapped: {reason}")),
@@ -200,7 +200,7 @@ mod tests {
         let handles = GuestLimit { noun: "handles", max: 1, limit_name: "handles" };
         let table = [
             (
-                CallFailure::Storage(StorageError::final_outcome(OutOfRange, "m")),
+                CallFailure::Storage(StorageError::without_effect(OutOfRange, "m")),
                 OutOfRange,
                 Final,
                 BreakerSignal::Success,

@@ -21,7 +21,7 @@ impl RestoreDetected {
     ///
     /// # Errors
     /// [`RestoreDetected`] if the response is older.
-    pub fn detect_rollback(
+    pub fn check_version(
         kind: &'static str,
         highest_seen: ResourceVersion,
         found: ResourceVersion,
@@ -35,9 +35,9 @@ impl RestoreDetected {
 pub struct RestoreDetector(channel::Sender<Option<RestoreDetected>>);
 
 impl RestoreDetector {
-    /// As [`RestoreDetected::detect_rollback`], but reports a restore.
-    pub fn detect_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
-        if let Err(restored) = RestoreDetected::detect_rollback(kind, highest_seen, found) {
+    /// As [`RestoreDetected::check_version`], but reports a restore.
+    pub fn report_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
+        if let Err(restored) = RestoreDetected::check_version(kind, highest_seen, found) {
             self.report(restored);
         }
     }

@@ -510,5 +510,5 @@ fn parse_owner(text: &str) -> Result<VolumeOwner, String> {
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let quantity = Quantity::parse(text).map_err(|error| error.to_string())?;
-    quantity.to_csi_bytes().ok_or_else(|| format!("{text}: expected at most {} bytes", i64::MAX))
+    quantity.bytes_within_int64().ok_or_else(|| format!("{text}: expected at most {} bytes", i64::MAX))
 }

@@ -88,7 +88,7 @@ fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     };
     let mut rules = match roles.cluster.is_empty() {
         true => Vec::new(),
-        false => table::rules(&roles.cluster, drivers),
+        false => table::rbac_rules(&roles.cluster, drivers),
     };
     // The role `node` reads its Node once if topology keys of the driver's manifest are labels of the Node.
     let labels = matches!(placement, DriverPlacementArg::NodeLabels | DriverPlacementArg::CsiNode);

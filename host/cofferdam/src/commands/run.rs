@@ -68,7 +68,7 @@ pub(crate) async fn run(
     let api = cluster.as_ref().map(ClusterConnection::api_description);
     let controllers = match cluster {
         None => None,
-        Some(cluster) => Some(start_controllers(configuration, cluster, &drivers, &mut registry)?),
+        Some(cluster) => Some(create_controller_manager(configuration, cluster, &drivers, &mut registry)?),
     };
     let node_roles = node::start_if_configured(configuration, &metrics).await?;
     let workload = Workload { controllers, servers, node_roles };
@@ -121,7 +121,7 @@ async fn can_get_namespace(client: kube::Client, namespace: &str) -> bool {
 }
 
 /// Creates the manager of the roles that reconcile a cluster. `supervisor::start` runs it.
-fn start_controllers(
+fn create_controller_manager(
     configuration: &Configuration,
     cluster: ClusterConnection,
     drivers: &[LoadedDriver],

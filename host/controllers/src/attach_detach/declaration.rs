@@ -49,7 +49,7 @@ impl DeclaredController for AttachDetach {
         ]
     }
 
-    fn rules(_: DriverPlacement) -> RuleSet {
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
         &[RULES]
     }
 

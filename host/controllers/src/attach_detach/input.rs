@@ -10,7 +10,7 @@ use cofferdam_domain::{
 
 use super::{
     desired_state,
-    rules::{AttachedVolume, AttachmentPurpose, DesiredAttachment, NodeState, ReconcileInput},
+    rules::{ActualAttachment, AttachmentPurpose, DesiredAttachment, NodeState, ReconcileInput},
     state::{AttachState, Key},
 };
 
@@ -32,7 +32,7 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// Returns the input for a volume, or for a VolumeAttachment without one. `None` if there is nothing to
+    /// Returns the input for a volume, or for a VolumeAttachment of a deleted volume. `None` if there is nothing to
     /// decide.
     pub(super) fn reconcile_input(
         &self,
@@ -44,9 +44,9 @@ impl InputSources<'_> {
                 let (driver, handle) = name.parse_csi()?;
                 Some(self.input_of_volume(name, driver, handle, reconcile_state))
             }
-            Key::WithoutVolume(name) => {
+            Key::AttachmentOfDeletedVolume(name) => {
                 let attachment = self.cache.attachments.get(name).into_object()?;
-                self.input_without_volume(&attachment, reconcile_state)
+                self.input_of_deleted_volume(&attachment, reconcile_state)
             }
             Key::Claim(_) => None,
         }
@@ -72,36 +72,36 @@ impl InputSources<'_> {
                 let is_for_pod = desired_state::unique_volume_of_attachment(self.cache, &attachment).as_ref()
                     == Some(name);
                 let purpose = if is_for_pod { AttachmentPurpose::Pod } else { AttachmentPurpose::Other };
-                let is_desired = is_for_pod && nodes_in_use.contains(&attachment.node);
-                actual.push(self.attached_volume(
+                let is_needed = is_for_pod && nodes_in_use.contains(&attachment.node);
+                actual.push(self.actual_attachment(
                     &attachment,
                     Some(name),
                     purpose,
-                    is_desired,
+                    is_needed,
                     reconcile_state,
                 ));
             }
         }
         // VolumeAttachments of a deleted PersistentVolume with the same handle block the volume, too.
-        for attachment_name in self.state.without_volume_named_for(name, &driver, &handle) {
+        for attachment_name in self.state.of_deleted_volumes_named_for(name, &driver, &handle) {
             let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
                 continue;
             };
             if attachment.attacher == driver
-                && !actual.iter().any(|other: &AttachedVolume| other.name == attachment_name)
+                && !actual.iter().any(|other: &ActualAttachment| other.name == attachment_name)
             {
-                let is_without_volume = self.is_without_volume(&attachment);
-                let purpose = if is_without_volume {
-                    AttachmentPurpose::PodOfReplacedVolume
+                let is_of_deleted_volume = self.is_of_deleted_volume(&attachment);
+                let purpose = if is_of_deleted_volume {
+                    AttachmentPurpose::PodOfDeletedVolume
                 } else {
                     AttachmentPurpose::NameConflict
                 };
-                let is_desired = is_without_volume && nodes_in_use.contains(&attachment.node);
-                actual.push(self.attached_volume(
+                let is_needed = is_of_deleted_volume && nodes_in_use.contains(&attachment.node);
+                actual.push(self.actual_attachment(
                     &attachment,
                     Some(name),
                     purpose,
-                    is_desired,
+                    is_needed,
                     reconcile_state,
                 ));
             }
@@ -110,9 +110,9 @@ impl InputSources<'_> {
             let name = names::volume_attachment_name(&driver, &handle, &desired_attachment.node);
             let exists = actual
                 .iter()
-                .any(|other: &AttachedVolume| other.node == desired_attachment.node && other.name == name);
+                .any(|other: &ActualAttachment| other.node == desired_attachment.node && other.name == name);
             if !exists && let Lookup::Undecodable(_) = self.cache.attachments.get(&name) {
-                actual.push(AttachedVolume::undecodable(name, desired_attachment));
+                actual.push(ActualAttachment::undecodable(name, desired_attachment));
             }
         }
         let registered = |desired_attachment: &&DesiredAttachment| {
@@ -138,21 +138,21 @@ impl InputSources<'_> {
         }
     }
 
-    fn input_without_volume(
+    fn input_of_deleted_volume(
         &self,
         attachment: &VolumeAttachment,
         reconcile_state: &ReconcileState,
     ) -> Option<ReconcileInput> {
-        if !self.is_without_volume(attachment) {
+        if !self.is_of_deleted_volume(attachment) {
             return None;
         }
-        let attached_volume = self.attached_without_volume(attachment, reconcile_state);
+        let actual_attachment = self.attachment_of_deleted_volume(attachment, reconcile_state);
         Some(ReconcileInput {
             driver: attachment.attacher.clone(),
             handle: None,
             uncertain: None,
             desired: Vec::new(),
-            actual: vec![attached_volume],
+            actual: vec![actual_attachment],
             unregistered: Vec::new(),
             refused_nodes: reconcile_state.refused_nodes.clone(),
             force_on_timeout: self.force_on_timeout,
@@ -162,7 +162,7 @@ impl InputSources<'_> {
     /// Returns true if a VolumeAttachment was created for pods and its PersistentVolume is deleted or
     /// replaced. An undecodable PersistentVolume counts as existing. In-tree volumes return false, because
     /// the names of their VolumeAttachments cannot be compared.
-    pub(super) fn is_without_volume(&self, attachment: &VolumeAttachment) -> bool {
+    pub(super) fn is_of_deleted_volume(&self, attachment: &VolumeAttachment) -> bool {
         let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
             return false;
         };
@@ -183,39 +183,39 @@ impl InputSources<'_> {
             && self.state.csi_driver_grace_left(driver).is_none()
     }
 
-    fn attached_without_volume(
+    fn attachment_of_deleted_volume(
         &self,
         attachment: &VolumeAttachment,
         reconcile_state: &ReconcileState,
-    ) -> AttachedVolume {
-        let is_desired = self.is_attach_required(&attachment.attacher)
+    ) -> ActualAttachment {
+        let is_needed = self.is_attach_required(&attachment.attacher)
             && desired_state::is_possibly_in_use(self.cache, attachment);
-        self.attached_volume(
+        self.actual_attachment(
             attachment,
             None,
-            AttachmentPurpose::PodOfReplacedVolume,
-            is_desired,
+            AttachmentPurpose::PodOfDeletedVolume,
+            is_needed,
             reconcile_state,
         )
     }
 
     /// Returns the rules' input for a VolumeAttachment. `volume` is `None` if its PersistentVolume is deleted
-    /// or replaced. `desired` is true if pods on its node may use the volume.
-    pub(super) fn attached_volume(
+    /// or replaced. `needed_by_pod` is true if pods on its node may use the volume.
+    pub(super) fn actual_attachment(
         &self,
         attachment: &VolumeAttachment,
         volume: Option<&UniqueVolumeName>,
         purpose: AttachmentPurpose,
-        desired: bool,
+        needed_by_pod: bool,
         reconcile_state: &ReconcileState,
-    ) -> AttachedVolume {
+    ) -> ActualAttachment {
         let VolumeAttachment { name, node, .. } = attachment;
         let node_state = desired_state::node_state(self.cache, node);
         let cached_node = self.cache.nodes.get(node).into_object();
         let node_entry = cached_node.as_ref().and_then(|node| node_volume_entry(node, attachment, volume));
         let version = cached_node.as_ref().map(|node| node.meta.resource_version).unwrap_or_default();
         let is_for_pod = purpose.is_for_pod();
-        let is_attaching = desired && !attachment.attached && !attachment.meta.deleting;
+        let is_attaching = needed_by_pod && !attachment.attached && !attachment.meta.deleting;
         let is_there = || !self.cache.attachments.get(name).is_missing();
         let in_use = match node_state {
             // The node's last state counts: its kubelet may still run. If it is unknown, the node may use
@@ -228,7 +228,7 @@ impl InputSources<'_> {
                 node_entry.is_some_and(|node_entry| node_entry.in_use)
             }
         };
-        AttachedVolume {
+        ActualAttachment {
             name: name.clone(),
             uid: attachment.meta.uid.clone(),
             node: node.clone(),
@@ -238,9 +238,9 @@ impl InputSources<'_> {
             deleting: attachment.meta.deleting,
             attach_error: attachment.attach_error.as_ref().map(|error| error.message.clone()),
             detach_error: attachment.detach_error.as_ref().map(|error| error.message.clone()),
-            desired,
-            undesired_for: if is_for_pod {
-                self.state.undesired_for(name, desired, is_there)
+            needed_by_pod,
+            unneeded_for: if is_for_pod {
+                self.state.unneeded_for(name, needed_by_pod, is_there)
             } else {
                 Default::default()
             },
@@ -264,25 +264,25 @@ impl InputSources<'_> {
     pub(super) fn resolve_attachment(
         &self,
         attachment: &VolumeAttachment,
-    ) -> Option<(AttachedVolume, Option<UniqueVolumeName>)> {
+    ) -> Option<(ActualAttachment, Option<UniqueVolumeName>)> {
         let reconcile_state = ReconcileState::default();
         if let Some(name) = desired_state::unique_volume_of_attachment(self.cache, attachment) {
             let (driver, handle) = name.parse_csi()?;
-            let is_desired = self.is_attach_required(&driver)
+            let is_needed = self.is_attach_required(&driver)
                 && desired_state::nodes_in_use(self.cache, &driver, &handle).contains(&attachment.node);
             return Some((
-                self.attached_volume(
+                self.actual_attachment(
                     attachment,
                     Some(&name),
                     AttachmentPurpose::Pod,
-                    is_desired,
+                    is_needed,
                     &reconcile_state,
                 ),
                 Some(name),
             ));
         }
-        self.is_without_volume(attachment)
-            .then(|| (self.attached_without_volume(attachment, &reconcile_state), None))
+        self.is_of_deleted_volume(attachment)
+            .then(|| (self.attachment_of_deleted_volume(attachment, &reconcile_state), None))
     }
 }
 

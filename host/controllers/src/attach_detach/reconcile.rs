@@ -22,7 +22,7 @@ use super::{
     input::{InputSources, ReconcileState, node_volume_entry},
     metrics::{AttachDetachMetrics, VolumeOperation},
     rules::{
-        self, AttachDetachStep, AttachedVolume, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
+        self, ActualAttachment, AttachDetachStep, AttachmentPurpose, DesiredAttachment, ForceDetachReason,
         ReconcileInput,
     },
     settings::AttachDetachSettings,
@@ -119,7 +119,7 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until it returns `Wait` or until a
+    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until it returns `NoAction` or a
     /// step fails.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
@@ -141,7 +141,7 @@ impl AttachDetach {
         while let Some(input) = self.sources().reconcile_input(key, &reconcile_state) {
             self.emit_attach_events(&input);
             let step = input.next();
-            if matches!(step, AttachDetachStep::Wait) {
+            if matches!(step, AttachDetachStep::NoAction) {
                 let action = self.requeue(key, &input, refused);
                 return match action {
                     action if reconcile_state.refused_nodes.is_empty() => action,
@@ -194,37 +194,37 @@ impl AttachDetach {
         refused: &mut Vec<(Arc<Pod>, EventSpec)>,
     ) -> Result<(), Action> {
         match step {
-            AttachDetachStep::Wait => Ok(()),
-            AttachDetachStep::Start(attached_volume) => {
+            AttachDetachStep::NoAction => Ok(()),
+            AttachDetachStep::StartDetach(actual_attachment) => {
                 // A read of the Node before this start is outdated.
-                reconcile_state.refreshed.remove(&attached_volume.name);
-                if !self.state.start_detach(&attached_volume.node, &attached_volume.name, || {
-                    self.volumes_attached_entry(&attached_volume)
+                reconcile_state.refreshed.remove(&actual_attachment.name);
+                if !self.state.start_detach(&actual_attachment.node, &actual_attachment.name, || {
+                    self.volumes_attached_entry(&actual_attachment)
                 }) {
                     // An update that reports the volume as attached is in flight.
-                    self.nodes.add(attached_volume.node);
+                    self.nodes.add(actual_attachment.node);
                     return Err(Action::Requeue);
                 }
                 Ok(())
             }
-            AttachDetachStep::Cancel(attached_volume) => {
-                self.state.end_detach(&attached_volume.name);
-                self.nodes.add(attached_volume.node);
+            AttachDetachStep::CancelDetach(actual_attachment) => {
+                self.state.end_detach(&actual_attachment.name);
+                self.nodes.add(actual_attachment.node);
                 Ok(())
             }
-            AttachDetachStep::RefreshNode(attached_volume) => {
-                self.refresh_volume(&attached_volume).await?;
+            AttachDetachStep::RefreshBeforeDetach(actual_attachment) => {
+                self.refresh_volume(&actual_attachment).await?;
                 let writer = &self.context.writer;
-                let read = |_| async { writer.refresh::<Node>(&attached_volume.node).await };
-                if let Err(error) = self.node_reads.read_live(attached_volume.node.as_str(), read).await {
+                let read = |_| async { writer.refresh::<Node>(&actual_attachment.node).await };
+                if let Err(error) = self.node_reads.read_live(actual_attachment.node.as_str(), read).await {
                     tracing::warn!(%error, "cannot read a node; no volume is detached from it before");
                     return Err(Action::Backoff);
                 }
-                reconcile_state.refreshed.insert(attached_volume.name);
+                reconcile_state.refreshed.insert(actual_attachment.name);
                 Ok(())
             }
-            AttachDetachStep::Detach(attached_volume, force) => {
-                self.detach(key, &attached_volume, force, reconcile_state).await
+            AttachDetachStep::Detach(actual_attachment, force) => {
+                self.detach(key, &actual_attachment, force, reconcile_state).await
             }
             AttachDetachStep::Attach(desired_attachments) => {
                 for desired_attachment in desired_attachments
@@ -249,13 +249,13 @@ impl AttachDetach {
 
     /// Reads the PersistentVolume of an attachment from the API server, if the cache has none: the caches of
     /// VolumeAttachments and PersistentVolumes may show different times.
-    async fn refresh_volume(&self, attached_volume: &AttachedVolume) -> Result<(), Action> {
+    async fn refresh_volume(&self, actual_attachment: &ActualAttachment) -> Result<(), Action> {
         let cache = &self.context.cache;
-        let attachment = cache.attachments.get(&attached_volume.name).into_object();
+        let attachment = cache.attachments.get(&actual_attachment.name).into_object();
         let Some(name) = attachment.as_ref().and_then(|attachment| attachment.volume()) else {
             return Ok(());
         };
-        if attached_volume.purpose != AttachmentPurpose::PodOfReplacedVolume
+        if actual_attachment.purpose != AttachmentPurpose::PodOfDeletedVolume
             || !cache.volumes.get(name).is_missing()
         {
             return Ok(());
@@ -268,11 +268,11 @@ impl AttachDetach {
     }
 
     /// The version of the Node, and whether its `volumesAttached` has the volume.
-    fn volumes_attached_entry(&self, attached_volume: &AttachedVolume) -> (ResourceVersion, bool) {
+    fn volumes_attached_entry(&self, actual_attachment: &ActualAttachment) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
-            cache.nodes.get(&attached_volume.node).into_object(),
-            cache.attachments.get(&attached_volume.name).into_object(),
+            cache.nodes.get(&actual_attachment.node).into_object(),
+            cache.attachments.get(&actual_attachment.name).into_object(),
         ) else {
             return Default::default();
         };
@@ -294,11 +294,11 @@ impl AttachDetach {
     async fn detach(
         &self,
         key: &Key,
-        attached_volume: &AttachedVolume,
+        actual_attachment: &ActualAttachment,
         force: Option<ForceDetachReason>,
         reconcile_state: &mut ReconcileState,
     ) -> Result<(), Action> {
-        let AttachedVolume { name, uid, node, .. } = attached_volume;
+        let ActualAttachment { name, uid, node, .. } = actual_attachment;
         let driver = match self.context.cache.attachments.get(name) {
             Lookup::Found(attachment) => attachment.attacher.clone(),
             Lookup::Undecodable(_) | Lookup::Missing => return Err(Action::Requeue),
@@ -386,17 +386,17 @@ impl AttachDetach {
 
     /// Emits an event on the pods of each attach that has completed, and records its duration.
     fn emit_attach_events(&self, input: &ReconcileInput) {
-        for attached_volume in input
+        for actual_attachment in input
             .actual
             .iter()
-            .filter(|attached_volume| attached_volume.purpose.is_for_pod() && attached_volume.attached)
+            .filter(|actual_attachment| actual_attachment.purpose.is_for_pod() && actual_attachment.attached)
         {
-            let Some(took) = self.state.finish_attach(&attached_volume.name) else { continue };
+            let Some(took) = self.state.finish_attach(&actual_attachment.name) else { continue };
             self.context.metrics.observe_operation(VolumeOperation::Attach, &input.driver, took, true);
             let desired_attachments = input
                 .desired
                 .iter()
-                .filter(|desired_attachment| desired_attachment.node == attached_volume.node);
+                .filter(|desired_attachment| desired_attachment.node == actual_attachment.node);
             for (desired_attachment, pod) in desired_attachments.flat_map(|desired_attachment| {
                 desired_attachment.pods.iter().map(move |pod| (desired_attachment, pod))
             }) {

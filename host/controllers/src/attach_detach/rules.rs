@@ -74,8 +74,9 @@ pub enum DetachState {
 pub enum AttachmentPurpose {
     /// Created for pods, by this controller or by upstream's, and for this volume.
     Pod,
-    /// Created for pods and a PersistentVolume that is deleted or replaced.
-    PodOfReplacedVolume,
+    /// Created for pods, by this controller or by upstream's. Its PersistentVolume is deleted, or deleted and
+    /// created again with another source.
+    PodOfDeletedVolume,
     /// Created by another client, under the name of a VolumeAttachment for pods on its node.
     NameConflict,
     /// Created by another client, under another name. It blocks an exclusive volume for other nodes.
@@ -85,13 +86,13 @@ pub enum AttachmentPurpose {
 impl AttachmentPurpose {
     /// Returns true if it was created for pods. This controller manages no others.
     pub const fn is_for_pod(self) -> bool {
-        matches!(self, Self::Pod | Self::PodOfReplacedVolume)
+        matches!(self, Self::Pod | Self::PodOfDeletedVolume)
     }
 }
 
-/// A VolumeAttachment of the volume.
+/// A VolumeAttachment of the volume: part of the actual state, attached or not.
 #[derive(Clone, Debug)]
-pub struct AttachedVolume {
+pub struct ActualAttachment {
     /// `metadata.name`
     pub name: VolumeAttachmentName,
     /// `metadata.uid`
@@ -112,10 +113,10 @@ pub struct AttachedVolume {
     pub detach_error: Option<String>,
     /// A pod on the node names the volume's claim, whatever the claim's state, or may use a volume whose
     /// PersistentVolume is deleted.
-    pub desired: bool,
-    /// Time since this process first found that no pod on the node uses the volume.
-    pub undesired_for: Duration,
-    /// Duration of the attach so far, if the volume is desired and not attached.
+    pub needed_by_pod: bool,
+    /// Time since this process first found that no pod on the node needs the volume.
+    pub unneeded_for: Duration,
+    /// Duration of the attach so far, if a pod needs the volume and it is not attached.
     pub attaching_for: Duration,
     /// The volume is in the node's `volumesAttached`, or an update in flight may add it.
     pub in_volumes_attached: bool,
@@ -128,7 +129,7 @@ pub struct AttachedVolume {
     pub node_refreshed: bool,
 }
 
-impl AttachedVolume {
+impl ActualAttachment {
     /// Returns the entry of a VolumeAttachment that cannot be decoded. It blocks the name, as a conflict
     /// does.
     pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
@@ -142,8 +143,8 @@ impl AttachedVolume {
             deleting: false,
             attach_error: None,
             detach_error: None,
-            desired: false,
-            undesired_for: Duration::ZERO,
+            needed_by_pod: false,
+            unneeded_for: Duration::ZERO,
             attaching_for: Duration::ZERO,
             in_volumes_attached: false,
             in_use: false,
@@ -163,7 +164,7 @@ pub struct ReconcileInput {
     /// Nodes whose pods use the volume, by name.
     pub desired: Vec<DesiredAttachment>,
     /// All VolumeAttachments of the volume.
-    pub actual: Vec<AttachedVolume>,
+    pub actual: Vec<ActualAttachment>,
     /// The node of an attach whose result is unknown, and the time for which it may still take effect. Until
     /// then no other node gets the volume.
     pub uncertain: Option<(NodeName, Duration)>,
@@ -209,22 +210,24 @@ pub enum DetachDecision {
 }
 
 /// The next effect. A detach has these phases: its conditions are met (see `detach_decision`); the node's
-/// worker removes the volume from `volumesAttached` ([`Wait`](Self::Wait)); the volume can no longer be
-/// listed again ([`Start`](Self::Start)); a live read confirms that kubelet does not use it
-/// ([`RefreshNode`](Self::RefreshNode)); the VolumeAttachment is deleted ([`Detach`](Self::Detach)).
+/// worker removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume can no longer
+/// be listed again ([`StartDetach`](Self::StartDetach)); a live read confirms that kubelet does not use it
+/// ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is deleted
+/// ([`Detach`](Self::Detach)).
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
     /// No effect of this worker: nothing is to do, a condition is not met, or the node's worker removes the
     /// volume from `volumesAttached` first.
     Wait,
     /// Exclude the volume from later lists of the node's `volumesAttached`.
-    Start(AttachedVolume),
+    Start(ActualAttachment),
     /// Include the volume in the node's `volumesAttached` again.
-    Cancel(AttachedVolume),
-    /// Read the Node live: kubelet may have started to use the volume before it received the shorter list.
-    RefreshNode(AttachedVolume),
+    Cancel(ActualAttachment),
+    /// Refresh the Node from the API server: kubelet may have started to use the volume before it received
+    /// the shorter list. A PersistentVolume that is missing from the cache is refreshed, too.
+    RefreshNode(ActualAttachment),
     /// Delete the VolumeAttachment.
-    Detach(AttachedVolume, Option<ForceDetachReason>),
+    Detach(ActualAttachment, Option<ForceDetachReason>),
     /// Create a VolumeAttachment for each of these nodes; for an exclusive volume there is only one.
     Attach(Vec<DesiredAttachment>),
 }
@@ -238,30 +241,30 @@ pub enum AttachDetachStep {
 /// 6. The volume is not in use: detach.
 /// 7. The node is ready, a pod may use the volume, or force detach is off: wait for the unmount.
 /// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
-pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool) -> DetachDecision {
-    if !attached_volume.purpose.is_for_pod() || attached_volume.deleting {
+pub fn detach_decision(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> DetachDecision {
+    if !actual_attachment.purpose.is_for_pod() || actual_attachment.deleting {
         return DetachDecision::Keep;
     }
-    if attached_volume.detach_state == Some(DetachState::Requested) {
+    if actual_attachment.detach_state == Some(DetachState::Requested) {
         return DetachDecision::Detach(None);
     }
-    if attached_volume.desired && attached_volume.purpose == AttachmentPurpose::Pod {
+    if actual_attachment.needed_by_pod && actual_attachment.purpose == AttachmentPurpose::Pod {
         return DetachDecision::Keep;
     }
-    let (ready, force) = match attached_volume.node_state {
+    let (ready, force) = match actual_attachment.node_state {
         NodeState::Undecodable | NodeState::Unmanaged => return DetachDecision::Keep,
-        NodeState::Managed { out_of_service: true, .. } if !attached_volume.desired => {
+        NodeState::Managed { out_of_service: true, .. } if !actual_attachment.needed_by_pod => {
             return DetachDecision::Detach(Some(ForceDetachReason::OutOfService));
         }
         NodeState::Managed { ready, .. } => (ready, ForceDetachReason::Timeout),
         NodeState::Deleted => (false, ForceDetachReason::NodeGone),
     };
-    match attached_volume.in_use {
+    match actual_attachment.in_use {
         false => DetachDecision::Detach(None),
         // A volume of a deleted PersistentVolume that pods may use is never detached by force.
-        true if ready || attached_volume.desired || !force_on_timeout => DetachDecision::Wait(None),
+        true if ready || actual_attachment.needed_by_pod || !force_on_timeout => DetachDecision::Wait(None),
         true => match MAX_WAIT_FOR_UNMOUNT
-            .checked_sub(attached_volume.undesired_for)
+            .checked_sub(actual_attachment.unneeded_for)
             .filter(|left| !left.is_zero())
         {
             Some(left) => DetachDecision::Wait(Some(left)),
@@ -271,16 +274,16 @@ pub fn detach_decision(attached_volume: &AttachedVolume, force_on_timeout: bool)
 }
 
 /// Returns true if the volume belongs in the node's `volumesAttached`.
-pub fn is_reported_as_attached(attached_volume: &AttachedVolume, force_on_timeout: bool) -> bool {
-    let is_kept = match detach_decision(attached_volume, force_on_timeout) {
+pub fn is_reported_as_attached(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> bool {
+    let is_kept = match detach_decision(actual_attachment, force_on_timeout) {
         DetachDecision::Keep | DetachDecision::Wait(_) => true,
         DetachDecision::Detach(_) => false,
     };
     is_kept
-        && attached_volume.purpose.is_for_pod()
-        && attached_volume.attached
-        && !attached_volume.deleting
-        && attached_volume.detach_state.is_none()
+        && actual_attachment.purpose.is_for_pod()
+        && actual_attachment.attached
+        && !actual_attachment.deleting
+        && actual_attachment.detach_state.is_none()
 }
 
 /// Returns true if a volume can be attached to one node only. Source: upstream's `IsMultiAttachAllowed`.
@@ -292,9 +295,9 @@ pub fn is_exclusive(volume: &Volume) -> bool {
 
 /// The VolumeAttachments of a volume by node.
 struct AttachmentsByNode<'a> {
-    for_pods: HashMap<&'a NodeName, &'a AttachedVolume>,
+    for_pods: HashMap<&'a NodeName, &'a ActualAttachment>,
     /// VolumeAttachments that block the name of the desired one.
-    name_conflicts: HashMap<&'a NodeName, &'a AttachedVolume>,
+    name_conflicts: HashMap<&'a NodeName, &'a ActualAttachment>,
     nodes: HashSet<&'a NodeName>,
     /// The volume can be attached to one node only.
     exclusive: bool,
@@ -317,15 +320,18 @@ impl AttachmentsByNode<'_> {
 impl ReconcileInput {
     fn attachments_by_node(&self) -> AttachmentsByNode<'_> {
         let of_purpose = |is_purpose: fn(AttachmentPurpose) -> bool| {
-            let attached_volume =
-                self.actual.iter().filter(move |attached_volume| is_purpose(attached_volume.purpose));
+            let actual_attachment =
+                self.actual.iter().filter(move |actual_attachment| is_purpose(actual_attachment.purpose));
             // With several, the first one counts.
-            attached_volume.rev().map(|attached_volume| (&attached_volume.node, attached_volume)).collect()
+            actual_attachment
+                .rev()
+                .map(|actual_attachment| (&actual_attachment.node, actual_attachment))
+                .collect()
         };
         AttachmentsByNode {
             for_pods: of_purpose(AttachmentPurpose::is_for_pod),
             name_conflicts: of_purpose(|purpose| purpose == AttachmentPurpose::NameConflict),
-            nodes: self.actual.iter().map(|attached_volume| &attached_volume.node).collect(),
+            nodes: self.actual.iter().map(|actual_attachment| &actual_attachment.node).collect(),
             exclusive: self.desired.iter().any(|desired_attachment| is_exclusive(&desired_attachment.volume)),
         }
     }
@@ -340,27 +346,29 @@ impl ReconcileInput {
     /// Returns the next effect. Detach has precedence: when a pod moves, it releases the volume for the other
     /// node.
     pub fn next(&self) -> AttachDetachStep {
-        for attached_volume in
-            self.actual.iter().filter(|attached_volume| !self.refused_nodes.contains(&attached_volume.node))
+        for actual_attachment in self
+            .actual
+            .iter()
+            .filter(|actual_attachment| !self.refused_nodes.contains(&actual_attachment.node))
         {
-            let detach = match detach_decision(attached_volume, self.force_on_timeout) {
+            let detach = match detach_decision(actual_attachment, self.force_on_timeout) {
                 DetachDecision::Detach(force)
-                    if !attached_volume.in_volumes_attached
-                        || attached_volume.detach_state == Some(DetachState::Requested) =>
+                    if !actual_attachment.in_volumes_attached
+                        || actual_attachment.detach_state == Some(DetachState::Requested) =>
                 {
                     Some(force)
                 }
                 DetachDecision::Detach(_) | DetachDecision::Keep | DetachDecision::Wait(_) => None,
             };
-            match (detach, attached_volume.detach_state) {
+            match (detach, actual_attachment.detach_state) {
                 (None, None) => {}
-                (None, Some(_)) if attached_volume.deleting => {}
-                (None, Some(_)) => return AttachDetachStep::Cancel(attached_volume.clone()),
-                (Some(_), None) => return AttachDetachStep::Start(attached_volume.clone()),
-                (Some(_), Some(DetachState::Started)) if !attached_volume.node_refreshed => {
-                    return AttachDetachStep::RefreshNode(attached_volume.clone());
+                (None, Some(_)) if actual_attachment.deleting => {}
+                (None, Some(_)) => return AttachDetachStep::CancelDetach(actual_attachment.clone()),
+                (Some(_), None) => return AttachDetachStep::StartDetach(actual_attachment.clone()),
+                (Some(_), Some(DetachState::Started)) if !actual_attachment.node_refreshed => {
+                    return AttachDetachStep::RefreshBeforeDetach(actual_attachment.clone());
                 }
-                (Some(force), Some(_)) => return AttachDetachStep::Detach(attached_volume.clone(), force),
+                (Some(force), Some(_)) => return AttachDetachStep::Detach(actual_attachment.clone(), force),
             }
         }
         let attachments = self.attachments_by_node();
@@ -378,7 +386,7 @@ impl ReconcileInput {
         }
         free.retain(|desired_attachment| !self.refused_nodes.contains(&desired_attachment.node));
         if free.is_empty() {
-            AttachDetachStep::Wait
+            AttachDetachStep::NoAction
         } else {
             AttachDetachStep::Attach(free.into_iter().cloned().collect())
         }
@@ -386,21 +394,21 @@ impl ReconcileInput {
 
     /// Returns nodes whose `volumesAttached` must be updated.
     pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
-        let needs_update = |attached_volume: &&AttachedVolume| {
-            attached_volume.in_volumes_attached
-                != is_reported_as_attached(attached_volume, self.force_on_timeout)
+        let needs_update = |actual_attachment: &&ActualAttachment| {
+            actual_attachment.in_volumes_attached
+                != is_reported_as_attached(actual_attachment, self.force_on_timeout)
         };
         self.actual
             .iter()
-            .filter(|attached_volume| attached_volume.purpose.is_for_pod())
+            .filter(|actual_attachment| actual_attachment.purpose.is_for_pod())
             .filter(needs_update)
-            .map(|attached_volume| &attached_volume.node)
+            .map(|actual_attachment| &actual_attachment.node)
     }
 
     /// Returns the delay until the input may change without an event.
     pub fn recheck_after(&self) -> Option<Duration> {
-        let forced = self.actual.iter().filter_map(|attached_volume| {
-            match detach_decision(attached_volume, self.force_on_timeout) {
+        let forced = self.actual.iter().filter_map(|actual_attachment| {
+            match detach_decision(actual_attachment, self.force_on_timeout) {
                 DetachDecision::Wait(left) => left,
                 DetachDecision::Keep | DetachDecision::Detach(_) => None,
             }
@@ -409,9 +417,9 @@ impl ReconcileInput {
         let attaching = self
             .attachable()
             .filter_map(|desired_attachment| attachments.for_pods.get(&desired_attachment.node))
-            .filter(|attached_volume| !attached_volume.attached);
-        let attaching =
-            attaching.filter_map(|attached_volume| ATTACH_TIMEOUT.checked_sub(attached_volume.attaching_for));
+            .filter(|actual_attachment| !actual_attachment.attached);
+        let attaching = attaching
+            .filter_map(|actual_attachment| ATTACH_TIMEOUT.checked_sub(actual_attachment.attaching_for));
         let uncertain = self.uncertain.iter().map(|(_, left)| *left);
         forced.chain(attaching.filter(|left| !left.is_zero())).chain(uncertain).min()
     }
@@ -423,8 +431,8 @@ impl ReconcileInput {
         for desired_attachment in self.attachable() {
             let volume = &desired_attachment.volume.name;
             match attachments.for_pods.get(&desired_attachment.node) {
-                Some(attached_volume) => {
-                    if let Some(problem) = self.problem(attached_volume) {
+                Some(actual_attachment) => {
+                    if let Some(problem) = self.problem(actual_attachment) {
                         let text = format!("AttachVolume.Attach failed for volume \"{volume}\" : {problem}");
                         let event = EventSpec::warning(FAILED, text);
                         failures.extend(
@@ -461,21 +469,21 @@ impl ReconcileInput {
 
     /// Returns the reason why a desired volume is not attached; `None` if it is attached, or is being
     /// attached without an error or timeout. The timeout text is upstream's.
-    fn problem(&self, attached_volume: &AttachedVolume) -> Option<String> {
-        if attached_volume.deleting {
-            let error = attached_volume.detach_error.as_ref()?;
+    fn problem(&self, actual_attachment: &ActualAttachment) -> Option<String> {
+        if actual_attachment.deleting {
+            let error = actual_attachment.detach_error.as_ref()?;
             return Some(format!("volume attachment is being deleted: {error}"));
         }
-        if attached_volume.attached {
+        if actual_attachment.attached {
             return None;
         }
-        if attached_volume.attach_error.is_some() {
-            return attached_volume.attach_error.clone();
+        if actual_attachment.attach_error.is_some() {
+            return actual_attachment.attach_error.clone();
         }
-        if attached_volume.attaching_for < ATTACH_TIMEOUT {
+        if actual_attachment.attaching_for < ATTACH_TIMEOUT {
             return None;
         }
-        let (driver, node) = (&self.driver, &attached_volume.node);
+        let (driver, node) = (&self.driver, &actual_attachment.node);
         let handle = self.handle.as_ref().map(VolumeHandle::as_str).unwrap_or_default();
         let mut text = format!(
             "timed out waiting for external-attacher of {driver} CSI driver to attach volume {handle}"
@@ -491,7 +499,7 @@ impl ReconcileInput {
     fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
         let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
         let is_attached = |other: &&DesiredAttachment| {
-            self.actual.iter().any(|attached_volume| attached_volume.node == other.node)
+            self.actual.iter().any(|actual_attachment| actual_attachment.node == other.node)
         };
         let (same_namespace, other_namespaces): (Vec<&Arc<Pod>>, Vec<_>) = others
             .filter(is_attached)

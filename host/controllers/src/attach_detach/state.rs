@@ -33,8 +33,8 @@ use crate::reconcile::EVENT_REPEAT_INTERVAL;
 pub(super) enum Key {
     /// A volume with its VolumeAttachments.
     Volume(UniqueVolumeName),
-    /// A VolumeAttachment whose PersistentVolume is deleted or replaced.
-    WithoutVolume(VolumeAttachmentName),
+    /// A VolumeAttachment whose PersistentVolume is deleted, or deleted and created again with another source.
+    AttachmentOfDeletedVolume(VolumeAttachmentName),
     /// A claim that pods use and that has no attachable volume.
     Claim(ClaimKey),
 }
@@ -86,19 +86,19 @@ struct UncertainAttach {
 
 #[derive(Default)]
 struct State {
-    undesired_since: HashMap<VolumeAttachmentName, Instant>,
+    unneeded_since: HashMap<VolumeAttachmentName, Instant>,
     attaching: HashMap<VolumeAttachmentName, Instant>,
     detach_states: HashMap<VolumeAttachmentName, DetachState>,
     /// Driver and start of requested deletions.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
-    /// VolumeAttachments for pods whose PersistentVolume is deleted or replaced, by driver and node.
-    without_volume: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
+    /// VolumeAttachments for pods whose PersistentVolume is deleted, by driver and node.
+    of_deleted_volumes: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
     /// Last state of deleted nodes that have VolumeAttachments.
     deleted_nodes: HashMap<NodeName, Arc<Node>>,
     /// Deletion time of CSIDrivers with `attachRequired: false`.
     deleted_csi_drivers: HashMap<DriverName, Instant>,
-    /// Keys that a VolumeAttachment without PersistentVolume blocks.
+    /// Keys that a VolumeAttachment of a deleted PersistentVolume blocks.
     blocked_keys: HashMap<VolumeAttachmentName, BTreeSet<Key>>,
     /// Creations whose result is unknown.
     uncertain: HashMap<Key, UncertainAttach>,
@@ -132,23 +132,23 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Returns the time for which the VolumeAttachment has not been desired. No timer is started if
+    /// Returns the time for which no pod has needed the VolumeAttachment. No timer is started if
     /// `is_there` returns false: the timer of a VolumeAttachment that does not exist would never be removed.
-    pub(super) fn undesired_for(
+    pub(super) fn unneeded_for(
         &self,
         name: &VolumeAttachmentName,
-        desired: bool,
+        needed_by_pod: bool,
         is_there: impl FnOnce() -> bool,
     ) -> Duration {
         let mut state = self.state.lock();
-        if desired {
-            state.undesired_since.remove(name);
+        if needed_by_pod {
+            state.unneeded_since.remove(name);
             return Duration::ZERO;
         }
-        elapsed_since_first(&mut state.undesired_since, name, is_there)
+        elapsed_since_first(&mut state.unneeded_since, name, is_there)
     }
 
-    /// Returns the duration of an attach so far. `is_there` as for [`undesired_for`](Self::undesired_for).
+    /// Returns the duration of an attach so far. `is_there` as for [`unneeded_for`](Self::unneeded_for).
     pub(super) fn attaching_for(
         &self,
         name: &VolumeAttachmentName,
@@ -217,7 +217,7 @@ impl AttachState {
     /// requested it.
     pub(super) fn remove(&self, name: &VolumeAttachmentName) -> Option<(DriverName, Duration)> {
         let mut state = self.state.lock();
-        state.undesired_since.remove(name);
+        state.unneeded_since.remove(name);
         state.attaching.remove(name);
         state.detach_states.remove(name);
         state.detaching.remove(name).map(|(driver, since)| (driver, since.elapsed()))
@@ -278,39 +278,40 @@ impl AttachState {
         self.state.lock().pending_updates.contains_key(node)
     }
 
-    /// Records whether a VolumeAttachment has no PersistentVolume. Returns the keys that it no longer blocks.
-    pub(super) fn set_without_volume(
+    /// Records whether the PersistentVolume of a VolumeAttachment is deleted. Returns the keys that the
+    /// VolumeAttachment no longer blocks.
+    pub(super) fn set_of_deleted_volume(
         &self,
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
-        is_without_volume: bool,
+        is_of_deleted_volume: bool,
     ) -> BTreeSet<Key> {
         let mut state = self.state.lock();
-        if is_without_volume {
-            let of_driver = state.without_volume.entry(attacher.clone()).or_default();
+        if is_of_deleted_volume {
+            let of_driver = state.of_deleted_volumes.entry(attacher.clone()).or_default();
             of_driver.entry(node.clone()).or_default().insert(name.clone());
             return BTreeSet::new();
         }
         let unblocked = state.blocked_keys.remove(name).unwrap_or_default();
-        let Some(of_driver) = state.without_volume.get_mut(attacher) else { return unblocked };
+        let Some(of_driver) = state.of_deleted_volumes.get_mut(attacher) else { return unblocked };
         if of_driver.get_mut(node).is_some_and(|names| names.remove(name) && names.is_empty()) {
             of_driver.remove(node);
         }
         if of_driver.is_empty() {
-            state.without_volume.remove(attacher);
+            state.of_deleted_volumes.remove(attacher);
         }
         unblocked
     }
 
-    /// Returns VolumeAttachments without PersistentVolume that have the names of the volume's
+    /// Returns VolumeAttachments of deleted PersistentVolumes that have the names of the volume's
     /// VolumeAttachments. The volume is enqueued after their deletion.
-    pub(super) fn without_volume_named_for(
+    pub(super) fn of_deleted_volumes_named_for(
         &self,
         volume: &UniqueVolumeName,
         driver: &DriverName,
         handle: &VolumeHandle,
     ) -> Vec<VolumeAttachmentName> {
         let mut state = self.state.lock();
-        let nodes = state.without_volume.get(driver).into_iter().flatten();
+        let nodes = state.of_deleted_volumes.get(driver).into_iter().flatten();
         let named =
             nodes.map(|(node, present)| (names::volume_attachment_name(driver, handle, node), present));
         let found: Vec<_> =
@@ -321,10 +322,10 @@ impl AttachState {
         found
     }
 
-    /// Returns VolumeAttachments without PersistentVolume of a node.
-    pub(super) fn without_volume_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
+    /// Returns VolumeAttachments of deleted PersistentVolumes on a node.
+    pub(super) fn of_deleted_volumes_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         let state = self.state.lock();
-        state.without_volume.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
+        state.of_deleted_volumes.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
     /// Stores the last state of a deleted node. `None` removes it.
@@ -496,7 +497,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_emitted_once_and_repeated_while_it_persists() {
         let state = AttachState::default();
-        let key = Key::WithoutVolume("a".into());
+        let key = Key::AttachmentOfDeletedVolume("a".into());
         let (p, q) = (Uid::from("p"), Uid::from("q"));
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "x")]), [true]);
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "x"), (q, "x")]), [false, true]);
@@ -527,10 +528,10 @@ mod tests {
     async fn a_removed_attachment_leaves_no_timers() {
         let (state, name) = (AttachState::default(), VolumeAttachmentName::from("a"));
         state.remove(&name);
-        assert_eq!(state.undesired_for(&name, false, || false), Duration::ZERO);
+        assert_eq!(state.unneeded_for(&name, false, || false), Duration::ZERO);
         assert_eq!(state.attaching_for(&name, || false), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(state.undesired_for(&name, false, || true), Duration::ZERO, "a new VolumeAttachment");
+        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO, "a new VolumeAttachment");
         assert_eq!(state.finish_attach(&name), None);
     }
 
@@ -538,11 +539,11 @@ mod tests {
     async fn timers_run_until_the_state_changes() {
         let state = AttachState::default();
         let name = VolumeAttachmentName::from("a");
-        assert_eq!(state.undesired_for(&name, false, || true), Duration::ZERO);
+        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(state.undesired_for(&name, false, || true), Duration::from_secs(5));
-        state.undesired_for(&name, true, || true);
-        assert_eq!(state.undesired_for(&name, false, || true), Duration::ZERO);
+        assert_eq!(state.unneeded_for(&name, false, || true), Duration::from_secs(5));
+        state.unneeded_for(&name, true, || true);
+        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO);
         state.attaching_for(&name, || true);
         state.request_detach(&name, &"d".into());
         tokio::time::advance(Duration::from_secs(2)).await;

@@ -52,7 +52,7 @@ impl DeclaredController for Attacher {
         vec![WatchSpec::all::<VolumeAttachment>(), WatchSpec::all::<CsiNode>()]
     }
 
-    fn rules(_: DriverPlacement) -> RuleSet {
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
         &[RULES]
     }
 

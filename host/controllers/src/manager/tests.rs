@@ -96,7 +96,7 @@ fn every_watch_is_within_the_declared_rules() {
     let mut watched = 0;
     for placement in DriverPlacement::ALL {
         for roles in single.iter().chain([&all, &node_local]) {
-            let rules = table::rules(roles, placement);
+            let rules = table::rbac_rules(roles, placement);
             let processes = settings(roles, placement).flat_map(|settings| {
                 drivers(placement).into_iter().map(move |driver| (settings.clone(), driver))
             });
@@ -161,7 +161,7 @@ impl DeclaredController for ClaimRecorder {
         vec![WatchSpec::all::<Pod>()]
     }
 
-    fn rules(_: DriverPlacement) -> RuleSet {
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
         const RULES: &[Rule] = &[Rule::cluster(CORE, "pods", WATCH)];
         &[RULES]
     }
@@ -210,7 +210,7 @@ impl Controller for ClaimRecorder {
 async fn a_new_role_is_one_controller_and_one_line_of_the_table() {
     let table: Vec<_> = CONTROLLERS.iter().copied().chain([Declaration::of::<ClaimRecorder>()]).collect();
     let roles = BTreeSet::from([CLAIM_RECORDER]);
-    let rules = table::rules_of(&table, &roles, DriverPlacement::ClusterWide);
+    let rules = table::rbac_rules_of(&table, &roles, DriverPlacement::ClusterWide);
     let pods = rules.iter().find(|rule| rule.resource == "pods").unwrap();
     assert_eq!(pods.verbs, BTreeSet::from(["list", "watch"]));
 

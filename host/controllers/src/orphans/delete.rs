@@ -1,7 +1,12 @@
 //! Deletes one requested volume: reads all inputs live, calls the driver, then writes the response.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, reflector::Scope};
+use cofferdam_cluster::{
+    ApiError, OrphanReport,
+    deletion_freeze::{self, RestoreCheckResult},
+    queue::Action,
+    reflector::Scope,
+};
 use cofferdam_domain::{
     Volume, VolumeHandle,
     storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
@@ -173,18 +178,23 @@ impl OrphanScanner {
         let volumes = writer.list_scope::<Volume>(&Scope::default()).await?;
         let unreadable =
             volumes.into_iter().find_map(|volume| volume.err().map(|undecodable| undecodable.key));
-        let has_recorded_intent = match &status.owner {
-            Some(owner) => driver.journal.has_entry_for_live(&owner.claim_uid, &owner.pv_name).await?,
+        let has_intent_live = match &status.owner {
+            Some(owner) => driver.journal.has_intent_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
         };
-        self.context.restore_check.check_live().await?;
-        if deletion_freeze::is_frozen_live(writer, namespace).await?
-            || deletion_freeze::is_frozen(&self.context.cache)
-        {
-            return Ok(frozen());
+        let restore_check = self.context.restore_check.check_live().await?;
+        let has_marker = deletion_freeze::is_frozen_live(writer, namespace).await?;
+        match restore_check {
+            RestoreCheckResult::Restored => return Ok(frozen()),
+            RestoreCheckResult::NotRestored
+                if has_marker || deletion_freeze::is_frozen(&self.context.cache) =>
+            {
+                return Ok(frozen());
+            }
+            RestoreCheckResult::NotRestored => {}
         }
         let has_intent = |owner: &VolumeOwner| {
-            has_recorded_intent || driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name)
+            has_intent_live || driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name)
         };
         let input =
             self.classification_input(&driver.backend.description().name, &has_intent, None, self.now());

@@ -27,7 +27,7 @@ pub struct ClassificationInput<'a> {
     pub driver: &'a DriverName,
     /// ID of this cluster: the UID of the namespace `kube-system`.
     pub cluster: &'a ClusterId,
-    /// Returns true if the intent journal has an entry for the claim or the PersistentVolume that a
+    /// Returns true if the intent journal has an intent for the claim or the PersistentVolume that a
     /// `VolumeOwner` names.
     pub has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
     /// The volume of a deletion that has started.
@@ -98,7 +98,7 @@ impl fmt::Display for VolumeReference {
             Self::UnreadableVolume(name) => {
                 write!(f, "PersistentVolume {name} cannot be decoded and may reference it")
             }
-            Self::Intent => f.write_str("the intent journal has an entry for it"),
+            Self::Intent => f.write_str("the journal has an intent for it"),
             Self::Claim(key) => write!(f, "its PersistentVolumeClaim {key} exists"),
             Self::Deletion => f.write_str("its deletion has started"),
         }

@@ -228,7 +228,8 @@ impl OrphanScanner {
         let mut summary = ScanSummary::default();
         let mut pages = VolumePages::new(&*driver.backend, self.context.calls.timeout);
         while let Some(page) = pages.next().await? {
-            let intent = |owner: &VolumeOwner| driver.journal.has_entry_for(&owner.claim_uid, &owner.pv_name);
+            let intent =
+                |owner: &VolumeOwner| driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name);
             let now = self.now();
             for status in page {
                 let input = self.classification_input(name, &intent, deleting, now);

@@ -43,7 +43,7 @@ impl DeclaredController for Protection {
         vec![WatchSpec::all::<Pod>(), WatchSpec::all::<VolumeAttributesClass>()]
     }
 
-    fn rules(_: DriverPlacement) -> RuleSet {
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
         &[RULES]
     }
 

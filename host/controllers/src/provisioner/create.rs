@@ -1,4 +1,4 @@
-//! Records the CreateVolume request of a claim in the journal, and calls the driver.
+//! Writes the intent of a claim to the journal, and calls the driver.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,29 +17,29 @@ use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecord
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 
 impl Provisioner {
-    /// Records the request in the driver's journal. Returns an action if that failed.
-    pub(super) async fn record(&self, intent: Intent) -> Option<Action> {
+    /// Writes the intent to the driver's journal. Returns an action if that failed.
+    pub(super) async fn write_intent(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let started = Instant::now();
         let uid = intent.claim_uid.clone();
-        match driver.journal.record(intent).await {
+        match driver.journal.write(intent).await {
             Ok(_) => {
                 recorder.record(
                     StepResult::Applied,
-                    "records the request in the journal",
+                    "writes the intent to the journal",
                     Some(started.elapsed()),
                 );
                 None
             }
             Err(error) => {
                 recorder.record(StepResult::Failed, error.to_string(), Some(started.elapsed()));
-                Some(self.fail(&uid, error.to_string(), false))
+                Some(self.emit_failure_and_back_off(&uid, error.to_string(), false))
             }
         }
     }
 
-    /// Sends the recorded request to the driver, and continues with its result.
+    /// Sends the request of the intent to the driver, and continues with its result.
     pub(super) async fn create(&self, driver: &ManagedDriver, intent: &Arc<Intent>) -> Action {
         let recorder = self.context.recorders.of_claim(&intent.claim);
         let uid = &intent.claim_uid;
@@ -64,7 +64,7 @@ impl Provisioner {
                     let duration = self.context.calls.retry_interval_max;
                     self.infeasible.insert(uid, &intent.class.uid, duration);
                 }
-                self.requeue_after(self.fail(uid, message, permanent), uid, retry_after)
+                self.requeue_after(self.emit_failure_and_back_off(uid, message, permanent), uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
                 self.context.metrics.record_provision_failure(&intent.class.name);
@@ -74,7 +74,7 @@ impl Provisioner {
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
                 self.context.metrics.record_provision_failure(&intent.class.name);
-                self.requeue_after(self.fail(uid, message, false), uid, retry_after)
+                self.requeue_after(self.emit_failure_and_back_off(uid, message, false), uid, retry_after)
             }
         }
     }

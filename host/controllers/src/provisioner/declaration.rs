@@ -155,7 +155,7 @@ impl DeclaredController for Provisioner {
         watches
     }
 
-    fn rules(placement: DriverPlacement) -> RuleSet {
+    fn rbac_rules(placement: DriverPlacement) -> RuleSet {
         match placement {
             DriverPlacement::ClusterWide => &[CLUSTER_WIDE],
             DriverPlacement::NodeLocal(NodeTopologySource::Name) => &[NODE_LOCAL],

@@ -3,7 +3,10 @@
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
+    ApiError, Lookup, Precondition,
+    deletion_freeze::{self, RestoreCheckResult},
+    observer::StepResult,
+    queue::Action,
 };
 use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names, storage::Ability};
 use tokio::time::Instant;
@@ -20,6 +23,16 @@ use crate::{
     reconcile::{EVENT_REPEAT_INTERVAL, MAX_EFFECTS, action_for_write_error},
     step_recorder::StepRecorder,
 };
+
+/// Result of live reads about a volume that the cache shows as Released.
+enum ReleaseCheck {
+    /// The volume is Released and its claim deleted.
+    Released,
+    /// The volume or its claim has changed.
+    NotReleased,
+    /// The volume is Released and its claim missing, but the cluster was restored from a backup.
+    Restored,
+}
 
 impl Provisioner {
     /// Reconciles one PersistentVolume. See [`rules::reclaim`].
@@ -43,7 +56,7 @@ impl Provisioner {
                 deleted.as_ref() == Some(uid),
                 deletion_freeze::is_frozen(&self.context.cache),
             ) {
-                ReclaimVerdict::Ignore(_) => return Action::Done,
+                ReclaimVerdict::NoAction(_) => return Action::Done,
                 ReclaimVerdict::AddFinalizer => recorder
                     .record_effect(
                         "adds the finalizer of the PersistentVolume",
@@ -162,18 +175,19 @@ impl Provisioner {
             return Some(Action::Backoff);
         }
 
-        // 2. Check with live reads that the volume is Released and its claim deleted. They may detect a
-        //    restore.
-        match self.is_still_released(volume).await {
-            Ok(true) => {}
+        // 2. Check with live reads that the volume is Released and its claim deleted.
+        match self.check_release(volume).await {
+            Ok(ReleaseCheck::Released) => {}
             // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
-            Ok(false) => return Some(Action::Backoff),
+            Ok(ReleaseCheck::NotReleased) => return Some(Action::Backoff),
+            Ok(ReleaseCheck::Restored) => return Some(self.report_deletion_frozen(volume, recorder)),
             Err(error) => {
                 return Some(
                     action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
                 );
             }
         }
+        // A restore may have been detected before the release hint, or elsewhere during the reads.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Some(self.report_deletion_frozen(volume, recorder));
         }
@@ -203,25 +217,35 @@ impl Provisioner {
         }
     }
 
-    /// Confirms with live reads, or a current release hint, that the volume is Released and its claim
-    /// deleted.
-    async fn is_still_released(&self, volume: &Volume) -> Result<bool, ApiError> {
+    /// Checks with live reads, or a current release hint, that the volume is Released and its claim deleted.
+    async fn check_release(&self, volume: &Volume) -> Result<ReleaseCheck, ApiError> {
         if self.release_hints.take(volume) {
-            return Ok(true);
+            return Ok(ReleaseCheck::Released);
         }
-        let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else { return Ok(false) };
+        let Some(live) = self.context.writer.get::<Volume>(&volume.name).await? else {
+            return Ok(ReleaseCheck::NotReleased);
+        };
         let same = live.meta.uid == volume.meta.uid && live.phase == VolumePhase::Released;
         if !same || live.reclaim_policy != volume.reclaim_policy {
-            return Ok(false);
+            return Ok(ReleaseCheck::NotReleased);
         }
-        let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else { return Ok(false) };
+        let Some(claim_ref) = live.claim_ref.as_ref().filter(|r| r.uid.is_some()) else {
+            return Ok(ReleaseCheck::NotReleased);
+        };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
-        self.context.restore_check.check_live().await?;
+        let restore_check = self.context.restore_check.check_live().await?;
         // A claim of this uid that is bound to another volume was provisioned twice; this volume is unused.
-        Ok(claim.is_none_or(|claim| {
+        let is_unclaimed = claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
                 || claim.volume.is_some_and(|name| name != live.name)
-        }))
+        });
+        if !is_unclaimed {
+            return Ok(ReleaseCheck::NotReleased);
+        }
+        Ok(match restore_check {
+            RestoreCheckResult::NotRestored => ReleaseCheck::Released,
+            RestoreCheckResult::Restored => ReleaseCheck::Restored,
+        })
     }
 
     fn report_deletion_frozen(&self, volume: &Volume, recorder: &StepRecorder) -> Action {

@@ -7,9 +7,9 @@
 //! |---|---|
 //! | the watch delivers the claim | `claim_changed` |
 //! | decide | [`rules::provision`] |
-//! | record the request in the journal | `super::create`: `record` |
+//! | write the intent to the journal | `super::create`: `write_intent` |
 //! | call the driver | `super::create`: `create` |
-//! | create the PersistentVolume, remove the journal entry | `super::save` |
+//! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
 //!
 //! `super::reclaim` reconciles a PersistentVolume.
@@ -47,7 +47,7 @@ use crate::{
     controller::Controller,
     drivers::ManagedDriver,
     events::{EventRecorder, EventSpec},
-    messages::{ProvisioningRequested, VolumeReleased},
+    messages::{ClaimNeedsVolume, VolumeReleased},
     node_local::{LocalNode, NodeDeployment},
     orphans::OrphanScanner,
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
@@ -93,7 +93,7 @@ impl ProvisionerContext {
 /// The provisioner.
 pub(crate) struct Provisioner {
     pub(super) context: ProvisionerContext,
-    /// Claims by uid, as in the journal: a request outlives its claim.
+    /// Claims by uid, as in the journal: an intent outlives its claim.
     pub(super) claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
@@ -145,8 +145,8 @@ impl Provisioner {
     /// Subscribes to the messages of the PersistentVolume controller.
     fn subscribe_to_messages(self: &Arc<Self>) {
         let claims = self.claims.clone();
-        self.context.channels.subscribe(move |request: &ProvisioningRequested| {
-            claims.add_if_absent(request.claim.clone());
+        self.context.channels.subscribe(move |message: &ClaimNeedsVolume| {
+            claims.add_if_absent(message.claim.clone());
         });
         let controller = Arc::downgrade(self);
         self.context.channels.subscribe(move |released: &VolumeReleased| {
@@ -254,7 +254,7 @@ impl Provisioner {
         waiting.into_iter().for_each(|uid| self.claims.add(uid));
     }
 
-    /// Enqueues the claims that have a recorded request.
+    /// Enqueues the claims that have an intent.
     fn enqueue_intents(&self) {
         for driver in self.context.drivers.values() {
             driver.journal.uids().into_iter().for_each(|uid| self.claims.add(uid));
@@ -269,9 +269,9 @@ impl Provisioner {
     /// CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
-            // 1. Find a recorded request: its result is determined before anything else.
-            let recorded = self.find_intent(uid);
-            let intent = recorded.as_ref().map(|(_, intent)| intent);
+            // 1. Find the intent: the result of its request is determined before anything else.
+            let found = self.find_intent(uid);
+            let intent = found.as_ref().map(|(_, intent)| intent);
 
             // 2. Decide from the cache.
             let is_managed_driver = |driver: &DriverName| self.context.drivers.contains_key(driver);
@@ -284,19 +284,19 @@ impl Provisioner {
                 options: &self.context.options,
             };
             let done = match rules::provision(input, uid) {
-                // 3. Record the request, then decide again.
-                ProvisionVerdict::Record(intent) => self.record(*intent).await,
+                // 3. Write the intent, then decide again.
+                ProvisionVerdict::WriteIntent(intent) => self.write_intent(*intent).await,
 
-                // 4. Send the recorded request to the driver, and
+                // 4. Send the request of the intent to the driver, and
                 // 5. create the PersistentVolume, or delete a volume that the claim does not need.
                 ProvisionVerdict::Create(intent) => {
-                    let Some((driver, _)) = recorded else { return Action::Requeue };
+                    let Some((driver, _)) = found else { return Action::Requeue };
                     Some(self.create(driver, &intent).await)
                 }
 
-                // 6. Remove the journal entry of a request that is complete.
+                // 6. Remove the intent of a request that is complete.
                 ProvisionVerdict::RemoveIntent => {
-                    if let Some((driver, intent)) = recorded {
+                    if let Some((driver, intent)) = found {
                         // The PersistentVolume exists, but its event was not emitted: the process ended
                         // before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);
@@ -314,7 +314,7 @@ impl Provisioner {
                         let recorder = self.context.recorders.of_claim(&claim.key);
                         recorder.record(StepResult::Failed, message.clone(), None);
                     }
-                    Some(self.fail(uid, message, permanent))
+                    Some(self.emit_failure_and_back_off(uid, message, permanent))
                 }
                 ProvisionVerdict::WaitForTopology(message) => self.wait_for_topology(uid, message),
                 ProvisionVerdict::Reschedule { node, message } => {
@@ -329,7 +329,7 @@ impl Provisioner {
                     Some(Action::Done)
                 }
                 // An infeasible claim is retried at its time, whatever else enqueues it before.
-                ProvisionVerdict::Ignore(_) => Some(infeasible.map_or(Action::Done, |(_, until)| {
+                ProvisionVerdict::NoAction(_) => Some(infeasible.map_or(Action::Done, |(_, until)| {
                     Action::RequeueAfter(until.saturating_duration_since(Instant::now()))
                 })),
             };
@@ -351,13 +351,13 @@ impl Provisioner {
             let recorder = self.context.recorders.of_claim(&claim.key);
             recorder.record(StepResult::Waiting, message.clone(), None);
         }
-        Some(self.fail(uid, message, false))
+        Some(self.emit_failure_and_back_off(uid, message, false))
     }
 
     /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
-            return Some(self.fail(uid, error.to_string(), false));
+            return Some(self.emit_failure_and_back_off(uid, error.to_string(), false));
         }
         match self.context.cache.csi_nodes.get(node) {
             Lookup::Found(_) => None,
@@ -372,7 +372,7 @@ impl Provisioner {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
         let recorder = self.context.recorders.of_claim(&claim.key);
         recorder.record(StepResult::Failed, message.clone(), None);
-        let action = self.fail(uid, message, false);
+        let action = self.emit_failure_and_back_off(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
         let operations =
             vec![json!({"op": "test", "path": path, "value": node}), json!({"op": "remove", "path": path})];
@@ -390,21 +390,27 @@ impl Provisioner {
         }
     }
 
-    /// Emits an event on the claim, if it still exists, and returns the action for the next attempt. A
-    /// `permanent` failure is retried after `--retry-interval-max`.
-    pub(super) fn fail(&self, uid: &Uid, message: String, permanent: bool) -> Action {
+    /// Emits the event of a failure, and returns the back-off until the next attempt. A `permanent` failure
+    /// is retried after `--retry-interval-max`.
+    pub(super) fn emit_failure_and_back_off(&self, uid: &Uid, message: String, permanent: bool) -> Action {
+        if permanent {
+            let delay = self.context.calls.retry_interval_max;
+            let text = format!("{message}; retrying after a change or in {delay:?}");
+            self.emit_provisioning_failed(uid, text);
+            Action::BackoffFor(delay)
+        } else {
+            self.emit_provisioning_failed(uid, message);
+            Action::Backoff
+        }
+    }
+
+    /// Emits the event of a failure on the claim, if it still exists.
+    pub(super) fn emit_provisioning_failed(&self, uid: &Uid, text: String) {
         if let Some(claim) = self.context.cache.claim_by_uid(uid) {
             let component = self.component_for(&claim);
-            let text = if permanent {
-                let delay = self.context.calls.retry_interval_max;
-                format!("{message}; retrying after a change or in {delay:?}")
-            } else {
-                message
-            };
             let event = EventSpec::warning("ProvisioningFailed", text);
             self.context.events.emit(&*claim, &component, event);
         }
-        if permanent { Action::BackoffFor(self.context.calls.retry_interval_max) } else { Action::Backoff }
     }
 
     /// `source.component` of the claim's events.

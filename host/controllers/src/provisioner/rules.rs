@@ -1,7 +1,7 @@
 //! Provisioning rules. Source: external-provisioner 6.3 and sig-storage-lib-external-provisioner:
 //! `shouldProvision`, `prepareProvision` and the provisioning states.
 //!
-//! The intent journal is an addition: a recorded request is repeated unchanged until its result is final,
+//! The intent journal is an addition: the request of an intent is repeated unchanged until its result is final,
 //! whatever happens to the claim and its class.
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -79,10 +79,10 @@ pub struct ProvisionerInput<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProvisionVerdict {
     /// No effect; the text is the reason.
-    Ignore(&'static str),
+    NoAction(&'static str),
     /// Write this intent to the journal, then decide again.
-    Record(Box<Intent>),
-    /// Call `CreateVolume` with the recorded request, then see [`decide_after_create`].
+    WriteIntent(Box<Intent>),
+    /// Call `CreateVolume` with the request of the intent, then see [`decide_after_create`].
     Create(Arc<Intent>),
     /// Remove the intent: the PersistentVolume exists.
     RemoveIntent,
@@ -135,12 +135,12 @@ pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
             {
                 ProvisionVerdict::RemoveIntent
             }
-            Lookup::Undecodable(_) => ProvisionVerdict::Ignore("the PersistentVolume cannot be decoded"),
+            Lookup::Undecodable(_) => ProvisionVerdict::NoAction("the PersistentVolume cannot be decoded"),
             // The volume that the driver created, or may have created, has no PersistentVolume yet.
             Lookup::Missing | Lookup::Found(_) => ProvisionVerdict::Create(Arc::clone(intent)),
         };
     }
-    let Some(claim) = claim else { return ProvisionVerdict::Ignore("the claim is deleted") };
+    let Some(claim) = claim else { return ProvisionVerdict::NoAction("the claim is deleted") };
     let name = volume_name(&input.options.prefix, uid);
     match input.cache.volumes.get(&name) {
         Lookup::Missing => {}
@@ -149,7 +149,7 @@ pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
             return ProvisionVerdict::Reject { message, permanent: true };
         }
         Lookup::Found(_) | Lookup::Undecodable(_) => {
-            return ProvisionVerdict::Ignore("the PersistentVolume exists");
+            return ProvisionVerdict::NoAction("the PersistentVolume exists");
         }
     }
     let decided = class_to_provision(input, &claim).and_then(|class| {
@@ -158,7 +158,8 @@ pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
         {
             return select_local_node(input, local_node, &claim, &class, &name);
         }
-        build_request(input, &claim, &class, &name).map(|intent| ProvisionVerdict::Record(Box::new(intent)))
+        build_request(input, &claim, &class, &name)
+            .map(|intent| ProvisionVerdict::WriteIntent(Box::new(intent)))
     });
     decided.unwrap_or_else(|verdict| *verdict)
 }
@@ -175,7 +176,7 @@ fn select_local_node(
         Box::new(ProvisionVerdict::WaitForTopology(accessibility_error(claim, &error.to_string())))
     })?;
     if placement::requirement(local_node, class, &segments).is_err() {
-        return Ok(ProvisionVerdict::Ignore("the class does not allow this node"));
+        return Ok(ProvisionVerdict::NoAction("the class does not allow this node"));
     }
     let request = build_request(input, claim, class, name).ok().map(|intent| Box::new(intent.request));
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
@@ -204,45 +205,45 @@ fn class_to_provision(
     input: ProvisionerInput<'_>,
     claim: &Claim,
 ) -> Result<Arc<StorageClass>, Box<ProvisionVerdict>> {
-    let ignore = |reason| Err(Box::new(ProvisionVerdict::Ignore(reason)));
+    let no_action = |reason| Err(Box::new(ProvisionVerdict::NoAction(reason)));
     if claim.volume.is_some() || claim.is_bind_completed() {
-        return ignore("the claim has a volume");
+        return no_action("the claim has a volume");
     }
     if claim.meta.deleting {
-        return ignore("the claim is being deleted");
+        return no_action("the claim is being deleted");
     }
     match claim.storage_provisioner() {
         None if !input.options.runs_pv_controller => {
-            return ignore("waiting for the annotation storage-provisioner");
+            return no_action("waiting for the annotation storage-provisioner");
         }
         Some(driver) if !(input.is_managed_driver)(&driver.into()) => {
-            return ignore("the driver is not managed by this process");
+            return no_action("the driver is not managed by this process");
         }
         None | Some(_) => {}
     }
     let class = match input.cache.class(claim.class_name()) {
         Lookup::Found(class) => class,
-        Lookup::Undecodable(_) => return ignore("the class cannot be decoded"),
-        Lookup::Missing if input.options.runs_pv_controller => return ignore("the class does not exist"),
+        Lookup::Undecodable(_) => return no_action("the class cannot be decoded"),
+        Lookup::Missing if input.options.runs_pv_controller => return no_action("the class does not exist"),
         Lookup::Missing => {
             let message = format!("storageclass.storage.k8s.io {:?} not found", claim.class_name());
             return Err(Box::new(ProvisionVerdict::Reject { message, permanent: false }));
         }
     };
     if !(input.is_managed_driver)(&class.provisioner) {
-        return ignore("the driver is not managed by this process");
+        return no_action("the driver is not managed by this process");
     }
     if input.infeasible == Some(&class.meta.uid) {
-        return ignore("the request was infeasible; waiting for the slow retry");
+        return no_action("the request was infeasible; waiting for the slow retry");
     }
     if let Some(local_node) = input.options.local_node_of(&class.provisioner) {
         // The annotation is required even if pv-controller runs in this process: processes of other nodes use
         // it, too.
         if claim.storage_provisioner().is_none() {
-            return ignore("waiting for the annotation storage-provisioner");
+            return no_action("waiting for the annotation storage-provisioner");
         }
         return match not_local_reason(local_node, claim, &class) {
-            Some(reason) => ignore(reason),
+            Some(reason) => no_action(reason),
             None => Ok(class),
         };
     }
@@ -254,12 +255,12 @@ fn class_to_provision(
             has_provisioner: input.is_managed_driver,
             is_locked_by_other: &|_| false,
         };
-        if !matches!(binding::decide_claim(binding_input, claim), Binding::Provision(..)) {
-            return ignore("waiting for the binding rules to request a volume");
+        if !matches!(binding::decide_claim(binding_input, claim), Binding::WaitForProvisioner(..)) {
+            return no_action("waiting for the binding rules to request a volume");
         }
     } else if class.binding_mode == Some(BindingMode::WaitForFirstConsumer) && claim.selected_node().is_none()
     {
-        return ignore("waiting for the scheduler to select a node");
+        return no_action("waiting for the scheduler to select a node");
     }
     Ok(class)
 }
@@ -306,7 +307,7 @@ fn build_request(
                 "spec.resources.requests.storage is 0; expected more than zero bytes".to_owned(),
             ));
         }
-        Ok(size) => size.to_csi_bytes().ok_or_else(|| {
+        Ok(size) => size.bytes_within_int64().ok_or_else(|| {
             reject(format!("spec.resources.requests.storage is {size}; expected at most {} bytes", i64::MAX))
         })?,
     };
@@ -637,7 +638,7 @@ pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimVerdict {
     /// No effect; the text is the reason.
-    Ignore(&'static str),
+    NoAction(&'static str),
     /// Add the provisioner's finalizer: the PersistentVolume must outlive the driver's volume.
     AddFinalizer,
     /// Remove the provisioner's finalizer, which has this index in the list.
@@ -665,7 +666,7 @@ pub fn reclaim(
         .as_ref()
         .filter(|csi| is_managed_volume(is_managed_driver, volume) && is_managed_driver(&csi.driver))
     else {
-        return ReclaimVerdict::Ignore("the volume is not managed by this process");
+        return ReclaimVerdict::NoAction("the volume is not managed by this process");
     };
     let finalizer = volume.meta.finalizer_index(names::PROVISIONER_FINALIZER);
     let delete = volume.reclaim_policy == ReclaimPolicy::Delete;
@@ -673,7 +674,7 @@ pub fn reclaim(
         return ReclaimVerdict::RemoveFinalizer(at);
     }
     if !delete || csi.handle.as_str().is_empty() {
-        return ReclaimVerdict::Ignore("the volume is retained");
+        return ReclaimVerdict::NoAction("the volume is retained");
     }
     let has_claim_uid = volume.claim_ref.as_ref().is_some_and(|r| r.uid.is_some());
     let bound = volume.phase == VolumePhase::Bound;
@@ -685,14 +686,14 @@ pub fn reclaim(
         || !has_claim_uid
         || (volume.meta.deleting && finalizer.is_none())
     {
-        return ReclaimVerdict::Ignore("the volume is in use or reclaimed");
+        return ReclaimVerdict::NoAction("the volume is in use or reclaimed");
     }
     match (deleted, volume.meta.deleting, finalizer) {
         (false, ..) if is_frozen => ReclaimVerdict::DeletionFrozen,
         (false, ..) => ReclaimVerdict::DeleteVolume,
         (true, false, _) => ReclaimVerdict::DeleteObject,
         (true, true, Some(at)) => ReclaimVerdict::RemoveFinalizer(at),
-        (true, true, None) => ReclaimVerdict::Ignore("the PersistentVolume is being deleted"),
+        (true, true, None) => ReclaimVerdict::NoAction("the PersistentVolume is being deleted"),
     }
 }
 

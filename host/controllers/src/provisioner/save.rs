@@ -10,12 +10,12 @@ use super::{
     object::{self, ClaimFields},
     reconcile::Provisioner,
     rules,
-    undo::recorded_volume_message,
+    undo::referenced_volume_message,
 };
 use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 impl Provisioner {
-    /// Creates the PersistentVolume, then removes the journal entry. `started`: the start of the driver call.
+    /// Creates the PersistentVolume, then removes the intent. `started`: the start of the driver call.
     pub(super) async fn save(
         &self,
         driver: &ManagedDriver,
@@ -27,9 +27,9 @@ impl Provisioner {
     ) -> Action {
         // 1. Two PersistentVolumes must not refer to one volume: to delete one would delete the other's data.
         if let Some(other) = self.other_volume_with_handle(intent, &created) {
-            let message = recorded_volume_message(intent, &created, &other);
+            let message = referenced_volume_message(intent, &created, &other);
             recorder.record(StepResult::Failed, message.clone(), None);
-            return self.fail(&intent.claim_uid, message, true);
+            return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
         }
 
         // 2. Create the PersistentVolume.
@@ -43,7 +43,7 @@ impl Provisioner {
         let write = self.context.writer.create::<Volume>(None, &body);
         let text = format!("creates PersistentVolume {}", intent.request.name);
         match recorder.record_effect(&text, write).await {
-            // 3. Remove the journal entry.
+            // 3. Remove the intent.
             Ok(_) => {
                 driver.journal.remove(&intent.claim_uid);
                 self.context.metrics.record_provision(&intent.class.name, started.elapsed());
@@ -55,7 +55,7 @@ impl Provisioner {
             }
             // The volume is not deleted because its PersistentVolume cannot be created: the journal retains
             // it.
-            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
+            Err(error) => self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
         }
     }
 
@@ -96,14 +96,14 @@ impl Provisioner {
                     "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
                     created.handle
                 );
-                self.fail(&intent.claim_uid, message, true)
+                self.emit_failure_and_back_off(&intent.claim_uid, message, true)
             }
             Ok(Some(_)) => {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
                 self.delete_unclaimed(driver, intent, created, Some(message), recorder).await
             }
             Ok(None) => Action::Backoff,
-            Err(error) => self.fail(&intent.claim_uid, error.to_string(), false),
+            Err(error) => self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
         }
     }
 }

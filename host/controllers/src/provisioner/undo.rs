@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
+    ApiError, Intent, Lookup,
+    deletion_freeze::{self, RestoreCheckResult},
+    observer::StepResult,
+    queue::Action,
+    reflector::Scope,
 };
 use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
@@ -17,16 +21,18 @@ use crate::{drivers::ManagedDriver, step_recorder::StepRecorder};
 enum CreatedVolumeCheck {
     /// No claim and no PersistentVolume refers to the volume.
     Unclaimed,
+    /// No claim and no PersistentVolume refers to the volume, but the cluster was restored from a backup.
+    Restored,
     /// The claim needs the volume, or has it.
     Claimed,
     /// A PersistentVolume refers to the volume; the message names it.
-    Recorded(String),
+    Referenced(String),
     /// A PersistentVolume that cannot be decoded may refer to the volume; the message names it.
     Undecided(String),
 }
 
 /// The reason why a volume is neither saved nor deleted.
-pub(super) fn recorded_volume_message(
+pub(super) fn referenced_volume_message(
     intent: &Intent,
     created: &CreatedVolume,
     other: &VolumeName,
@@ -36,7 +42,7 @@ pub(super) fn recorded_volume_message(
 }
 
 impl Provisioner {
-    /// Deletes a volume that no claim needs, by its handle, then removes the journal entry. `message`: the
+    /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message`: the
     /// reason, if the claim has to be retried.
     pub(super) async fn delete_unclaimed(
         &self,
@@ -54,31 +60,32 @@ impl Provisioner {
         // 2. Check with live reads that the volume is unclaimed.
         match self.check_created_volume(intent, created).await {
             Ok(CreatedVolumeCheck::Unclaimed) => {}
+            Ok(CreatedVolumeCheck::Restored) => return self.requeue_while_frozen(recorder),
             Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
             Ok(CreatedVolumeCheck::Undecided(message)) => {
-                // The journal entry stays: it is the only record of the volume.
+                // The intent stays: nothing else refers to the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
-                let _ = self.fail(&intent.claim_uid, message, false);
+                self.emit_provisioning_failed(&intent.claim_uid, message);
                 return Action::BackoffFor(self.context.calls.retry_interval_max);
             }
-            Ok(CreatedVolumeCheck::Recorded(message)) => {
+            Ok(CreatedVolumeCheck::Referenced(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
-                    return self.fail(&intent.claim_uid, message, true);
+                    return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
                 driver.journal.remove(&intent.claim_uid);
                 return Action::Done;
             }
-            Err(error) => return self.fail(&intent.claim_uid, error.to_string(), false),
+            Err(error) => return self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
         }
 
-        // 3. The reads may have detected a restore.
+        // 3. A restore may have been detected elsewhere during the reads.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return self.requeue_while_frozen(recorder);
         }
 
-        // 4. Delete the volume, then the journal entry.
+        // 4. Delete the volume, then the intent.
         let call = Call::with_deadline(self.context.calls.timeout);
         let started = Instant::now();
         match driver.backend.delete_volume(call, created.handle.clone()).await {
@@ -87,7 +94,7 @@ impl Provisioner {
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
                 driver.journal.remove(&intent.claim_uid);
                 match message {
-                    Some(message) => self.fail(&intent.claim_uid, message, false),
+                    Some(message) => self.emit_failure_and_back_off(&intent.claim_uid, message, false),
                     // The claim may need another volume.
                     None => Action::Requeue,
                 }
@@ -98,13 +105,13 @@ impl Provisioner {
                     intent.driver, created.handle
                 );
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-                self.fail(&intent.claim_uid, message.unwrap_or(text), false)
+                self.emit_failure_and_back_off(&intent.claim_uid, message.unwrap_or(text), false)
             }
         }
     }
 
-    /// Returns the action while deletions are frozen. The journal entry stays until an operator deletes the
-    /// restore marker. An entry that is missing from the backup is lost when the process ends: its volume is
+    /// Returns the action while deletions are frozen. The intent stays until an operator deletes the
+    /// restore marker. An intent that is missing from the backup is lost when the process ends: its volume is
     /// an orphan then, like every volume created since the backup.
     fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
@@ -128,7 +135,7 @@ impl Provisioner {
                 return Ok(CreatedVolumeCheck::Claimed);
             }
             if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
-                return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &name)));
+                return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &name)));
             }
         }
 
@@ -142,12 +149,12 @@ impl Provisioner {
             )));
         }
         if let Some(other) = self.other_volume_with_handle(intent, created) {
-            return Ok(CreatedVolumeCheck::Recorded(recorded_volume_message(intent, created, &other)));
+            return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &other)));
         }
 
         // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        self.context.restore_check.check_live().await?;
+        let restore_check = self.context.restore_check.check_live().await?;
 
         // 4. The claim does not need a volume that is too small, or whose name is taken.
         let too_small =
@@ -156,7 +163,13 @@ impl Provisioner {
         let local_node = self.context.local_node.as_ref();
         let is_claimed =
             !too_small && !is_name_taken && rules::is_claimed(&self.context.cache, local_node, intent);
-        Ok(if is_claimed { CreatedVolumeCheck::Claimed } else { CreatedVolumeCheck::Unclaimed })
+        if is_claimed {
+            return Ok(CreatedVolumeCheck::Claimed);
+        }
+        Ok(match restore_check {
+            RestoreCheckResult::NotRestored => CreatedVolumeCheck::Unclaimed,
+            RestoreCheckResult::Restored => CreatedVolumeCheck::Restored,
+        })
     }
 
     /// Another PersistentVolume that refers to the volume. A node-local driver may use the same handle on

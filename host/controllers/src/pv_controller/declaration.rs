@@ -41,7 +41,7 @@ impl DeclaredController for PvController {
         Vec::new()
     }
 
-    fn rules(_: DriverPlacement) -> RuleSet {
+    fn rbac_rules(_: DriverPlacement) -> RuleSet {
         &[RULES]
     }
 

@@ -9,6 +9,7 @@ use std::{
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Lookup, Writer,
+    deletion_freeze::RestoreCheckResult,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, ExponentialBackoff, Queue},
@@ -30,7 +31,7 @@ use crate::{
     channels::Channels,
     controller::Controller,
     events::EventRecorder,
-    messages::{ProvisioningRequested, VolumeReleased},
+    messages::{ClaimNeedsVolume, VolumeReleased},
     reconcile::{MAX_EFFECTS, action_for_write_error, subscribe},
     restore_check::RestoreCheck,
     step_recorder::{StepRecorder, StepRecorders},
@@ -171,7 +172,7 @@ impl PvController {
                 }
                 continue;
             }
-            if !matches!(verdict, ClaimBindingVerdict::Provision(..)) {
+            if !matches!(verdict, ClaimBindingVerdict::WaitForProvisioner(..)) {
                 self.waiting.lock().remove(&claim.meta.uid);
             }
 
@@ -194,7 +195,7 @@ impl PvController {
                     self.context.events.emit(&*claim, COMPONENT, event);
                     return Action::Done;
                 }
-                ClaimBindingVerdict::Provision(_, driver) => {
+                ClaimBindingVerdict::WaitForProvisioner(_, driver) => {
                     return self.wait_for_provisioner(&recorder, &claim, &driver);
                 }
                 ClaimBindingVerdict::Fail(message, event) => {
@@ -234,8 +235,8 @@ impl PvController {
     fn wait_for_provisioner(&self, recorder: &StepRecorder, claim: &Claim, driver: &DriverName) -> Action {
         // The provisioner may have reconciled the claim before the claim lost an existing volume to another
         // claim.
-        let request = ProvisioningRequested { claim: claim.meta.uid.clone() };
-        if self.context.provisioned_drivers.contains(driver) && self.context.channels.send(&request) {
+        let message = ClaimNeedsVolume { claim: claim.meta.uid.clone() };
+        if self.context.provisioned_drivers.contains(driver) && self.context.channels.send(&message) {
             // The provisioner emits the events of the claim. In a burst, an event for each waiting claim
             // would delay all of them.
             recorder.record(StepResult::Waiting, format!("waits for {driver} to provision a volume"), None);
@@ -326,7 +327,7 @@ impl PvController {
                     )
                     .await?;
             }
-            ClaimEffect::RequestProvisioning(driver) => {
+            ClaimEffect::SetProvisioner(driver) => {
                 let patch = json!({"metadata": {"annotations": {
                     names::STORAGE_PROVISIONER: driver,
                     names::STORAGE_PROVISIONER_BETA: driver,
@@ -449,8 +450,12 @@ impl PvController {
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                // The deletion of the volume depends on this read, which may be of a restored cluster.
-                self.context.restore_check.check_live().await?;
+                match self.context.restore_check.check_live().await? {
+                    // Both continue. A restore does not change the phase of the volume: Released means that
+                    // the claim is missing, and it deletes nothing. The provisioner deletes no volume while
+                    // deletions are frozen, and the release hint of this phase spares it a check of its own.
+                    RestoreCheckResult::NotRestored | RestoreCheckResult::Restored => {}
+                }
             }
         }
         Ok(())

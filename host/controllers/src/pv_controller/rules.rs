@@ -91,8 +91,8 @@ pub enum ClaimEffect {
     },
     /// Write 4 of the binding: the claim's status. Also resets the status to Pending or Lost.
     SetStatus(ClaimStatus),
-    /// Sets the annotation `storage-provisioner`, which requests a volume from an external provisioner.
-    RequestProvisioning(DriverName),
+    /// Sets the annotation `storage-provisioner`, which asks this driver's provisioner for a volume.
+    SetProvisioner(DriverName),
 }
 
 /// The next effect for a claim.
@@ -105,7 +105,7 @@ pub enum ClaimBindingVerdict {
     /// Emit the event and wait for a change of the objects.
     Wait(EventSpec),
     /// Wait for the driver's provisioner.
-    Provision(StorageClassName, DriverName),
+    WaitForProvisioner(StorageClassName, DriverName),
     /// The objects are invalid or contradict each other: emit the event and retry with back-off.
     Fail(String, Option<EventSpec>),
 }
@@ -205,9 +205,9 @@ fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
         None => (input.has_provisioner)(driver),
     };
     if !satisfied {
-        return ClaimBindingVerdict::Apply(ClaimEffect::RequestProvisioning(driver.clone()), None);
+        return ClaimBindingVerdict::Apply(ClaimEffect::SetProvisioner(driver.clone()), None);
     }
-    ClaimBindingVerdict::Provision(class.name.clone(), driver.clone())
+    ClaimBindingVerdict::WaitForProvisioner(class.name.clone(), driver.clone())
 }
 
 /// Event of a claim that waits for its provisioner. The text is upstream's.

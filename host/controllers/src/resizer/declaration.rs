@@ -60,7 +60,7 @@ impl DeclaredController for Resizer {
         watches
     }
 
-    fn rules(placement: DriverPlacement) -> RuleSet {
+    fn rbac_rules(placement: DriverPlacement) -> RuleSet {
         match placement {
             DriverPlacement::ClusterWide | DriverPlacement::NodeLocal(NodeTopologySource::Name) => &[RULES],
             DriverPlacement::NodeLocal(NodeTopologySource::Labels) => &[RULES, WATCH_NODES],

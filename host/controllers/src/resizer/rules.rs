@@ -152,7 +152,7 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
     if allocated && input.last_expansion.infeasible {
         return ExpansionVerdict::WaitForRetry;
     }
-    let Some(bytes) = target.to_csi_bytes() else {
+    let Some(bytes) = target.bytes_within_int64() else {
         return ExpansionVerdict::Reject(format!(
             "spec.resources.requests.storage is {target}; expected at most {} bytes",
             i64::MAX

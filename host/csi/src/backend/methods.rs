@@ -88,7 +88,7 @@ impl CsiBackend {
 
     pub(super) fn unimplemented(&self, capability: &str) -> StorageError {
         let driver = self.driver();
-        StorageError::final_outcome(
+        StorageError::without_effect(
             ErrorKind::Unimplemented,
             format!("the CSI driver {driver} has no {capability}"),
         )
@@ -128,7 +128,7 @@ impl CsiBackend {
         request: CreateVolume,
         source: Option<v1::VolumeContentSource>,
     ) -> Result<v1::CreateVolumeRequest, StorageError> {
-        let invalid = |message: &str| StorageError::unknown_outcome(ErrorKind::InvalidArgument, message);
+        let invalid = |message: &str| StorageError::with_unknown_effect(ErrorKind::InvalidArgument, message);
         if let Some(error) = self.missing_create_capability(ControllerCapability::CreateDeleteVolume) {
             return Err(error);
         }
@@ -226,7 +226,7 @@ impl CsiBackend {
         }
         let redactor = Redactor::new(self.runner.secrets(&call));
         let handle = checks::printable(&redactor.redact_escaped(volume.handle.as_str()));
-        Err(StorageError::unknown_outcome(
+        Err(StorageError::with_unknown_effect(
             ErrorKind::Internal,
             format!("volume {handle} is not handed out: {reason}; it was {cleanup_result}"),
         ))

@@ -82,7 +82,7 @@ impl Kubelet {
         }
         let expansion = self.mark_in_progress(expansion).await?;
         let paths = self.volume_paths(desired, &plugin);
-        let required = Quantity::parse(&expansion.target_size).ok().and_then(Quantity::to_csi_bytes);
+        let required = Quantity::parse(&expansion.target_size).ok().and_then(Quantity::bytes_within_int64);
         let source = desired.volume.as_ref().and_then(|volume| volume.spec().csi.as_ref());
         let request = NodeExpandVolumeRequest {
             volume_id: desired.handle.clone(),

@@ -127,7 +127,7 @@ impl Scheduler {
             }
             let input = self.scheduler_input(&pod);
             let result = match rules::decide(&pod, &input) {
-                SchedulingDecision::Ignore => {
+                SchedulingDecision::NoAction => {
                     self.forget_pod(key);
                     return Action::Done;
                 }

@@ -22,8 +22,8 @@ pub const SCHEDULER_NAME: &str = "default-scheduler";
 /// The scheduler's next step for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SchedulingDecision {
-    /// Nothing to do: [`is_responsible_for`] returns false.
-    Ignore,
+    /// No effect: [`is_responsible_for`] returns false.
+    NoAction,
     /// A claim is not ready or no node is suitable; the text is the reason.
     Unschedulable(String),
     /// Assume this node.
@@ -56,7 +56,7 @@ pub fn is_responsible_for(pod: &FullPod) -> bool {
 /// Decides the next step of a pod.
 pub fn decide(pod: &FullPod, input: &SchedulerInput) -> SchedulingDecision {
     if !is_responsible_for(pod) {
-        return SchedulingDecision::Ignore;
+        return SchedulingDecision::NoAction;
     }
     let claims = match pod_claims(pod, input) {
         Ok(claims) => claims,

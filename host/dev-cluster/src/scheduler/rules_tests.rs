@@ -217,15 +217,15 @@ fn pod_is_scheduled_where_its_volumes_are_reachable() {
             "another scheduler",
             pod("p", &[], json!({"schedulerName": "mine"})),
             two_nodes(),
-            SchedulingDecision::Ignore,
+            SchedulingDecision::NoAction,
         ),
         (
             "gated",
             pod("p", &[], json!({"schedulingGates": [{"name": "g"}]})),
             two_nodes(),
-            SchedulingDecision::Ignore,
+            SchedulingDecision::NoAction,
         ),
-        ("has a node", pod("p", &[], json!({"nodeName": "n1"})), two_nodes(), SchedulingDecision::Ignore),
+        ("has a node", pod("p", &[], json!({"nodeName": "n1"})), two_nodes(), SchedulingDecision::NoAction),
         (
             "cordoned",
             pod("p", &[], json!({})),

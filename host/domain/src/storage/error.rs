@@ -143,12 +143,12 @@ pub struct StorageError {
 
 impl StorageError {
     /// The error of a call that had no effect.
-    pub fn final_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn without_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 
     /// The error of a call whose effect is unknown.
-    pub fn unknown_outcome(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn with_unknown_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
     }
 }

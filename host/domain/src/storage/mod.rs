@@ -124,7 +124,7 @@ pub struct CreateVolume {
     /// Parameters of the class, except the reserved ones.
     pub parameters: Parameters,
     /// Mutable parameters (VolumeAttributesClass); empty for drivers without [`Ability::Modification`].
-    /// Absent in journal entries of older versions.
+    /// Absent in intents of older versions.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub mutable_parameters: Parameters,
     /// Topology requirement; `None` for drivers without topology.

@@ -222,7 +222,7 @@ fn inline_size(
         )));
     }
     let Some(size) = context.get(SIZE_KEY) else { return Ok(None) };
-    let bytes = Quantity::parse(size).ok().and_then(Quantity::to_csi_bytes);
+    let bytes = Quantity::parse(size).ok().and_then(Quantity::bytes_within_int64);
     match bytes {
         Some(bytes) => Ok(Some(bytes)),
         None => Err(Status::invalid_argument(format!(

@@ -80,9 +80,9 @@ pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, 
     }
     // A VolumeAttachment of a deleted PersistentVolume is also deleted under a pod that does not use the
     // volume yet, and created again.
-    let is_orphan = text(&attachment, "/spec/source/persistentVolumeName")
+    let is_of_deleted_volume = text(&attachment, "/spec/source/persistentVolumeName")
         != volume.as_ref().map(|volume| text(volume, "/metadata/name")).unwrap_or_default();
-    let Some(claim) = claim.filter(|_| in_use || !is_orphan) else { return };
+    let Some(claim) = claim.filter(|_| in_use || !is_of_deleted_volume) else { return };
     if is_attach_required(fixture, &attachment).await && has_pod(fixture, node_name, &claim).await {
         fixture.report_violation(format!("detached: {name_text} is used by a pod on the node"));
     }

@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn every_request_is_checked_against_rbac_rules() {
-        let rules = cofferdam_controllers::table::rules(
+        let rules = cofferdam_controllers::table::rbac_rules(
             &cofferdam_controllers::Role::ALL.into(),
             cofferdam_controllers::rbac::DriverPlacement::ClusterWide,
         );

@@ -96,7 +96,7 @@ impl Scenario {
         compare("volumesAttached", &final_state.volumes_attached, self.volumes_attached);
         compare("published", &final_state.published, self.published);
         compare("array owners", &final_state.array_owners, self.array_owners);
-        compare("journal entries", &[final_state.intents.to_string()], &["0"]);
+        compare("intents", &[final_state.intents.to_string()], &["0"]);
         if !crashed {
             compare("events", &final_state.events, self.events);
             compare("calls", &final_state.calls, self.calls);

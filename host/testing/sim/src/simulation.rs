@@ -73,7 +73,7 @@ pub struct FinalState {
     pub published: Vec<String>,
     /// Owners of the array's volumes: names of claims, sorted.
     pub array_owners: Vec<String>,
-    /// Number of journal entries that remain.
+    /// Number of intents that remain in the journals.
     pub intents: usize,
     /// `object type reason` of every event, sorted, each once.
     pub events: Vec<String>,
@@ -110,7 +110,7 @@ struct ProcessSpec {
 
 impl ProcessSpec {
     fn new(roles: BTreeSet<Role>, drivers: DriverPlacement) -> Self {
-        let rbac = Rbac::new(table::rules(&roles, drivers), Settings::default().namespace);
+        let rbac = Rbac::new(table::rbac_rules(&roles, drivers), Settings::default().namespace);
         Self { roles, drivers, rbac, node: None, has_driver: true }
     }
 

@@ -143,19 +143,19 @@ impl AttachDetach {
         let known = for_pods.filter_map(|attachment| {
             sources
                 .resolve_attachment(attachment)
-                .map(|(attached_volume, volume)| (attachment, attached_volume, volume))
+                .map(|(actual_attachment, volume)| (attachment, actual_attachment, volume))
         });
-        let reported = known.filter(|(_, attached_volume, _)| {
-            rules::is_reported_as_attached(attached_volume, sources.force_on_timeout)
+        let reported = known.filter(|(_, actual_attachment, _)| {
+            rules::is_reported_as_attached(actual_attachment, sources.force_on_timeout)
         });
-        let named = reported.filter_map(|(attachment, attached_volume, volume)| {
-            // An attachment without a PersistentVolume keeps its entry.
+        let named = reported.filter_map(|(attachment, actual_attachment, volume)| {
+            // An attachment of a deleted PersistentVolume keeps its entry.
             let listed = || {
                 node_volume_entry(node, attachment, None)
                     .filter(|entry| entry.attached)
                     .map(|entry| entry.name.clone())
             };
-            Some((attached_volume.name, volume.or_else(listed)?))
+            Some((actual_attachment.name, volume.or_else(listed)?))
         });
         named.collect()
     }

@@ -82,12 +82,14 @@ impl AttachDetachFixture {
     /// The next effect and its nodes.
     fn next(&self) -> String {
         match self.input().next() {
-            AttachDetachStep::Wait => "wait".to_owned(),
-            AttachDetachStep::Start(attached_volume) => format!("start {}", attached_volume.node),
-            AttachDetachStep::Cancel(attached_volume) => format!("cancel {}", attached_volume.node),
-            AttachDetachStep::RefreshNode(attached_volume) => format!("refresh {}", attached_volume.node),
-            AttachDetachStep::Detach(attached_volume, force) => {
-                format!("detach {} {force:?}", attached_volume.node)
+            AttachDetachStep::NoAction => "no action".to_owned(),
+            AttachDetachStep::StartDetach(actual_attachment) => format!("start {}", actual_attachment.node),
+            AttachDetachStep::CancelDetach(actual_attachment) => format!("cancel {}", actual_attachment.node),
+            AttachDetachStep::RefreshBeforeDetach(actual_attachment) => {
+                format!("refresh {}", actual_attachment.node)
+            }
+            AttachDetachStep::Detach(actual_attachment, force) => {
+                format!("detach {} {force:?}", actual_attachment.node)
             }
             AttachDetachStep::Attach(desired_attachments) => {
                 format!(
@@ -108,8 +110,8 @@ impl AttachDetachFixture {
     }
 }
 
-fn attached_volume() -> AttachedVolume {
-    AttachedVolume {
+fn actual_attachment() -> ActualAttachment {
+    ActualAttachment {
         name: "a".into(),
         uid: "a".into(),
         node: "n".into(),
@@ -119,8 +121,8 @@ fn attached_volume() -> AttachedVolume {
         deleting: false,
         attach_error: None,
         detach_error: None,
-        desired: false,
-        undesired_for: Duration::ZERO,
+        needed_by_pod: false,
+        unneeded_for: Duration::ZERO,
         attaching_for: Duration::ZERO,
         in_volumes_attached: false,
         in_use: false,
@@ -133,72 +135,77 @@ fn attached_volume() -> AttachedVolume {
 fn detach_decisions_follow_pods_nodes_and_timeouts() {
     use DetachDecision::{Detach, Keep, Wait};
     let down = |out_of_service| NodeState::Managed { ready: false, out_of_service };
-    let used = AttachedVolume { in_use: true, ..attached_volume() };
-    let deleted = |seconds| AttachedVolume {
-        undesired_for: Duration::from_secs(seconds),
+    let used = ActualAttachment { in_use: true, ..actual_attachment() };
+    let deleted = |seconds| ActualAttachment {
+        unneeded_for: Duration::from_secs(seconds),
         node_state: NodeState::Deleted,
         ..used.clone()
     };
-    let late = |seconds| AttachedVolume {
-        undesired_for: Duration::from_secs(seconds),
+    let late = |seconds| ActualAttachment {
+        unneeded_for: Duration::from_secs(seconds),
         node_state: down(false),
         ..used.clone()
     };
-    let replaced = |volume| AttachedVolume { purpose: AttachmentPurpose::PodOfReplacedVolume, ..volume };
-    let desired = |volume| AttachedVolume { desired: true, ..volume };
-    let on = |node_state, volume| AttachedVolume { node_state, ..volume };
-    let other = AttachedVolume { purpose: AttachmentPurpose::Other, ..attached_volume() };
-    let requested = AttachedVolume { detach_state: Some(DetachState::Requested), ..attached_volume() };
-    let in_use_for_long = AttachedVolume { undesired_for: MAX_WAIT_FOR_UNMOUNT * 9, ..used.clone() };
+    let volume_deleted =
+        |volume| ActualAttachment { purpose: AttachmentPurpose::PodOfDeletedVolume, ..volume };
+    let needed = |volume| ActualAttachment { needed_by_pod: true, ..volume };
+    let on = |node_state, volume| ActualAttachment { node_state, ..volume };
+    let other = ActualAttachment { purpose: AttachmentPurpose::Other, ..actual_attachment() };
+    let requested = ActualAttachment { detach_state: Some(DetachState::Requested), ..actual_attachment() };
+    let in_use_for_long = ActualAttachment { unneeded_for: MAX_WAIT_FOR_UNMOUNT * 9, ..used.clone() };
     let [timeout, out_of_service, node_gone] =
         [ForceDetachReason::Timeout, ForceDetachReason::OutOfService, ForceDetachReason::NodeGone]
             .map(|reason| Detach(Some(reason)));
     let (all, one_second) = (Wait(Some(MAX_WAIT_FOR_UNMOUNT)), Wait(Some(Duration::from_secs(1))));
     #[rustfmt::skip] // one row per case
     let table = [
-        ("no pod uses the volume", attached_volume(), true, Detach(None)),
-        ("a pod uses the volume",                desired(attached_volume()),                    true,  Keep),
-        ("being deleted", AttachedVolume { deleting: true, ..attached_volume() }, true, Keep),
-        ("of another client",                    other,                                         true,  Keep),
-        ("kubelet attaches volumes",             on(NodeState::Unmanaged, attached_volume()),   true,  Keep),
-        ("undecodable node",                     on(NodeState::Undecodable, attached_volume()), true,  Keep),
-        ("deleted node, not in use", on(NodeState::Deleted, attached_volume()), true, Detach(None)),
-        ("deleted node, in use",                 deleted(0),                                    true,  all),
+        ("no pod uses the volume", actual_attachment(), true, Detach(None)),
+        ("a pod uses the volume", needed(actual_attachment()), true, Keep),
+        ("being deleted", ActualAttachment { deleting: true, ..actual_attachment() }, true, Keep),
+        ("of another client", other, true, Keep),
+        ("kubelet attaches volumes", on(NodeState::Unmanaged, actual_attachment()), true, Keep),
+        ("undecodable node", on(NodeState::Undecodable, actual_attachment()), true, Keep),
+        ("deleted node, not in use", on(NodeState::Deleted, actual_attachment()), true, Detach(None)),
+        ("deleted node, in use", deleted(0), true, all),
         ("deleted node, 359 s", deleted(359), true, one_second),
         ("deleted node, 360 s", deleted(360), true, node_gone),
         ("deleted node, 360 s, no force", deleted(360), false, Wait(None)),
-        ("deleted node, desired",                desired(deleted(360)),                         true,  Keep),
+        ("deleted node, needed", needed(deleted(360)), true, Keep),
         ("in use", used.clone(), true, Wait(None)),
         ("in use for long, node ready", in_use_for_long, true, Wait(None)),
-        ("in use, node not ready",               late(0),                                       true,  all),
+        ("in use, node not ready", late(0), true, all),
         ("in use, node not ready, 359 s", late(359), true, one_second),
         ("in use, node not ready, 360 s", late(360), true, timeout),
         ("360 s, no force", late(360), false, Wait(None)),
-        ("not in use, node not ready", on(down(false), attached_volume()), true, Detach(None)),
+        ("not in use, node not ready", on(down(false), actual_attachment()), true, Detach(None)),
         ("out of service", on(down(true), used.clone()), false, out_of_service),
-        ("out of service, desired",              desired(on(down(true), used.clone())),         true,  Keep),
-        ("replaced volume, desired", replaced(desired(late(360))), true, Wait(None)),
-        ("replaced volume, out of service", replaced(desired(on(down(true), used.clone()))), true,
+        ("out of service, needed", needed(on(down(true), used.clone())), true, Keep),
+        ("deleted volume, needed", volume_deleted(needed(late(360))), true, Wait(None)),
+        ("deleted volume, out of service", volume_deleted(needed(on(down(true), used.clone()))), true,
             Wait(None)),
-        ("replaced volume, deleted node", replaced(desired(deleted(360))), true, Wait(None)),
-        ("replaced volume, not in use", replaced(desired(attached_volume())), true, Detach(None)),
-        ("replaced volume, not desired", replaced(late(360)), true, timeout),
-        ("deletion requested, desired again", desired(requested), true, Detach(None)),
+        ("deleted volume, deleted node", volume_deleted(needed(deleted(360))), true, Wait(None)),
+        ("deleted volume, not in use", volume_deleted(needed(actual_attachment())), true, Detach(None)),
+        ("deleted volume, not needed", volume_deleted(late(360)), true, timeout),
+        ("deletion requested, needed again", needed(requested), true, Detach(None)),
     ];
-    for (name, attached_volume, force_detach_on_timeout, expected) in table {
-        assert_eq!(detach_decision(&attached_volume, force_detach_on_timeout), expected, "{name}");
-        let reported = is_reported_as_attached(&attached_volume, force_detach_on_timeout);
+    for (name, actual_attachment, force_detach_on_timeout, expected) in table {
+        assert_eq!(detach_decision(&actual_attachment, force_detach_on_timeout), expected, "{name}");
+        let reported = is_reported_as_attached(&actual_attachment, force_detach_on_timeout);
         let stays = !matches!(expected, Detach(_))
-            && attached_volume.purpose.is_for_pod()
-            && !attached_volume.deleting;
+            && actual_attachment.purpose.is_for_pod()
+            && !actual_attachment.deleting;
         assert_eq!(reported, stays, "{name}");
     }
     assert!(!is_reported_as_attached(
-        &AttachedVolume { desired: true, attached: false, ..attached_volume() },
+        &ActualAttachment { needed_by_pod: true, attached: false, ..actual_attachment() },
         true
     ));
     assert!(!is_reported_as_attached(
-        &AttachedVolume { desired: true, detach_state: Some(DetachState::Started), ..attached_volume() },
+        &ActualAttachment {
+            needed_by_pod: true,
+            detach_state: Some(DetachState::Started),
+            ..actual_attachment()
+        },
         true
     ));
 }
@@ -221,18 +228,18 @@ fn access_modes_decide_whether_multi_attach_is_forbidden() {
 #[tokio::test(start_paused = true)]
 async fn a_volume_is_attached_to_the_node_of_its_pod() {
     let mut fixture = AttachDetachFixture::new(&["ReadWriteOnce"]);
-    assert_eq!(fixture.next(), "wait", "no pod uses the volume");
+    assert_eq!(fixture.next(), "no action", "no pod uses the volume");
     fixture.pod("ns", "p", "n");
-    assert_eq!(fixture.next(), "wait", "the Node does not exist");
+    assert_eq!(fixture.next(), "no action", "the Node does not exist");
     fixture.node("n", json!({"metadata": {"annotations": null}}));
-    assert_eq!(fixture.next(), "wait", "kubelet attaches volumes");
+    assert_eq!(fixture.next(), "no action", "kubelet attaches volumes");
     fixture.node("n", json!({}));
     assert_eq!(fixture.next(), "attach n");
     fixture.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(fixture.next(), "wait", "the attach is in progress");
+    assert_eq!(fixture.next(), "no action", "the attach is in progress");
     assert_eq!(fixture.input().recheck_after(), Some(ATTACH_TIMEOUT));
     fixture.attachment("n", json!({}));
-    assert_eq!((fixture.next().as_str(), fixture.input().recheck_after()), ("wait", None));
+    assert_eq!((fixture.next().as_str(), fixture.input().recheck_after()), ("no action", None));
     let input = fixture.input();
     assert_eq!(input.nodes_to_update().collect::<Vec<_>>(), [&"n".into()]);
 }
@@ -256,11 +263,11 @@ fn the_oldest_pod_gets_the_volume_and_the_other_a_multi_attach_error() {
     assert_eq!(fixture.next(), "attach n");
     let refused = ReconcileInput { refused_nodes: ["n".into()].into(), ..fixture.input() };
     assert!(
-        matches!(refused.next(), AttachDetachStep::Wait),
+        matches!(refused.next(), AttachDetachStep::NoAction),
         "an exclusive volume is not attached to a second node instead"
     );
     fixture.attachment("n", json!({"status": {"attached": false}}));
-    assert_eq!(fixture.next(), "wait", "an attach in progress blocks other nodes");
+    assert_eq!(fixture.next(), "no action", "an attach in progress blocks other nodes");
     let text = "Multi-Attach error for volume \"v\" Volume is already used by pod(s) p";
     assert_eq!(fixture.failures(), [format!("q: {text}")]);
     let shared = AttachDetachFixture { cache: fixture.cache, ..AttachDetachFixture::new(&[]) };
@@ -326,7 +333,7 @@ fn multi_attach_errors_name_only_pods_of_the_same_namespace() {
             handle: Some("h".into()),
             uncertain: None,
             desired,
-            actual: vec![attached_volume()],
+            actual: vec![actual_attachment()],
             unregistered: Vec::new(),
             refused_nodes: BTreeSet::new(),
             force_on_timeout: true,
@@ -353,7 +360,7 @@ fn a_volume_is_detached_only_after_it_left_volumes_attached() {
         json!({"status": {"volumesAttached": [{"name": "kubernetes.io/csi/d^h", "devicePath": ""}]}});
     fixture.node("n", volumes_attached.clone());
     fixture.attachment("n", json!({}));
-    assert_eq!(fixture.next(), "wait", "volumesAttached is updated first");
+    assert_eq!(fixture.next(), "no action", "volumesAttached is updated first");
     assert_eq!(fixture.input().nodes_to_update().count(), 1);
     fixture.node("n", json!({}));
     assert_eq!(fixture.next(), "start n");
@@ -383,8 +390,8 @@ fn an_attachment_without_its_volume_blocks_multi_attach() {
     fixture.node("n", json!({}));
     fixture.pod("ns", "p", "n");
     fixture.attachment("m", json!({"spec": {"source": {"persistentVolumeName": "former"}}}));
-    fixture.state.set_without_volume(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
-    assert_eq!(fixture.next(), "wait");
+    fixture.state.set_of_deleted_volume(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
+    assert_eq!(fixture.next(), "no action");
     assert_eq!(fixture.failures().len(), 1);
     fixture.node("m", json!({}));
     assert_eq!(fixture.next(), "start m");

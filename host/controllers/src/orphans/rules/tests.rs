@@ -272,7 +272,7 @@ fn only_an_orphan_that_is_not_published_is_deleted() {
         &DeletionInput { is_started: true, ..referenced() },
         "PersistentVolume pv references it; the driver was called before",
     );
-    refused(&input(Classification::Referenced(VolumeReference::Intent)), "intent journal");
+    refused(&input(Classification::Referenced(VolumeReference::Intent)), "the journal has an intent");
     refused(
         &input(Classification::Referenced(VolumeReference::Claim(ClaimKey::new("ns", "c")))),
         "its PersistentVolumeClaim ns/c exists",

@@ -119,14 +119,14 @@ impl ProvisionerFixture {
 
 fn intent() -> Arc<Intent> {
     let verdict = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None).decide();
-    let ProvisionVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    let ProvisionVerdict::WriteIntent(intent) = verdict else { panic!("{verdict:?}") };
     Arc::new(*intent)
 }
 
 fn describe(verdict: &ProvisionVerdict) -> String {
     match verdict {
-        ProvisionVerdict::Ignore(_) => "ignore".to_owned(),
-        ProvisionVerdict::Record(_) => "record".to_owned(),
+        ProvisionVerdict::NoAction(_) => "no action".to_owned(),
+        ProvisionVerdict::WriteIntent(_) => "write intent".to_owned(),
         ProvisionVerdict::Create(_) => "create".to_owned(),
         ProvisionVerdict::RemoveIntent => "remove intent".to_owned(),
         ProvisionVerdict::Reject { message, permanent } => {
@@ -148,7 +148,7 @@ fn volume_attributes_class_parameters_are_part_of_the_request() {
         "driverName": "drv", "parameters": {"iops": "9"},
     });
     let table = [
-        ("class exists", Some(json!({})), "record"),
+        ("class exists", Some(json!({})), "write intent"),
         ("class missing", None, "retry volumeattributesclass.storage.k8s.io \"fast\" not found"),
         (
             "class of another driver",
@@ -165,7 +165,7 @@ fn volume_attributes_class_parameters_are_part_of_the_request() {
         }
         let verdict = fixture.decide();
         assert_eq!(describe(&verdict), expected, "{name}");
-        if let ProvisionVerdict::Record(intent) = verdict {
+        if let ProvisionVerdict::WriteIntent(intent) = verdict {
             assert_eq!(&*intent.attributes_class, "fast");
             assert_eq!(intent.request.mutable_parameters, [("iops".to_owned(), "9".to_owned())].into());
         }
@@ -225,24 +225,29 @@ fn claims_are_provisioned_according_to_annotations_and_class() {
         json!({"metadata": {"annotations": annotations}})
     };
     let cases: [(&str, Value, Value, &str); 19] = [
-        ("unchanged", json!({}), json!({}), "record"),
-        ("annotation of this driver", storage_provisioner("drv"), json!({}), "record"),
-        ("annotation of another driver", storage_provisioner("other"), json!({}), "ignore"),
-        ("class of another driver", json!({}), json!({"provisioner": "other"}), "ignore"),
-        ("volumeName is set", json!({"spec": {"volumeName": "v"}}), json!({}), "ignore"),
+        ("unchanged", json!({}), json!({}), "write intent"),
+        ("annotation of this driver", storage_provisioner("drv"), json!({}), "write intent"),
+        ("annotation of another driver", storage_provisioner("other"), json!({}), "no action"),
+        ("class of another driver", json!({}), json!({"provisioner": "other"}), "no action"),
+        ("volumeName is set", json!({"spec": {"volumeName": "v"}}), json!({}), "no action"),
         (
             "being deleted",
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
             json!({}),
-            "ignore",
+            "no action",
         ),
-        ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "ignore"),
-        ("WaitForFirstConsumer", json!({}), json!({"volumeBindingMode": "WaitForFirstConsumer"}), "ignore"),
+        ("no class", json!({"spec": {"storageClassName": null}}), json!({}), "no action"),
+        (
+            "WaitForFirstConsumer",
+            json!({}),
+            json!({"volumeBindingMode": "WaitForFirstConsumer"}),
+            "no action",
+        ),
         (
             "WaitForFirstConsumer, node selected",
             json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}}),
             json!({"volumeBindingMode": "WaitForFirstConsumer"}),
-            "record",
+            "write intent",
         ),
         (
             "selector",
@@ -327,14 +332,14 @@ fn no_volume_is_provisioned_if_an_available_one_matches() {
         json!({"metadata": {"name": "free"}, "spec": {"claimRef": null}, "status": {"phase": "Available"}}),
     );
     let fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), Some(available));
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
 }
 
 #[test]
 fn without_pv_controller_the_provisioner_annotation_is_required() {
     let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
     fixture.options.runs_pv_controller = false;
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
     let storage_provisioner =
         json!({"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-provisioner": "drv"}}});
     let mut fixture = ProvisionerFixture::new(
@@ -343,7 +348,7 @@ fn without_pv_controller_the_provisioner_annotation_is_required() {
         None,
     );
     fixture.options.runs_pv_controller = false;
-    assert_eq!(describe(&fixture.decide()), "record");
+    assert_eq!(describe(&fixture.decide()), "write intent");
     let mut fixture = ProvisionerFixture::new(Some(merged(claim_json(), storage_provisioner)), None, None);
     fixture.options.runs_pv_controller = false;
     assert_eq!(describe(&fixture.decide()), "retry storageclass.storage.k8s.io \"gold\" not found");
@@ -393,7 +398,7 @@ fn a_recorded_intent_is_replayed_until_its_volume_exists() {
         let verdict = fixture.decide();
         assert_eq!(describe(&verdict), expected, "{name}");
         if let ProvisionVerdict::Create(replayed) = verdict {
-            assert_eq!(replayed, intent, "{name}: the recorded request is unchanged");
+            assert_eq!(replayed, intent, "{name}: the intent is unchanged");
         }
     }
 }
@@ -402,9 +407,9 @@ fn a_recorded_intent_is_replayed_until_its_volume_exists() {
 fn an_infeasible_claim_is_retried_with_another_class() {
     let mut fixture = ProvisionerFixture::new(Some(claim_json()), Some(class_json()), None);
     fixture.infeasible = Some("class-uid".into());
-    assert_eq!(describe(&fixture.decide()), "ignore");
+    assert_eq!(describe(&fixture.decide()), "no action");
     fixture.infeasible = Some("class-uid-before".into());
-    assert_eq!(describe(&fixture.decide()), "record");
+    assert_eq!(describe(&fixture.decide()), "write intent");
 }
 
 #[test]
@@ -519,7 +524,7 @@ fn accessibility_requirements_follow_node_and_class() {
     };
     let decided_topology = |fixture: &ProvisionerFixture| {
         let verdict = fixture.decide();
-        let ProvisionVerdict::Record(intent) = verdict else { return describe(&verdict) };
+        let ProvisionVerdict::WriteIntent(intent) = verdict else { return describe(&verdict) };
         let node = intent.node.as_ref().map_or("-", |node| node.as_str());
         let zones = intent.request.topology.iter().flat_map(|topology| &topology.requisite);
         let zones: Vec<_> = zones.map(|decided_topology| decided_topology["zone"].as_str()).collect();
@@ -529,7 +534,7 @@ fn accessibility_requirements_follow_node_and_class() {
                           error generating accessibility requirements: ";
     assert_eq!(decided_topology(&fixture_with_topology(None, json!({}))), "- a");
     assert_eq!(decided_topology(&fixture_with_topology(None, allowed("b"))), "- b");
-    assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "ignore");
+    assert_eq!(decided_topology(&fixture_with_topology(None, wait_for_first_consumer())), "no action");
     assert_eq!(decided_topology(&fixture_with_topology(Some("n"), wait_for_first_consumer())), "n a");
     let missing_node =
         format!("reschedule m: {message_prefix}error getting CSINode for selected node \"m\": not found");
@@ -542,8 +547,8 @@ fn accessibility_requirements_follow_node_and_class() {
     let mut without_immediate_topology = fixture_with_topology(None, json!({}));
     without_immediate_topology.options.immediate_topology = false;
     assert_eq!(decided_topology(&without_immediate_topology), "- ");
-    let ProvisionVerdict::Record(intent) = without_immediate_topology.decide() else {
-        panic!("expected Record")
+    let ProvisionVerdict::WriteIntent(intent) = without_immediate_topology.decide() else {
+        panic!("expected WriteIntent")
     };
     assert_eq!(intent.request.topology, None);
     let mut strict = fixture_with_topology(Some("n"), merged(wait_for_first_consumer(), allowed("a")));
@@ -566,7 +571,7 @@ fn accessibility_requirements_follow_node_and_class() {
 fn resource_exhausted_on_the_selected_node_is_rescheduled() {
     use ErrorKind::{FailedPrecondition, ResourceExhausted};
     let verdict = fixture_with_topology(Some("n"), json!({})).decide();
-    let ProvisionVerdict::Record(intent) = verdict else { panic!("{verdict:?}") };
+    let ProvisionVerdict::WriteIntent(intent) = verdict else { panic!("{verdict:?}") };
     let response =
         |kind, finality| Err(StorageError { kind, message: "no".to_owned(), retry_after_ms: None, finality });
     #[rustfmt::skip] // one row per response
@@ -600,7 +605,7 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
     let without_finalizer = json!({"metadata": {"finalizers": ["kubernetes.io/pv-protection"]}});
     let policy = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
     let both = |a: &Value, b: &Value| merged(a.clone(), b.clone());
-    // Change, deleted, is_frozen → verdict; `None` is `Ignore`.
+    // Change, deleted, is_frozen → verdict; `None` is `NoAction`.
     let cases = [
         ("bound", json!({}), false, false, None),
         ("bound, static", without_finalizer.clone(), false, false, Some(AddFinalizer)),
@@ -661,7 +666,7 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
         let json = merged(volume_json(), change);
         let verdict = reclaim(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, is_frozen);
         match (verdict, expected) {
-            (ReclaimVerdict::Ignore(_), None) => {}
+            (ReclaimVerdict::NoAction(_), None) => {}
             (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),
         }
     }
@@ -688,24 +693,24 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
     const KEY: &str = "topology.cofferdam.dev/node";
     #[rustfmt::skip] // one row per claim
     let table = [
-        ("no annotation", json!({}), json!({}), true, "ignore"),
+        ("no annotation", json!({}), json!({}), true, "no action"),
         ("node selected, no annotation", annotated(json!({selected_node: "n1"})),
-            wait_for_first_consumer.clone(), true, "ignore"),
+            wait_for_first_consumer.clone(), true, "no action"),
         ("this node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
-            wait_for_first_consumer.clone(), true, "record"),
+            wait_for_first_consumer.clone(), true, "write intent"),
         ("another node selected", annotated(json!({storage_provisioner: "drv", selected_node: "n2"})),
-            wait_for_first_consumer.clone(), true, "ignore"),
+            wait_for_first_consumer.clone(), true, "no action"),
         ("no node selected", annotated(json!({storage_provisioner: "drv"})), wait_for_first_consumer, true,
-            "ignore"),
+            "no action"),
         ("immediate binding", annotated(json!({storage_provisioner: "drv"})), json!({}), true, "select n1"),
         ("immediate binding off", annotated(json!({storage_provisioner: "drv"})), json!({}), false,
-            "ignore"),
+            "no action"),
         ("immediate binding, this node selected",
-            annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false, "record"),
+            annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false, "write intent"),
         ("immediate binding, another node selected",
-            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "ignore"),
+            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "no action"),
         ("this node allowed", annotated(json!({storage_provisioner: "drv"})), only("n1"), true, "select n1"),
-        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "ignore"),
+        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "no action"),
         ("selected node not allowed", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
             only("n2"), true,
             "wait: failed to provision volume with StorageClass \"gold\": \
@@ -727,7 +732,7 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
         fixture.options.topology_drivers = ["drv".into()].into();
         let verdict = fixture.decide();
         assert_eq!(describe(&verdict), expected, "{name}");
-        if let ProvisionVerdict::Record(intent) = verdict {
+        if let ProvisionVerdict::WriteIntent(intent) = verdict {
             assert_eq!(intent.node, Some("n1".into()), "{name}");
             let segments: Segments = [(KEY.to_owned(), "n1".to_owned())].into();
             let topology =

@@ -354,7 +354,7 @@ impl FakeApi {
                     self.record_event(event);
                     return "wait".to_owned();
                 }
-                ClaimBindingVerdict::Provision(class, driver) => {
+                ClaimBindingVerdict::WaitForProvisioner(class, driver) => {
                     return format!("provision {class} {driver}");
                 }
                 ClaimBindingVerdict::Fail(_, event) => {
@@ -404,7 +404,7 @@ impl FakeApi {
                     AttributesClassWrite::Set(class) => claim.status_attributes_class = Some(class),
                 }
             }),
-            ClaimEffect::RequestProvisioning(driver) => self.put_claim(claim, |claim| {
+            ClaimEffect::SetProvisioner(driver) => self.put_claim(claim, |claim| {
                 annotate(&mut claim.meta, names::STORAGE_PROVISIONER, driver.as_str());
             }),
         }

@@ -174,15 +174,15 @@ fn modification_steps_before_and_after_the_driver_call() {
 fn storage_errors_are_classified() {
     use ErrorKind as E;
     assert_eq!(
-        classify_failure(&StorageError::final_outcome(E::InvalidArgument, "")),
+        classify_failure(&StorageError::without_effect(E::InvalidArgument, "")),
         ResizeFailure::Infeasible
     );
     assert_eq!(
-        classify_failure(&StorageError::unknown_outcome(E::InvalidArgument, "")),
+        classify_failure(&StorageError::with_unknown_effect(E::InvalidArgument, "")),
         ResizeFailure::InDoubt
     );
     for kind in [E::NotFound, E::OutOfRange, E::Internal, E::FailedPrecondition] {
-        assert_eq!(classify_failure(&StorageError::final_outcome(kind, "")), ResizeFailure::Final, "{kind}");
+        assert_eq!(classify_failure(&StorageError::without_effect(kind, "")), ResizeFailure::Final, "{kind}");
     }
 }
 

@@ -315,18 +315,18 @@ fn storage_errors_are_classified() {
     use ErrorKind as E;
     for kind in [E::InvalidArgument, E::OutOfRange, E::NotFound] {
         assert_eq!(
-            classify_failure(&StorageError::final_outcome(kind, "")),
+            classify_failure(&StorageError::without_effect(kind, "")),
             ResizeFailure::Infeasible,
             "{kind}"
         );
         assert_eq!(
-            classify_failure(&StorageError::unknown_outcome(kind, "")),
+            classify_failure(&StorageError::with_unknown_effect(kind, "")),
             ResizeFailure::InDoubt,
             "{kind}"
         );
     }
     for kind in [E::FailedPrecondition, E::Internal, E::ResourceExhausted, E::PermissionDenied] {
-        assert_eq!(classify_failure(&StorageError::final_outcome(kind, "")), ResizeFailure::Final, "{kind}");
+        assert_eq!(classify_failure(&StorageError::without_effect(kind, "")), ResizeFailure::Final, "{kind}");
     }
     let response = |capacity| ExpandedVolume { capacity, node_expansion_required: false };
     let target = Quantity::from_bytes(2 * GIB);
@@ -480,7 +480,7 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                             let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::final_outcome(ErrorKind::OutOfRange, "no"),
+                                &StorageError::without_effect(ErrorKind::OutOfRange, "no"),
                                 true,
                             );
                             patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));
@@ -494,7 +494,7 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                             let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::final_outcome(ErrorKind::Internal, "no"),
+                                &StorageError::without_effect(ErrorKind::Internal, "no"),
                                 false,
                             );
                             patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));
@@ -546,5 +546,5 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
 
 fn size(object: &Value, pointer: &str) -> u64 {
     let text = object.pointer(pointer).and_then(Value::as_str).unwrap();
-    Quantity::parse(text).unwrap().to_csi_bytes().unwrap()
+    Quantity::parse(text).unwrap().bytes_within_int64().unwrap()
 }

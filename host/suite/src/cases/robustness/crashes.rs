@@ -88,7 +88,7 @@ async fn create_through_crashes(context: &SuiteContext, label: &str, origin: &Vo
         context.record_create(
             &request,
             origin,
-            &Err(StorageError::unknown_outcome(ErrorKind::Internal, "the call died")),
+            &Err(StorageError::with_unknown_effect(ErrorKind::Internal, "the call died")),
         );
         let crashed = crash_call(context, fault, |second| {
             context.start_create(second, context.call(), &request, origin)

@@ -263,7 +263,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "StorageClass deleted while the CreateVolume result is unknown: \
-                  the recorded request is repeated",
+                  the request of the intent is repeated",
             actions: after_gold_claim([Until(CallsCompleted(1)), Delete(CLASS)]),
             create_faults: vec![DriverFault::LostResponse],
             claims: BOUND,
@@ -275,7 +275,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "StorageClass replaced while the CreateVolume result is unknown: \
-                  the recorded request is repeated",
+                  the request of the intent is repeated",
             actions: after_gold_claim([
                 Until(CallsCompleted(1)),
                 Delete(CLASS),

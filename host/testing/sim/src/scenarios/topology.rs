@@ -164,7 +164,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         },
         Scenario {
             name: "Node label changed while the CreateVolume result is unknown: \
-                  the recorded request is repeated",
+                  the request of the intent is repeated",
             actions: in_two_zones([
                 Create(wait_for_first_consumer_class()),
                 Create(claim("a", "gold")),

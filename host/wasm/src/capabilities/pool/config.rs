@@ -39,7 +39,9 @@ fn deserialize_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
 
         fn visit_str<E: de::Error>(self, value: &str) -> Result<u64, E> {
             let quantity = Quantity::parse(value).map_err(E::custom)?;
-            quantity.to_csi_bytes().ok_or_else(|| E::custom(format!("{value:?} is more than 2^63 - 1 bytes")))
+            quantity
+                .bytes_within_int64()
+                .ok_or_else(|| E::custom(format!("{value:?} is more than 2^63 - 1 bytes")))
         }
     }
     deserializer.deserialize_any(Visitor).map(Some)
