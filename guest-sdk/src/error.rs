@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn every_constructor_has_the_default_finality_of_its_kind() {
-        let constructors: [(ErrorKind, fn(&'static str) -> StorageError); 15] = [
+        type Constructor = fn(&'static str) -> StorageError;
+        let constructors: [(ErrorKind, Constructor); 15] = [
             (ErrorKind::InvalidArgument, StorageError::invalid_argument),
             (ErrorKind::NotFound, StorageError::not_found),
             (ErrorKind::AlreadyExists, StorageError::already_exists),

@@ -61,9 +61,9 @@ pub fn is_frozen(cache: &Cache) -> bool {
 }
 
 /// Compares the current resourceVersions of claims and PersistentVolumes with the highest observed ones, and
-/// reports a restore to the [`RestoreDetector`]. Call this after all reads that a deletion is based on, because they may
-/// come from the restored cluster. Both kinds are checked: one may be unchanged since the backup, and each
-/// may have its own etcd.
+/// reports a restore to the [`RestoreDetector`]. Call this after all reads that a deletion is based on,
+/// because they may come from the restored cluster. Both kinds are checked: one may be unchanged since the
+/// backup, and each may have its own etcd.
 ///
 /// # Errors
 /// [`ApiError`] of the reads.

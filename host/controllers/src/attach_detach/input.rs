@@ -32,8 +32,8 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// Returns the input for a volume, or for a VolumeAttachment of a deleted volume. `None` if there is nothing to
-    /// decide.
+    /// Returns the input for a volume, or for a VolumeAttachment of a deleted volume. `None` if there is
+    /// nothing to decide.
     pub(super) fn reconcile_input(
         &self,
         key: &Key,

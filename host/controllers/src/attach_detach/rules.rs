@@ -218,14 +218,14 @@ pub enum DetachDecision {
 pub enum AttachDetachStep {
     /// No effect of this worker: nothing is to do, a condition is not met, or the node's worker removes the
     /// volume from `volumesAttached` first.
-    Wait,
+    NoAction,
     /// Exclude the volume from later lists of the node's `volumesAttached`.
-    Start(ActualAttachment),
+    StartDetach(ActualAttachment),
     /// Include the volume in the node's `volumesAttached` again.
-    Cancel(ActualAttachment),
+    CancelDetach(ActualAttachment),
     /// Refresh the Node from the API server: kubelet may have started to use the volume before it received
     /// the shorter list. A PersistentVolume that is missing from the cache is refreshed, too.
-    RefreshNode(ActualAttachment),
+    RefreshBeforeDetach(ActualAttachment),
     /// Delete the VolumeAttachment.
     Detach(ActualAttachment, Option<ForceDetachReason>),
     /// Create a VolumeAttachment for each of these nodes; for an exclusive volume there is only one.

@@ -229,7 +229,7 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues the volume of an attachment, or the attachment if its volume is deleted, and its node.
+    /// Enqueues the volume of an attachment, or the attachment if its volume is unknown, and its node.
     fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
         let cache = &self.context.cache;
         let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());
@@ -240,13 +240,13 @@ impl AttachDetach {
             return;
         }
         self.nodes.add(attachment.node.clone());
-        let is_of_deleted_volume = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
+        let is_volume_unknown = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
         let is_there = !cache.attachments.get(&attachment.name).is_missing();
         self.state
-            .set_of_deleted_volume(attachment, is_of_deleted_volume && is_there)
+            .set_of_deleted_volume(attachment, is_volume_unknown && is_there)
             .into_iter()
             .for_each(|key| self.volumes.add(key));
-        if is_of_deleted_volume {
+        if is_volume_unknown {
             self.volumes.add(Key::AttachmentOfDeletedVolume(attachment.name.clone()));
         }
     }
