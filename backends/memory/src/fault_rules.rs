@@ -55,7 +55,7 @@ const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind
      failure after the effect, and with :final, :in-progress or :unknown for another finality than \
      the kind's";
 
-/// Number of calls that a rule fails.
+/// Number of calls in which a rule injects its fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCount {
     /// This number of first calls.

@@ -71,7 +71,7 @@ pub struct ClaimModification {
 pub struct ContinuousClaimLoad {
     /// Number of the next claim.
     started: Cell<usize>,
-    /// Minimum number of claims, which the load has even if it is finished earlier.
+    /// Minimum number of claims, which are created even if `finish` is called earlier.
     minimum: usize,
     is_finished: Cell<bool>,
     /// Maximum concurrent requests.

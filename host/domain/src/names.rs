@@ -105,7 +105,8 @@ pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 /// Volume attribute with the identity of the provisioning process.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
-/// Key of the encoded connection info in volume attributes and attachment metadata.
+/// Key of the encoded connection info of a driver in the attributes of a PersistentVolume and in
+/// `status.attachmentMetadata` of a VolumeAttachment.
 pub const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
 /// Topology key whose value on every node is the node's name. It is not a label of the Node.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";

@@ -347,7 +347,7 @@ pub(crate) struct ArgumentFlags {
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Token of the previous page of a listing
+    /// Token of the page to list, as the previous page printed it; the first page without it
     #[arg(long, value_name = "TOKEN")]
     pub(crate) after: Option<String>,
 

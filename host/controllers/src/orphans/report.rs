@@ -132,7 +132,7 @@ pub struct ScanReport {
     /// Volumes within the grace period by handle, at most [`MAX_LISTED`].
     #[serde(default)]
     pub within_grace_period: Vec<Orphan>,
-    /// Number of volumes within the grace period that are not listed.
+    /// Number of volumes within the grace period that are missing from `within_grace_period`.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
     /// The last scan if it failed. All other fields except `deletions_frozen` are from the last complete

@@ -81,7 +81,7 @@ pub(super) struct DriverScanState {
     /// A response to a request that has not been written.
     pub(super) pending_response: Option<DeletionResponse>,
     pub(super) history: ObservationHistory,
-    /// `history` contains the observations of the last report.
+    /// The observations of the last report were added to `history`, or there was no report that can be decoded.
     is_history_restored: bool,
 }
 

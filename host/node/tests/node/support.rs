@@ -30,7 +30,7 @@ pub(crate) fn roots() -> KubeletRoots {
     KubeletRoots::new([ROOT.to_owned()]).unwrap()
 }
 
-/// A node with a directory, a blank image, images with content, and a device.
+/// A node with a directory, a blank disk image, disk images with content, and a device.
 pub(crate) fn test_node() -> NodeVolumes<FaultyMounter> {
     let host = FakeHost::isolated();
     for directory in ["/srv/directories/one", &format!("{ROOT}/pods")] {

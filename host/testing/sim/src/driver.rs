@@ -73,9 +73,9 @@ const WATCH_EXPIRY: Duration = Duration::from_secs(300);
 pub struct ArrayVolume {
     /// The request that created the volume.
     pub request: CreateVolume,
-    /// Size in bytes.
+    /// Size at creation, in bytes.
     pub size: u64,
-    /// Time of creation or of the last change, in milliseconds since the Unix epoch.
+    /// Time of creation, in milliseconds since the Unix epoch. Later calls of the driver do not change it.
     pub changed_at_ms: u64,
     /// Nodes that the volume is published to.
     pub published_nodes: Vec<NodeId>,

@@ -27,7 +27,7 @@ struct CrashPoint {
     csi_call: &'static str,
     /// The system call at which strace kills the process.
     syscall: &'static str,
-    /// The number of the system call since strace was attached, from 1.
+    /// The invocation of `syscall` that is interrupted. strace counts from 1 in each thread.
     nth: u32,
     /// Expected text in the trace, in the line of the system call or in an earlier one.
     trace: &'static str,

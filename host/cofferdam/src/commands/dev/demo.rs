@@ -75,7 +75,7 @@ pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(),
     Err(resolved.value_error("role", problem))
 }
 
-/// The demo.
+/// Inputs of the demo.
 pub(crate) struct Demo<'a> {
     /// A user's client.
     pub(crate) client: Client,

@@ -224,7 +224,8 @@ impl<'a> StatusBuilder<'a> {
         }
     }
 
-    /// The driver of a claim: that of its volume, of its class, or of its provisioner annotation.
+    /// The driver of a claim: that of its volume; if it is not bound, that of its class or else of its
+    /// provisioner annotation. `None` for a volume without CSI source.
     fn driver_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
         let spec = claim.spec.as_ref();
         let volume =

@@ -52,7 +52,7 @@ pub(crate) struct HttpLimits {
     pub(crate) max_timeout: Duration,
 }
 
-/// A request that passed all checks.
+/// A request whose URL, origin, headers and size are allowed. Its address is checked when it connects.
 #[derive(Debug)]
 pub(crate) struct OutgoingRequest {
     pub(crate) target: Arc<OriginTarget>,
