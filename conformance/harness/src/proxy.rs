@@ -43,8 +43,8 @@ pub enum ProxyMode {
     Forward,
     /// Requests are rejected with this status, and not forwarded.
     Reject(StatusCode),
-    /// Requests are forwarded, and the response to every write is replaced by 500: the API server has processed
-    /// the write, and its client does not learn the result.
+    /// Requests are forwarded, and the response to every write is replaced by 500: the API server has
+    /// processed the write, and its client does not learn the result.
     ErrorAfterWrite,
 }
 

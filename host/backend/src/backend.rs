@@ -35,7 +35,7 @@ pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, StorageError>>;
 /// The final `Unimplemented` error of a method whose ability the driver lacks.
 pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'static, T> {
     let error =
-        StorageError::without_effect(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
+        StorageError::with_known_effect(ErrorKind::Unimplemented, format!("the driver has no `{ability}`"));
     Box::pin(std::future::ready(Err(error)))
 }
 

@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher as _},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -21,6 +21,7 @@ use cofferdam_domain::{
     GroupSnapshotHandle, NodeId, SnapshotHandle, VolumeHandle,
     storage::{ErrorKind, Finality, StorageError},
 };
+use parking_lot::Mutex;
 
 /// Maximum operations in doubt, and maximum pairs of aliases. If there are more operations, the oldest is
 /// dropped: the table then accepts calls that conflict with it.
@@ -182,7 +183,7 @@ impl InFlightTable {
     /// # Errors
     /// [`OperationConflict`], if the operation cannot start.
     pub fn acquire(&self, request: OperationRequest) -> Result<Arc<OperationPermit>, OperationConflict> {
-        let mut inner = self.lock();
+        let mut inner = self.0.lock();
         let keys: Vec<_> = [Some(request.key.clone()), inner.aliases.get(&request.key).cloned()]
             .into_iter()
             .flatten()
@@ -219,11 +220,7 @@ impl InFlightTable {
 
     /// Number of operations in doubt.
     pub fn in_doubt_count(&self) -> usize {
-        self.lock().in_doubt_by_age.len()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().in_doubt_by_age.len()
     }
 }
 
@@ -248,7 +245,7 @@ impl OperationPermit {
         if !self.is_unresolved.swap(false, Ordering::AcqRel) {
             return;
         }
-        let mut inner = self.table.lock();
+        let mut inner = self.table.0.lock();
         let OperationRequest { key, operation, inverse_of, .. } = &self.request;
         let is_not_found =
             error.is_some_and(|error| error.finality == Finality::Final && error.kind == ErrorKind::NotFound);
@@ -273,7 +270,7 @@ impl OperationPermit {
 
     /// Records the handle of a created object as an alias of its name.
     pub fn add_alias(&self, handle: OperationKey) {
-        let mut inner = self.table.lock();
+        let mut inner = self.table.0.lock();
         if inner.aliases.len() >= 2 * MAX_IN_DOUBT {
             // An arbitrary alias is dropped. Without it, calls by name and calls by handle do not exclude
             // each other.
@@ -289,7 +286,7 @@ impl OperationPermit {
 
     /// Removes the alias of a deleted object.
     pub fn remove_alias(&self) {
-        self.table.lock().remove_alias(&self.request.key);
+        self.table.0.lock().remove_alias(&self.request.key);
     }
 }
 
@@ -335,7 +332,7 @@ impl Inner {
 
 impl Drop for OperationPermit {
     fn drop(&mut self) {
-        let mut inner = self.table.lock();
+        let mut inner = self.table.0.lock();
         if *self.is_unresolved.get_mut() {
             // The call was cancelled, or the host panicked: the result is unknown.
             inner.add_in_doubt(&self.request.key, &self.request.operation);
@@ -385,7 +382,7 @@ mod tests {
     }
 
     fn final_error() -> StorageError {
-        StorageError::without_effect(ErrorKind::OutOfRange, "no")
+        StorageError::with_known_effect(ErrorKind::OutOfRange, "no")
     }
 
     /// Runs an operation to its end.
@@ -437,7 +434,7 @@ mod tests {
         // The node was renamed. NotFound for its former id resolves the publish to it.
         let table = InFlightTable::default();
         run_to_end(&table, publish("former", 0), Some(in_doubt_error()));
-        let missing = StorageError::without_effect(ErrorKind::NotFound, "no such node");
+        let missing = StorageError::with_known_effect(ErrorKind::NotFound, "no such node");
         run_to_end(&table, unpublish(Some("former")), Some(missing));
         assert_eq!(table.in_doubt_count(), 0);
         // Another final error resolves only the failed operation itself.
@@ -508,7 +505,7 @@ mod tests {
     #[test]
     fn failed_retry_does_not_resolve_an_earlier_attempt() {
         let table = InFlightTable::default();
-        let refused = |kind| StorageError::without_effect(kind, "no connection");
+        let refused = |kind| StorageError::with_known_effect(kind, "no connection");
         let first = table.acquire(create(1)).unwrap();
         assert_eq!(first.keep_in_doubt(refused(ErrorKind::Unavailable)).finality, Finality::Final);
         first.reached();
@@ -577,7 +574,7 @@ mod tests {
         assert_eq!(table.in_doubt_count(), MAX_IN_DOUBT);
         assert_eq!(try_acquire(&table, numbered(0, 2)), Ok(()), "the oldest is dropped");
         assert!(try_acquire(&table, numbered(1, 2)).is_err());
-        let inner = table.lock();
+        let inner = table.0.lock();
         assert!(inner.aliases.len() <= 2 * MAX_IN_DOUBT && inner.in_doubt.len() == MAX_IN_DOUBT);
         assert!(inner.running.is_empty() && inner.readers.is_empty());
     }

@@ -1,11 +1,9 @@
 //! Removal of a call's secrets from texts that leave the host.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{borrow::Cow, sync::Arc};
 
 use cofferdam_domain::storage::{Secret, Secrets};
+use parking_lot::Mutex;
 
 /// Replacement for a secret.
 const PLACEHOLDER: &str = "[secret]";
@@ -32,7 +30,7 @@ impl Redactor {
     /// Adds a secret derived from the call's secrets. Returns `false` if it was not added, because the call
     /// has too many.
     pub fn add_secret(&self, text: Secret) -> bool {
-        let mut derived = self.lock_derived();
+        let mut derived = self.derived.lock();
         if derived.contains(&text) {
             return true;
         }
@@ -41,10 +39,6 @@ impl Redactor {
             derived.push(text);
         }
         has_space
-    }
-
-    fn lock_derived(&self) -> MutexGuard<'_, Vec<Secret>> {
-        self.derived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces the secrets in a text.
@@ -84,7 +78,7 @@ impl Redactor {
 
     /// Calls a function with the call's secrets and the derived ones.
     fn with_secrets<T>(&self, work: impl FnOnce(&[&str]) -> T) -> T {
-        let derived = self.lock_derived();
+        let derived = self.derived.lock();
         let secrets = self.secrets.iter().map(|(_, secret)| secret).chain(derived.iter());
         work(&secrets.map(Secret::expose).collect::<Vec<_>>())
     }

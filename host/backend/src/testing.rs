@@ -90,7 +90,7 @@ impl ScriptedBackend {
             assert!(!id.chars().any(|c| c == '\0'), "invalid ids do not reach a backend");
             match () {
                 () if id.contains("missing") => {
-                    Err(StorageError::without_effect(ErrorKind::NotFound, "no such thing"))
+                    Err(StorageError::with_known_effect(ErrorKind::NotFound, "no such thing"))
                 }
                 () if id.contains("open") => {
                     Err(StorageError::with_unknown_effect(ErrorKind::Internal, "it trapped"))

@@ -37,15 +37,14 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a deletion in a restored cluster can delete a volume in use"]
 pub enum RestoreCheckResult {
-    /// This process has not detected a restore.
+    /// No restore of the cluster was reported to this cache.
     NotRestored,
-    /// This process has detected a restore, with this check or before. [`is_frozen`] returns `true` from now
-    /// on.
+    /// A restore was reported, by this check or before. [`is_frozen`] returns `true` for this cache.
     Restored,
 }
 
 impl RestoreCheckResult {
-    /// The result of all checks so far of this process.
+    /// The result of all reports to the cache so far, of checks and of other readers.
     pub fn of_detector(detector: &RestoreDetector) -> Self {
         match detector.reported() {
             None => Self::NotRestored,
@@ -54,7 +53,7 @@ impl RestoreCheckResult {
     }
 }
 
-/// Returns `true` if this process has detected a restore, or if the cache has the restore marker.
+/// Returns `true` if a restore was reported to this cache, or if the cache has the restore marker.
 pub fn is_frozen(cache: &Cache) -> bool {
     cache.restore_detector.reported().is_some()
         || !cache.restore_markers.get(&RESTORE_MARKER_NAME.into()).is_missing()

@@ -68,7 +68,8 @@ pub struct IntentClass {
     pub mount_options: Vec<String>,
 }
 
-/// A CreateVolume request of a claim. It is sent only while the intent is durable, and may have been sent.
+/// A CreateVolume request of a claim. It is sent only after the intent is durable, and may have
+/// been sent already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Intent {
@@ -103,7 +104,7 @@ pub enum JournalError {
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
     /// The journal is full: it has this number of intents, whose volumes have an unknown state. This is
-    /// back-pressure: without a durable intent, no request must be sent.
+    /// back-pressure: a request must not be sent before its intent is durable.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
@@ -153,7 +154,7 @@ struct TrackedIntent {
 
 /// The pending changes of all shards.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum PendingChanges {
+enum PendingKind {
     /// No change is pending.
     None,
     /// Only removals are pending: they wait for another commit.
@@ -171,7 +172,7 @@ struct Shard {
     /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
     /// Number of intents.
-    intents: usize,
+    intent_count: usize,
     /// Bytes of their keys and JSON.
     bytes: usize,
     pending_changes: BTreeMap<Uid, ShardChange>,
@@ -194,7 +195,7 @@ impl State {
     fn remove_intent(&mut self, uid: &Uid) -> Option<TrackedIntent> {
         let tracked = self.intents.remove(uid)?;
         if let Some(shard) = self.shards.get_mut(tracked.shard) {
-            shard.intents = shard.intents.saturating_sub(1);
+            shard.intent_count = shard.intent_count.saturating_sub(1);
             shard.bytes = shard.bytes.saturating_sub(tracked.size);
         }
         Some(tracked)
@@ -379,16 +380,16 @@ impl Journal {
         let mut next_commit_at = None;
         loop {
             let changes_pending = self.inner.changes_pending.notified();
-            let pending = self.pending_changes();
+            let pending = self.pending_kind();
             let is_due = next_commit_at.is_some_and(|due| tokio::time::Instant::now() >= due);
-            if pending == PendingChanges::Puts || (pending == PendingChanges::RemovalsOnly && is_due) {
+            if pending == PendingKind::Puts || (pending == PendingKind::RemovalsOnly && is_due) {
                 next_commit_at = None;
                 if !self.commit().await {
                     next_commit_at = Some(tokio::time::Instant::now() + RETRY_DELAY);
                 }
                 continue;
             }
-            if pending == PendingChanges::RemovalsOnly && next_commit_at.is_none() {
+            if pending == PendingKind::RemovalsOnly && next_commit_at.is_none() {
                 next_commit_at = Some(tokio::time::Instant::now() + FLUSH_DELAY);
             }
             tokio::select! {
@@ -439,7 +440,7 @@ impl Journal {
         }
         let total = state.intents.len();
         let has_room =
-            |shard: &Shard| shard.intents < MAX_SHARD_INTENTS && shard.bytes + size <= MAX_SHARD_BYTES;
+            |shard: &Shard| shard.intent_count < MAX_SHARD_INTENTS && shard.bytes + size <= MAX_SHARD_BYTES;
         // Prefer the shard with a pending change of the claim, so that the claim is not in two shards.
         let shard_of_claim =
             state.shards.iter().position(|shard| shard.pending_changes.contains_key(&intent.claim_uid));
@@ -447,7 +448,7 @@ impl Journal {
         let Some((index, shard)) = shard_index.and_then(|at| Some((at, state.shards.get_mut(at)?))) else {
             return Err(JournalError::Full(total));
         };
-        shard.intents += 1;
+        shard.intent_count += 1;
         shard.bytes += size;
         shard
             .pending_changes
@@ -459,13 +460,13 @@ impl Journal {
         Ok(receiver)
     }
 
-    fn pending_changes(&self) -> PendingChanges {
+    fn pending_kind(&self) -> PendingKind {
         let state = self.inner.state.lock();
-        let mut pending = PendingChanges::None;
+        let mut pending = PendingKind::None;
         for change in state.shards.iter().flat_map(|shard| shard.pending_changes.values()) {
             match change {
-                ShardChange::Put { .. } => return PendingChanges::Puts,
-                ShardChange::Remove(_) => pending = PendingChanges::RemovalsOnly,
+                ShardChange::Put { .. } => return PendingKind::Puts,
+                ShardChange::Remove(_) => pending = PendingKind::RemovalsOnly,
             }
         }
         pending
@@ -806,7 +807,7 @@ impl Journal {
             }
             state.remove_intent(&uid);
             if let Some(shard) = state.shards.get_mut(index) {
-                shard.intents += 1;
+                shard.intent_count += 1;
                 shard.bytes += size;
             }
             let tracked = TrackedIntent { intent: Arc::new(intent), shard: index, size, durable: true };

@@ -59,13 +59,13 @@ async fn with_running<T>(journal: &Journal, test: impl Future<Output = T>) -> T 
     result
 }
 
-fn entries(page: &Value) -> Vec<String> {
+fn intent_keys(page: &Value) -> Vec<String> {
     let data = page.get("data").and_then(Value::as_object);
     data.map(|data| data.keys().cloned().collect()).unwrap_or_default()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recorded_intent_is_durable_and_survives_a_restart() {
+async fn a_written_intent_is_durable_and_survives_a_restart() {
     let (api, metrics) = (api(), Metrics::default());
     let wire = FaultyApi::new(&api);
     let first = journal(&wire, &metrics);
@@ -73,7 +73,7 @@ async fn a_recorded_intent_is_durable_and_survives_a_restart() {
     with_running(&first, async {
         let written = first.write(intent("a")).await.unwrap();
         assert_eq!(*written, intent("a"));
-        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
     })
     .await;
     let second = journal(&wire, &metrics);
@@ -89,7 +89,7 @@ async fn a_recorded_intent_is_durable_and_survives_a_restart() {
         assert!(second.get(&"a".into()).is_none());
     })
     .await;
-    assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0], "removals are part of the last commit");
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), [""; 0], "removals are part of the last commit");
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,7 +109,7 @@ async fn concurrent_intents_share_a_commit() {
     })
     .await;
     assert!(metrics.journal_commits() <= 2, "{} commits for 100 intents", metrics.journal_commits());
-    assert_eq!(entries(&get(&api, SHARD_PATH).await).len(), 100);
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await).len(), 100);
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +126,7 @@ async fn removals_are_committed_with_the_next_intent_or_after_a_delay() {
         assert_eq!(metrics.journal_commits(), 10, "each removal is committed with the next intent");
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(metrics.journal_commits(), 11, "the last removal is committed alone");
-        assert_eq!(entries(&get(&api, SHARD_PATH).await), [""; 0]);
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), [""; 0]);
     })
     .await;
 }
@@ -167,7 +167,7 @@ async fn an_intent_of_another_process_takes_precedence() {
         assert_eq!(first.wait_recovered().await, [Uid::from("a")]);
     })
     .await;
-    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "b"]);
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,11 +189,15 @@ async fn failed_commits_are_reported_and_written_intents_recovered() {
             intent("a"),
             "the intent of the lost response is durable"
         );
-        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "c"]);
+        assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "c"]);
         wire.faults.lock().unwrap().push_back(WriteFault::Refused(StatusCode::SERVICE_UNAVAILABLE));
         journal.remove(&"c".into());
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"], "a removal is retried until it succeeds");
+        assert_eq!(
+            intent_keys(&get(&api, SHARD_PATH).await),
+            ["a"],
+            "a removal is retried until it succeeds"
+        );
     })
     .await;
 }
@@ -223,7 +227,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
         assert_eq!(*first.get(&"a".into()).unwrap(), rewritten);
     })
     .await;
-    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a"]);
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a"]);
 
     // `late` has read the shard when `other` rewrites the intent, and finds the rewritten one.
     late.load().await.unwrap();
@@ -243,7 +247,7 @@ async fn an_intent_rewritten_by_another_process_is_not_removed() {
         assert_eq!(*late.get(&"a".into()).unwrap(), third);
     })
     .await;
-    assert_eq!(entries(&get(&api, SHARD_PATH).await), ["a", "b"]);
+    assert_eq!(intent_keys(&get(&api, SHARD_PATH).await), ["a", "b"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -265,8 +269,8 @@ async fn an_intent_that_became_undecodable_is_kept() {
     })
     .await;
     let page = get(&api, SHARD_PATH).await;
-    for entry in ["a", "b"] {
-        assert_eq!(page["data"][entry], "{\"from\": \"a newer build\"}", "{entry}");
+    for key in ["a", "b"] {
+        assert_eq!(page["data"][key], "{\"from\": \"a newer build\"}", "{key}");
     }
 }
 
@@ -291,7 +295,7 @@ async fn undecodable_intents_are_kept() {
     })
     .await;
     let page = get(&api, SHARD_PATH).await;
-    assert_eq!(entries(&page), ["a", "n", "x", "y"]);
+    assert_eq!(intent_keys(&page), ["a", "n", "x", "y"]);
     assert_eq!(page["data"]["n"], "{\"from\": \"a newer build\"}", "not even by its own claim");
 }
 
@@ -344,7 +348,7 @@ async fn each_node_has_its_own_journal() {
     central.load().await.unwrap();
     assert_eq!(central.uids(), []);
 
-    // An entry of another node is kept and ignored.
+    // An intent of another node is kept and ignored.
     let maps = get(&api, "/api/v1/namespaces/default/configmaps").await;
     let map = maps["items"].as_array().unwrap().iter();
     let map = map.clone().find(|map| map["metadata"]["annotations"]["cofferdam.dev/node"] == "n1").unwrap();

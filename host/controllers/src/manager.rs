@@ -62,7 +62,7 @@ pub struct ControllerManager {
 
 /// The reason why the controllers of one cache have ended.
 enum LifetimeEnd {
-    /// The process was asked to stop.
+    /// The process was asked to stop, perhaps during a restore.
     Stopped,
     /// A restore was detected, and its marker written. The controllers continue with a new cache.
     Restored,

@@ -51,7 +51,7 @@ fn to_csi_bytes(field: &str, bytes: Option<u64>) -> Result<i64, StorageError> {
     i64::try_from(bytes.unwrap_or_default()).map_err(|_| {
         let bytes = bytes.unwrap_or_default();
         let message = format!("{field} is {bytes} bytes; expected at most {}", i64::MAX);
-        StorageError::without_effect(ErrorKind::InvalidArgument, message)
+        StorageError::with_known_effect(ErrorKind::InvalidArgument, message)
     })
 }
 

@@ -109,8 +109,8 @@ impl Breaker {
         }
     }
 
-    /// Records a call that counts neither as success nor as failure, such as one that did not reach the guest.
-    /// If it was the trial, the next call becomes the trial.
+    /// Records a call that counts neither as success nor as failure, such as one that did not reach the
+    /// guest. If it was the trial, the next call becomes the trial.
     pub(crate) fn record_ignored(&mut self, permit: BreakerPermit, now: Instant) {
         if permit.0 == self.generation
             && let BreakerState::HalfOpen { pause, .. } = self.state

@@ -79,7 +79,7 @@ pub(crate) async fn spawn<T: Send + 'static>(
     })
 }
 
-/// Runs a call in the current task. CPU-bound calls continue on the threads of the `CpuScheduler`.
+/// Runs a call in the current task. CPU-bound calls continue on the threads for them.
 pub(crate) async fn run<T: Send + 'static>(
     shared_state: Arc<SharedState>,
     context: CallContext,
@@ -125,12 +125,12 @@ async fn run_isolated<T>(
         None => Err(deadline_failure(deadline.saturating_duration_since(started), limits)),
     };
     let host = store.data();
-    let lost_lines = host.report_dropped_lines();
+    let dropped_lines = host.report_dropped_lines();
     log_guest_output(method, answer.as_ref().err(), host);
     let usage = CallUsage {
         memory_bytes: host.limiter.peak_memory(),
         cpu_time: cpu_time.elapsed_in_slice(),
-        dropped_log_lines: lost_lines,
+        dropped_log_lines: dropped_lines,
     };
     CallOutcome { result: answer, usage: Some(usage) }
 }

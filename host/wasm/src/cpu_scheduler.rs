@@ -27,8 +27,8 @@ use tracing::Instrument as _;
 
 use crate::{cpu_time::CpuTime, limits::EPOCH_TICK};
 
-/// Mean CPU time of a backend's calls from which its calls start on the CPU-bound threads. Calls that only wait
-/// for their storage use far less. Other backends do not notice a call of this length.
+/// Mean CPU time of a backend's calls from which its calls start on the CPU-bound threads. Calls that only
+/// wait for their storage use far less. A call with this CPU time delays other backends imperceptibly.
 const CPU_BOUND_THRESHOLD: Duration = Duration::from_millis(1);
 /// Approximate number of calls in the mean.
 const MEAN_WINDOW: u64 = 8;
@@ -74,7 +74,7 @@ impl SliceWaker {
 type BoxedCall<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl CpuScheduler {
-    /// Creates the scheduling of one backend on these threads.
+    /// Creates the scheduler of one backend on these threads.
     pub(crate) fn new(threads: Handle) -> Self {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
     }
@@ -100,8 +100,9 @@ impl CpuScheduler {
         let is_recorded = cpu_time.total() > Duration::ZERO;
         loop {
             let waker = Arc::new(SliceWaker::default());
-            let (unfinished, stretch) = self.poll_slice(call, cpu_time.clone(), Arc::clone(&waker)).await;
-            match stretch {
+            let (unfinished, slice_result) =
+                self.poll_slice(call, cpu_time.clone(), Arc::clone(&waker)).await;
+            match slice_result {
                 Poll::Ready(answer) => {
                     if !is_recorded {
                         self.record_cpu_time(cpu_time.total());
@@ -180,12 +181,16 @@ mod tests {
         make_cpu_bound(&hogs);
         make_cpu_bound(&others);
         (0..20).for_each(|_| quick.record_cpu_time(Duration::from_micros(90)));
-        let no_effort = CpuTime::default();
+        let no_cpu_time = CpuTime::default();
         let turn = hogs.slice_lock.lock().await;
-        let mut waiting = Box::pin(hogs.run(&no_effort, boxed_call(async { 1 })));
+        let mut waiting = Box::pin(hogs.run(&no_cpu_time, boxed_call(async { 1 })));
         assert!(futures::poll!(waiting.as_mut()).is_pending(), "one turn of a backend at a time");
-        assert_eq!(others.run(&no_effort, boxed_call(async { 2 })).await, 2, "another backend has its own");
-        assert_eq!(quick.run(&no_effort, boxed_call(async { 3 })).await, 3, "who is quick does not wait");
+        assert_eq!(others.run(&no_cpu_time, boxed_call(async { 2 })).await, 2, "another backend has its own");
+        assert_eq!(
+            quick.run(&no_cpu_time, boxed_call(async { 3 })).await,
+            3,
+            "a call with little CPU time does not wait"
+        );
         drop(turn);
         assert_eq!(waiting.await, 1);
     }
@@ -195,8 +200,8 @@ mod tests {
         let hogs = cpu_scheduler();
         make_cpu_bound(&hogs);
         let (answer, storage) = tokio::sync::oneshot::channel::<u32>();
-        let effort = CpuTime::default();
-        let mut asking = Box::pin(hogs.run(&effort, boxed_call(storage)));
+        let cpu_time = CpuTime::default();
+        let mut asking = Box::pin(hogs.run(&cpu_time, boxed_call(storage)));
         for _ in 0..3 {
             assert!(futures::poll!(asking.as_mut()).is_pending());
             yield_now().await;
@@ -231,10 +236,10 @@ mod tests {
     struct SliceLog(Arc<Plain<Vec<&'static str>>>);
 
     impl SliceLog {
-        /// Runs a call that is polled `stretches` times and logs `name` at each poll.
-        async fn run_slices(self, scheduler: CpuScheduler, name: &'static str, stretches: usize) {
+        /// Runs a call that is polled `slices` times and logs `name` at each poll.
+        async fn run_slices(self, scheduler: CpuScheduler, name: &'static str, slices: usize) {
             let call = async move {
-                for _ in 0..stretches {
+                for _ in 0..slices {
                     self.0.lock().unwrap().push(name);
                     yield_now().await;
                 }

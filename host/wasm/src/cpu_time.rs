@@ -63,23 +63,23 @@ mod tests {
 
     #[test]
     fn only_cpu_time_inside_a_slice_is_counted() {
-        let effort = CpuTime::default();
+        let cpu_time = CpuTime::default();
         let computed = || {
             let begun = thread_cpu_nanos();
             while thread_cpu_nanos() - begun < 2_000_000 {
                 std::hint::spin_loop();
             }
         };
-        let elapsed = effort.measure_slice(|| {
+        let elapsed = cpu_time.measure_slice(|| {
             computed();
-            effort.elapsed_in_slice()
+            cpu_time.elapsed_in_slice()
         });
-        let spent = effort.total();
+        let spent = cpu_time.total();
         assert!(elapsed >= Duration::from_millis(2) && spent >= elapsed, "{elapsed:?} {spent:?}");
         // CPU time between slices does not count.
         computed();
-        assert_eq!(effort.total(), spent);
-        effort.measure_slice(computed);
-        assert!(effort.total() >= spent + Duration::from_millis(2));
+        assert_eq!(cpu_time.total(), spent);
+        cpu_time.measure_slice(computed);
+        assert!(cpu_time.total() >= spent + Duration::from_millis(2));
     }
 }

@@ -18,7 +18,7 @@ pub enum LoadError {
     #[error("the WebAssembly engine cannot start: {0:#}")]
     Engine(#[source] wasmtime::Error),
     /// The threads that run guests cannot be started.
-    #[error("the threads of the WebAssembly engine cannot start: {0:#}")]
+    #[error("the threads of the WebAssembly engine cannot start: {0}")]
     Threads(#[source] std::io::Error),
     /// The file cannot be read.
     #[error("{name}: cannot be read: {source}")]
@@ -205,7 +205,7 @@ pub enum LoadError {
     Internal {
         /// The component.
         name: String,
-        /// The task.
+        /// The step that failed.
         step: &'static str,
         /// The panic or cancellation.
         source: tokio::task::JoinError,

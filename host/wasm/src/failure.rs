@@ -200,7 +200,7 @@ mod tests {
         let handles = GuestLimit { noun: "handles", max: 1, limit_name: "handles" };
         let table = [
             (
-                CallFailure::Storage(StorageError::without_effect(OutOfRange, "m")),
+                CallFailure::Storage(StorageError::with_known_effect(OutOfRange, "m")),
                 OutOfRange,
                 Final,
                 BreakerSignal::Success,

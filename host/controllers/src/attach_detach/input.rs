@@ -44,7 +44,7 @@ impl InputSources<'_> {
                 let (driver, handle) = name.parse_csi()?;
                 Some(self.input_of_volume(name, driver, handle, reconcile_state))
             }
-            Key::AttachmentOfDeletedVolume(name) => {
+            Key::UnresolvedAttachment(name) => {
                 let attachment = self.cache.attachments.get(name).into_object()?;
                 self.input_of_deleted_volume(&attachment, reconcile_state)
             }
@@ -83,7 +83,7 @@ impl InputSources<'_> {
             }
         }
         // VolumeAttachments of a deleted PersistentVolume with the same handle block the volume, too.
-        for attachment_name in self.state.of_deleted_volumes_named_for(name, &driver, &handle) {
+        for attachment_name in self.state.unresolved_named_for(name, &driver, &handle) {
             let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
                 continue;
             };
@@ -200,7 +200,7 @@ impl InputSources<'_> {
     }
 
     /// Returns the rules' input for a VolumeAttachment. `volume` is `None` if its PersistentVolume is deleted
-    /// or replaced. `needed_by_pod` is true if pods on its node may use the volume.
+    /// or replaced. `needed_by_pod` is true if pods on its node need the volume.
     pub(super) fn actual_attachment(
         &self,
         attachment: &VolumeAttachment,

@@ -235,11 +235,11 @@ pub enum AttachDetachStep {
 /// Decides on the detach of a volume. The conditions and their order are those of upstream's `reconcile`:
 /// 1. The VolumeAttachment was not created for pods, or is being deleted: keep.
 /// 2. The deletion was requested: detach.
-/// 3. A pod on the node uses the volume, and the PersistentVolume exists: keep.
+/// 3. A pod on the node needs the volume, and the PersistentVolume exists: keep.
 /// 4. The Node is undecodable or not managed: keep.
-/// 5. Taint `out-of-service`, and no pod may use the volume: force detach.
+/// 5. Taint `out-of-service`, and no pod needs the volume: force detach.
 /// 6. The volume is not in use: detach.
-/// 7. The node is ready, a pod may use the volume, or force detach is off: wait for the unmount.
+/// 7. The node is ready, a pod needs the volume, or force detach is off: wait for the unmount.
 /// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
 pub fn detach_decision(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> DetachDecision {
     if !actual_attachment.purpose.is_for_pod() || actual_attachment.deleting {

@@ -33,8 +33,9 @@ use crate::reconcile::EVENT_REPEAT_INTERVAL;
 pub(super) enum Key {
     /// A volume with its VolumeAttachments.
     Volume(UniqueVolumeName),
-    /// A VolumeAttachment whose PersistentVolume is deleted, or deleted and created again with another source.
-    AttachmentOfDeletedVolume(VolumeAttachmentName),
+    /// A VolumeAttachment for pods whose volume is not known from the cache: its PersistentVolume is deleted,
+    /// has another source, or cannot be decoded.
+    UnresolvedAttachment(VolumeAttachmentName),
     /// A claim that pods use and that has no attachable volume.
     Claim(ClaimKey),
 }
@@ -92,8 +93,8 @@ struct State {
     /// Driver and start of requested deletions.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
-    /// VolumeAttachments for pods whose PersistentVolume is deleted, by driver and node.
-    of_deleted_volumes: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
+    /// VolumeAttachments for pods whose volume is not known from the cache, by driver and node.
+    unresolved: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
     /// Last state of deleted nodes that have VolumeAttachments.
     deleted_nodes: HashMap<NodeName, Arc<Node>>,
     /// Deletion time of CSIDrivers with `attachRequired: false`.
@@ -132,7 +133,7 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Returns the time for which no pod has needed the VolumeAttachment. No timer is started if
+    /// Returns the time for which no pod has needed the volume of an attachment. No timer is started if
     /// `is_there` returns false: the timer of a VolumeAttachment that does not exist would never be removed.
     pub(super) fn unneeded_for(
         &self,
@@ -278,40 +279,40 @@ impl AttachState {
         self.state.lock().pending_updates.contains_key(node)
     }
 
-    /// Records whether the PersistentVolume of a VolumeAttachment is deleted. Returns the keys that the
+    /// Stores whether the volume of a VolumeAttachment is not known from the cache. Returns the keys that the
     /// VolumeAttachment no longer blocks.
-    pub(super) fn set_of_deleted_volume(
+    pub(super) fn set_unresolved(
         &self,
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
-        is_of_deleted_volume: bool,
+        is_unresolved: bool,
     ) -> BTreeSet<Key> {
         let mut state = self.state.lock();
-        if is_of_deleted_volume {
-            let of_driver = state.of_deleted_volumes.entry(attacher.clone()).or_default();
+        if is_unresolved {
+            let of_driver = state.unresolved.entry(attacher.clone()).or_default();
             of_driver.entry(node.clone()).or_default().insert(name.clone());
             return BTreeSet::new();
         }
         let unblocked = state.blocked_keys.remove(name).unwrap_or_default();
-        let Some(of_driver) = state.of_deleted_volumes.get_mut(attacher) else { return unblocked };
+        let Some(of_driver) = state.unresolved.get_mut(attacher) else { return unblocked };
         if of_driver.get_mut(node).is_some_and(|names| names.remove(name) && names.is_empty()) {
             of_driver.remove(node);
         }
         if of_driver.is_empty() {
-            state.of_deleted_volumes.remove(attacher);
+            state.unresolved.remove(attacher);
         }
         unblocked
     }
 
-    /// Returns VolumeAttachments of deleted PersistentVolumes that have the names of the volume's
-    /// VolumeAttachments. The volume is enqueued after their deletion.
-    pub(super) fn of_deleted_volumes_named_for(
+    /// Returns unresolved VolumeAttachments that have the names of the volume's VolumeAttachments. The volume
+    /// is enqueued after their deletion.
+    pub(super) fn unresolved_named_for(
         &self,
         volume: &UniqueVolumeName,
         driver: &DriverName,
         handle: &VolumeHandle,
     ) -> Vec<VolumeAttachmentName> {
         let mut state = self.state.lock();
-        let nodes = state.of_deleted_volumes.get(driver).into_iter().flatten();
+        let nodes = state.unresolved.get(driver).into_iter().flatten();
         let named =
             nodes.map(|(node, present)| (names::volume_attachment_name(driver, handle, node), present));
         let found: Vec<_> =
@@ -322,10 +323,10 @@ impl AttachState {
         found
     }
 
-    /// Returns VolumeAttachments of deleted PersistentVolumes on a node.
-    pub(super) fn of_deleted_volumes_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
+    /// Returns the unresolved VolumeAttachments of a node.
+    pub(super) fn unresolved_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         let state = self.state.lock();
-        state.of_deleted_volumes.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
+        state.unresolved.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
     /// Stores the last state of a deleted node. `None` removes it.
@@ -497,7 +498,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_failure_is_emitted_once_and_repeated_while_it_persists() {
         let state = AttachState::default();
-        let key = Key::AttachmentOfDeletedVolume("a".into());
+        let key = Key::UnresolvedAttachment("a".into());
         let (p, q) = (Uid::from("p"), Uid::from("q"));
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "x")]), [true]);
         assert_eq!(state.filter_new_failures(&key, &[(p.clone(), "x"), (q, "x")]), [false, true]);

@@ -184,14 +184,9 @@ impl OrphanScanner {
         };
         let restore_check = self.context.restore_check.check_live().await?;
         let has_marker = deletion_freeze::is_frozen_live(writer, namespace).await?;
-        match restore_check {
-            RestoreCheckResult::Restored => return Ok(frozen()),
-            RestoreCheckResult::NotRestored
-                if has_marker || deletion_freeze::is_frozen(&self.context.cache) =>
-            {
-                return Ok(frozen());
-            }
-            RestoreCheckResult::NotRestored => {}
+        let is_restored = restore_check == RestoreCheckResult::Restored;
+        if is_restored || has_marker || deletion_freeze::is_frozen(&self.context.cache) {
+            return Ok(frozen());
         }
         let has_intent = |owner: &VolumeOwner| {
             has_intent_live || driver.journal.has_intent_for(&owner.claim_uid, &owner.pv_name)

@@ -81,7 +81,8 @@ pub(super) struct DriverScanState {
     /// A response to a request that has not been written.
     pub(super) pending_response: Option<DeletionResponse>,
     pub(super) history: ObservationHistory,
-    /// The observations of the last report were added to `history`, or there was no report that can be decoded.
+    /// The observations of the last report were added to `history`, or there was no report that can be
+    /// decoded.
     is_history_restored: bool,
 }
 

@@ -34,7 +34,7 @@ impl Provisioner {
             }
             Err(error) => {
                 recorder.record(StepResult::Failed, error.to_string(), Some(started.elapsed()));
-                Some(self.emit_failure_and_back_off(&uid, error.to_string(), false))
+                Some(self.backoff_after_failure(&uid, error.to_string(), false))
             }
         }
     }
@@ -64,7 +64,7 @@ impl Provisioner {
                     let duration = self.context.calls.retry_interval_max;
                     self.infeasible.insert(uid, &intent.class.uid, duration);
                 }
-                self.requeue_after(self.emit_failure_and_back_off(uid, message, permanent), uid, retry_after)
+                self.requeue_after(self.backoff_after_failure(uid, message, permanent), uid, retry_after)
             }
             CreateVerdict::Reschedule { node, message } => {
                 self.context.metrics.record_provision_failure(&intent.class.name);
@@ -74,7 +74,7 @@ impl Provisioner {
             CreateVerdict::Retry(message) => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));
                 self.context.metrics.record_provision_failure(&intent.class.name);
-                self.requeue_after(self.emit_failure_and_back_off(uid, message, false), uid, retry_after)
+                self.requeue_after(self.backoff_after_failure(uid, message, false), uid, retry_after)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! StorageClass parameters. Source: external-provisioner, except that parameters of Secrets are rejected.
 //!
-//! Cofferdam evaluates the filesystem type. It rejects parameters that name a Secret, and unknown ones with the
-//! reserved prefix. The driver gets all others, also the deprecated `fstype`.
+//! Cofferdam evaluates the filesystem type. It rejects parameters that name a Secret, and unknown ones with
+//! the reserved prefix. The driver gets all others, also the deprecated `fstype`.
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 

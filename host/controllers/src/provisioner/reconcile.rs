@@ -314,7 +314,7 @@ impl Provisioner {
                         let recorder = self.context.recorders.of_claim(&claim.key);
                         recorder.record(StepResult::Failed, message.clone(), None);
                     }
-                    Some(self.emit_failure_and_back_off(uid, message, permanent))
+                    Some(self.backoff_after_failure(uid, message, permanent))
                 }
                 ProvisionVerdict::WaitForTopology(message) => self.wait_for_topology(uid, message),
                 ProvisionVerdict::Reschedule { node, message } => {
@@ -351,13 +351,13 @@ impl Provisioner {
             let recorder = self.context.recorders.of_claim(&claim.key);
             recorder.record(StepResult::Waiting, message.clone(), None);
         }
-        Some(self.emit_failure_and_back_off(uid, message, false))
+        Some(self.backoff_after_failure(uid, message, false))
     }
 
     /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
-            return Some(self.emit_failure_and_back_off(uid, error.to_string(), false));
+            return Some(self.backoff_after_failure(uid, error.to_string(), false));
         }
         match self.context.cache.csi_nodes.get(node) {
             Lookup::Found(_) => None,
@@ -372,7 +372,7 @@ impl Provisioner {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
         let recorder = self.context.recorders.of_claim(&claim.key);
         recorder.record(StepResult::Failed, message.clone(), None);
-        let action = self.emit_failure_and_back_off(uid, message, false);
+        let action = self.backoff_after_failure(uid, message, false);
         let path = format!("/metadata/annotations/{}", names::SELECTED_NODE.replace('/', "~1"));
         let operations =
             vec![json!({"op": "test", "path": path, "value": node}), json!({"op": "remove", "path": path})];
@@ -392,7 +392,7 @@ impl Provisioner {
 
     /// Emits the event of a failure, and returns the back-off until the next attempt. A `permanent` failure
     /// is retried after `--retry-interval-max`.
-    pub(super) fn emit_failure_and_back_off(&self, uid: &Uid, message: String, permanent: bool) -> Action {
+    pub(super) fn backoff_after_failure(&self, uid: &Uid, message: String, permanent: bool) -> Action {
         if permanent {
             let delay = self.context.calls.retry_interval_max;
             let text = format!("{message}; retrying after a change or in {delay:?}");

@@ -1,8 +1,8 @@
 //! Provisioning rules. Source: external-provisioner 6.3 and sig-storage-lib-external-provisioner:
 //! `shouldProvision`, `prepareProvision` and the provisioning states.
 //!
-//! The intent journal is an addition: the request of an intent is repeated unchanged until its result is final,
-//! whatever happens to the claim and its class.
+//! The intent journal is an addition: the request of an intent is repeated unchanged until its result is
+//! final, whatever happens to the claim and its class.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -29,7 +29,7 @@ impl Provisioner {
         if let Some(other) = self.other_volume_with_handle(intent, &created) {
             let message = referenced_volume_message(intent, &created, &other);
             recorder.record(StepResult::Failed, message.clone(), None);
-            return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
+            return self.backoff_after_failure(&intent.claim_uid, message, true);
         }
 
         // 2. Create the PersistentVolume.
@@ -55,7 +55,7 @@ impl Provisioner {
             }
             // The volume is not deleted because its PersistentVolume cannot be created: the journal retains
             // it.
-            Err(error) => self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
+            Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
     }
 
@@ -96,14 +96,14 @@ impl Provisioner {
                     "a PersistentVolume {name} exists already, uses the volume {} and is not of this claim",
                     created.handle
                 );
-                self.emit_failure_and_back_off(&intent.claim_uid, message, true)
+                self.backoff_after_failure(&intent.claim_uid, message, true)
             }
             Ok(Some(_)) => {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
                 self.delete_unclaimed(driver, intent, created, Some(message), recorder).await
             }
             Ok(None) => Action::Backoff,
-            Err(error) => self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
+            Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
     }
 }

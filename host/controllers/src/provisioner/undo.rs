@@ -63,7 +63,7 @@ impl Provisioner {
             Ok(CreatedVolumeCheck::Restored) => return self.requeue_while_frozen(recorder),
             Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
             Ok(CreatedVolumeCheck::Undecided(message)) => {
-                // The intent stays: nothing else refers to the volume.
+                // The intent stays: it may be the only reference to the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
                 self.emit_provisioning_failed(&intent.claim_uid, message);
                 return Action::BackoffFor(self.context.calls.retry_interval_max);
@@ -71,13 +71,13 @@ impl Provisioner {
             Ok(CreatedVolumeCheck::Referenced(message)) => {
                 recorder.record(StepResult::Failed, message.clone(), None);
                 if self.context.cache.claim_by_uid(&intent.claim_uid).is_some() {
-                    return self.emit_failure_and_back_off(&intent.claim_uid, message, true);
+                    return self.backoff_after_failure(&intent.claim_uid, message, true);
                 }
                 // The claim is deleted, and the volume belongs to the PersistentVolume that refers to it.
                 driver.journal.remove(&intent.claim_uid);
                 return Action::Done;
             }
-            Err(error) => return self.emit_failure_and_back_off(&intent.claim_uid, error.to_string(), false),
+            Err(error) => return self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
 
         // 3. A restore may have been detected elsewhere during the reads.
@@ -94,7 +94,7 @@ impl Provisioner {
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
                 driver.journal.remove(&intent.claim_uid);
                 match message {
-                    Some(message) => self.emit_failure_and_back_off(&intent.claim_uid, message, false),
+                    Some(message) => self.backoff_after_failure(&intent.claim_uid, message, false),
                     // The claim may need another volume.
                     None => Action::Requeue,
                 }
@@ -105,7 +105,7 @@ impl Provisioner {
                     intent.driver, created.handle
                 );
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
-                self.emit_failure_and_back_off(&intent.claim_uid, message.unwrap_or(text), false)
+                self.backoff_after_failure(&intent.claim_uid, message.unwrap_or(text), false)
             }
         }
     }

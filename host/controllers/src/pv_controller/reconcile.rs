@@ -450,12 +450,11 @@ impl PvController {
             }
             VolumeEffect::RefreshClaim(key) => {
                 writer.refresh::<Claim>(&key).await?;
-                match self.context.restore_check.check_live().await? {
-                    // Both continue. A restore does not change the phase of the volume: Released means that
-                    // the claim is missing, and it deletes nothing. The provisioner deletes no volume while
-                    // deletions are frozen, and the release hint of this phase spares it a check of its own.
-                    RestoreCheckResult::NotRestored | RestoreCheckResult::Restored => {}
-                }
+                // The provisioner may delete the volume after this read without a check of its own (release
+                // hint). The phase is written also after a restore: Released deletes nothing by itself, and
+                // the provisioner deletes nothing while deletions are frozen.
+                let (RestoreCheckResult::NotRestored | RestoreCheckResult::Restored) =
+                    self.context.restore_check.check_live().await?;
             }
         }
         Ok(())

@@ -176,11 +176,11 @@ fn decide_claim_without_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimB
             "no persistent volumes available for this claim and no storage class is set",
         ));
     }
-    provision(input, claim)
+    request_volume(input, claim)
 }
 
 /// Decides on dynamic provisioning for a claim. Source: `provisionClaim`.
-fn provision(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
+fn request_volume(input: BindingInput<'_>, claim: &Claim) -> ClaimBindingVerdict {
     let name = claim.class_name();
     let class = match input.cache.class(name) {
         Lookup::Found(class) => class,

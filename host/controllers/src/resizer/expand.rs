@@ -229,7 +229,7 @@ impl Resizer {
             }
         };
         if let Err(problem) = rules::check_capacity(target, expanded) {
-            let error = StorageError::without_effect(ErrorKind::Internal, problem.to_string());
+            let error = StorageError::with_known_effect(ErrorKind::Internal, problem.to_string());
             return Err(self.handle_expansion_failure(name, claim, &volume, target, error).await);
         }
         let size = Quantity::from_bytes(expanded.capacity);

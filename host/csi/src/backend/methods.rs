@@ -88,7 +88,7 @@ impl CsiBackend {
 
     pub(super) fn unimplemented(&self, capability: &str) -> StorageError {
         let driver = self.driver();
-        StorageError::without_effect(
+        StorageError::with_known_effect(
             ErrorKind::Unimplemented,
             format!("the CSI driver {driver} has no {capability}"),
         )

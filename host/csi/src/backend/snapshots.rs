@@ -118,7 +118,7 @@ impl CsiBackend {
         let spec = CallSpec::list_snapshots(convert);
         let found = self.call(call, spec, CsiRequest::new(message, list_snapshots)).await?;
         found.ok_or_else(|| {
-            StorageError::without_effect(
+            StorageError::with_known_effect(
                 ErrorKind::NotFound,
                 format!("the driver lists no snapshot {handle}"),
             )

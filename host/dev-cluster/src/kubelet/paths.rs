@@ -66,8 +66,8 @@ impl VolumePaths {
         format!("{}/mount", self.target_parent_dir(pod))
     }
 
-    /// The parent directory of the target path: in the pod's directory, or for a block volume one that all its
-    /// pods share.
+    /// The parent directory of the target path: in the pod's directory, or for a block volume one that all
+    /// its pods share.
     pub(super) fn target_parent_dir(&self, pod: &Uid) -> String {
         if self.block {
             return format!("{}/publish/{}", self.devices_dir(), self.name);

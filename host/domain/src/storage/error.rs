@@ -142,8 +142,8 @@ pub struct StorageError {
 }
 
 impl StorageError {
-    /// The error of a call that had no effect.
-    pub fn without_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
+    /// The error of a call that will have no further effect.
+    pub fn with_known_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 

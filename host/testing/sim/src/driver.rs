@@ -343,12 +343,12 @@ impl ScriptedDriver {
         {
             let message = format!("{name} was requested with other arguments");
             array.violations.push(message.clone());
-            return Err(StorageError::without_effect(ErrorKind::AlreadyExists, message));
+            return Err(StorageError::with_known_effect(ErrorKind::AlreadyExists, message));
         }
         let segments = preferred_segments(&request).first().copied().map(format_segments);
         if segments.is_some_and(|segments| array.topology.full_segments.contains(&segments.as_str())) {
             array.pending_creates.remove(&name);
-            return Err(StorageError::without_effect(ErrorKind::ResourceExhausted, "no capacity"));
+            return Err(StorageError::with_known_effect(ErrorKind::ResourceExhausted, "no capacity"));
         }
         let now = u64::try_from((self.clock)().as_millisecond()).unwrap_or_default();
         let volume = array.volumes.entry(name).or_insert_with(|| ArrayVolume {
@@ -440,7 +440,7 @@ impl Array {
     /// Publishes a volume to a node.
     fn publish(&mut self, request: PublishVolume) -> Result<ConnectionInfo, StorageError> {
         let publication = (request.handle.to_string(), request.node_id.to_string());
-        let refuse = |kind, message| Err(StorageError::without_effect(kind, message));
+        let refuse = |kind, message| Err(StorageError::with_known_effect(kind, message));
         if self.published.get(&publication).is_some_and(|existing| *existing != request) {
             return refuse(
                 ErrorKind::AlreadyExists,
@@ -558,7 +558,7 @@ impl CrashingBackend {
     async fn inject(&self, fault: Option<DriverFault>) -> Result<(bool, Option<u64>), StorageError> {
         match fault {
             None => Ok((false, None)),
-            Some(DriverFault::Refuse(kind)) => Err(StorageError::without_effect(kind, "injected error")),
+            Some(DriverFault::Refuse(kind)) => Err(StorageError::with_known_effect(kind, "injected error")),
             Some(DriverFault::LostRequest) => {
                 Err(StorageError::with_unknown_effect(ErrorKind::Unavailable, "the request was lost"))
             }

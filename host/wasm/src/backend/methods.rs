@@ -52,7 +52,7 @@ impl WasmBackend {
             return self.run_boxed(call, spec, function);
         }
         let message = format!("the driver {} has no `{ability}`", self.driver());
-        Box::pin(std::future::ready(Err(StorageError::without_effect(ErrorKind::Unimplemented, message))))
+        Box::pin(std::future::ready(Err(StorageError::with_known_effect(ErrorKind::Unimplemented, message))))
     }
 }
 

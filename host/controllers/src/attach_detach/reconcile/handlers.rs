@@ -61,10 +61,9 @@ impl AttachDetach {
         // A pod without a node uses no volume.
         let placed = || [old, new].into_iter().flatten().filter(|pod| pod.node.is_some());
         placed().flat_map(PodIndex::claims_of).for_each(|claim| self.enqueue_claim(&claim));
-        let attachments = placed()
-            .filter_map(|pod| pod.node.as_ref())
-            .flat_map(|node| self.state.of_deleted_volumes_on_node(node));
-        attachments.for_each(|name| self.volumes.add(Key::AttachmentOfDeletedVolume(name)));
+        let attachments =
+            placed().filter_map(|pod| pod.node.as_ref()).flat_map(|node| self.state.unresolved_on_node(node));
+        attachments.for_each(|name| self.volumes.add(Key::UnresolvedAttachment(name)));
         // The claim of a generic ephemeral volume may belong to another owner.
         for pod in new.into_iter().filter(|pod| pod.node.is_some()) {
             let claims = pod.ephemeral_claims.iter();
@@ -229,7 +228,7 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues the volume of an attachment, or the attachment if its volume is unknown, and its node.
+    /// Enqueues the volume of an attachment, or the attachment if its volume is not known, and its node.
     fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
         let cache = &self.context.cache;
         let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());
@@ -240,14 +239,14 @@ impl AttachDetach {
             return;
         }
         self.nodes.add(attachment.node.clone());
-        let is_volume_unknown = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
+        let is_unresolved = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
         let is_there = !cache.attachments.get(&attachment.name).is_missing();
         self.state
-            .set_of_deleted_volume(attachment, is_volume_unknown && is_there)
+            .set_unresolved(attachment, is_unresolved && is_there)
             .into_iter()
             .for_each(|key| self.volumes.add(key));
-        if is_volume_unknown {
-            self.volumes.add(Key::AttachmentOfDeletedVolume(attachment.name.clone()));
+        if is_unresolved {
+            self.volumes.add(Key::UnresolvedAttachment(attachment.name.clone()));
         }
     }
 }

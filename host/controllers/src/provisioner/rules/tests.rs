@@ -355,7 +355,7 @@ fn without_pv_controller_the_provisioner_annotation_is_required() {
 }
 
 #[test]
-fn a_recorded_intent_is_replayed_until_its_volume_exists() {
+fn a_written_intent_is_replayed_until_its_volume_exists() {
     let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let cases: [(&str, Option<Value>, Option<Value>, Option<Value>, &str); 8] = [
         ("unchanged", Some(claim_json()), Some(class_json()), None, "create"),
@@ -706,11 +706,14 @@ fn claims_of_node_local_drivers_are_provisioned_on_their_node() {
         ("immediate binding off", annotated(json!({storage_provisioner: "drv"})), json!({}), false,
             "no action"),
         ("immediate binding, this node selected",
-            annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false, "write intent"),
+            annotated(json!({storage_provisioner: "drv", selected_node: "n1"})), json!({}), false,
+            "write intent"),
         ("immediate binding, another node selected",
-            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true, "no action"),
+            annotated(json!({storage_provisioner: "drv", selected_node: "n2"})), json!({}), true,
+            "no action"),
         ("this node allowed", annotated(json!({storage_provisioner: "drv"})), only("n1"), true, "select n1"),
-        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true, "no action"),
+        ("another node allowed", annotated(json!({storage_provisioner: "drv"})), only("n2"), true,
+            "no action"),
         ("selected node not allowed", annotated(json!({storage_provisioner: "drv", selected_node: "n1"})),
             only("n2"), true,
             "wait: failed to provision volume with StorageClass \"gold\": \

@@ -355,7 +355,7 @@ impl FakeApi {
                     return "wait".to_owned();
                 }
                 ClaimBindingVerdict::WaitForProvisioner(class, driver) => {
-                    return format!("provision {class} {driver}");
+                    return format!("provisioner {class} {driver}");
                 }
                 ClaimBindingVerdict::Fail(_, event) => {
                     event.into_iter().for_each(|event| self.record_event(event));
@@ -640,22 +640,22 @@ fn claims_that_need_provisioning() {
         ],
         &["drv"],
         &[
-            ("a local provisioner needs no annotation", &[], "1Gi - P sc=ext", "provision ext drv", &[],
+            ("a local provisioner needs no annotation", &[], "1Gi - P sc=ext", "provisioner ext drv", &[],
                 "- P sc=ext", &[]),
-            ("an external provisioner", &[], "1Gi - P sc=far", "provision far elsewhere.example", &[],
+            ("an external provisioner", &[], "1Gi - P sc=far", "provisioner far elsewhere.example", &[],
                 "- P sp=elsewhere.example sc=far", &[]),
             ("11-26 annotation exists", &[], "1Gi - P sc=far sp=elsewhere.example",
-                "provision far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
-            ("annotation of a former provisioner", &[], "1Gi - P sc=ext sp=old", "provision ext drv", &[],
+                "provisioner far elsewhere.example", &[], "- P sp=elsewhere.example sc=far", &[]),
+            ("annotation of a former provisioner", &[], "1Gi - P sc=ext sp=old", "provisioner ext drv", &[],
                 "- P sp=drv sc=ext", &[]),
             ("15-6", &[], "1Gi - P sc=intree", "wait", &[], "- P sc=intree", &["W ProvisioningFailed"]),
             ("15-7", &[], "1Gi - P beta=yes", "wait", &[], "- P", &["W ProvisioningFailed"]),
             ("WaitForFirstConsumer without a node", &[], "1Gi - P sc=wait", "wait", &[], "- P sc=wait",
                 &["N WaitForFirstConsumer"]),
-            ("WaitForFirstConsumer with a selected node", &[], "1Gi - P sc=wait sn=n", "provision wait drv",
+            ("WaitForFirstConsumer with a selected node", &[], "1Gi - P sc=wait sn=n", "provisioner wait drv",
                 &[], "- P sc=wait", &[]),
             ("class without volumeBindingMode", &[], "1Gi - P sc=unset", "fail", &[], "- P sc=unset", &[]),
-            ("an invalid phase is reset first", &[], "1Gi - B sc=ext", "provision ext drv", &[],
+            ("an invalid phase is reset first", &[], "1Gi - B sc=ext", "provisioner ext drv", &[],
                 "- P sc=ext", &[]),
             ("a claim being deleted is not provisioned", &[], "1Gi - P sc=ext deleting", "no action", &[],
                 "- P sc=ext", &[]),
@@ -675,11 +675,11 @@ fn claims_that_need_provisioning() {
 fn the_default_class_is_assigned_to_claims_without_a_class() {
     let both = ["gold drv default", "silver drv default"];
     check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "wait", &[], "- P", &["N FailedBinding"])]);
-    check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[])]);
+    check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provisioner gold drv", &[], "- P sc=gold", &[])]);
     check_claims(
         &["gold drv default", "silver drv default 5"],
         &["drv"],
-        &[("newest", &[], "1Gi - P", "provision silver drv", &[], "- P sc=silver", &[])],
+        &[("newest", &[], "1Gi - P", "provisioner silver drv", &[], "- P sc=silver", &[])],
     );
     check_claims(
         &["gold drv default", "silver drv"],
@@ -688,7 +688,7 @@ fn the_default_class_is_assigned_to_claims_without_a_class() {
             ("15-3", &[], "1Gi test B sc=copper bc bd", "no action", &[], "test L bc bd sc=copper",
                 &["W ClaimLost"]),
             ("15-4", &[], "1Gi test B sc=copper", "no action", &[], "test P sc=copper", &[]),
-            ("15-5", &[], "1Gi - P", "provision gold drv", &[], "- P sc=gold", &[]),
+            ("15-5", &[], "1Gi - P", "provisioner gold drv", &[], "- P sc=gold", &[]),
             ("a volume without a class has precedence", &["v 1Gi - A"], "1Gi - P", "no action",
                 &["v me B bc"], "v B bc bd cap=1Gi", &[]),
             ("an empty class", &[], "1Gi - P sc=", "wait", &[], "- P sc=", &["N FailedBinding"]),

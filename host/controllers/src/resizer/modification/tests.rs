@@ -174,7 +174,7 @@ fn modification_steps_before_and_after_the_driver_call() {
 fn storage_errors_are_classified() {
     use ErrorKind as E;
     assert_eq!(
-        classify_failure(&StorageError::without_effect(E::InvalidArgument, "")),
+        classify_failure(&StorageError::with_known_effect(E::InvalidArgument, "")),
         ResizeFailure::Infeasible
     );
     assert_eq!(
@@ -182,7 +182,11 @@ fn storage_errors_are_classified() {
         ResizeFailure::InDoubt
     );
     for kind in [E::NotFound, E::OutOfRange, E::Internal, E::FailedPrecondition] {
-        assert_eq!(classify_failure(&StorageError::without_effect(kind, "")), ResizeFailure::Final, "{kind}");
+        assert_eq!(
+            classify_failure(&StorageError::with_known_effect(kind, "")),
+            ResizeFailure::Final,
+            "{kind}"
+        );
     }
 }
 

@@ -77,7 +77,7 @@ fn expansion_patches_match_external_resizer() {
 #[test]
 fn a_failure_already_in_status_is_not_written_again() {
     let first = claim(json!({}));
-    let no = StorageError::without_effect(ErrorKind::OutOfRange, "no");
+    let no = StorageError::with_known_effect(ErrorKind::OutOfRange, "no");
     let message = format!("failed to expand pvc with {no}");
     let error = condition("ControllerResizeError", Value::Null, json!(message));
     assert_eq!(failed_patch(&first, now(), &no, false), Some(json!({"status": {"conditions": [error]}})));
@@ -88,7 +88,7 @@ fn a_failure_already_in_status_is_not_written_again() {
         "allocatedResourceStatuses": {"storage": "ControllerResizeInfeasible"}, "conditions": [error],
     }});
     assert_eq!(failed_patch(&claim(reported), now(), &no, true), Some(infeasible));
-    let long = StorageError::without_effect(ErrorKind::Internal, "ä".repeat(2000));
+    let long = StorageError::with_known_effect(ErrorKind::Internal, "ä".repeat(2000));
     let long = failed_patch(&first, now(), &long, false).unwrap();
     assert!(long.pointer("/status/conditions/0/message").unwrap().as_str().unwrap().len() <= MAX_MESSAGE);
 }

@@ -315,7 +315,7 @@ fn storage_errors_are_classified() {
     use ErrorKind as E;
     for kind in [E::InvalidArgument, E::OutOfRange, E::NotFound] {
         assert_eq!(
-            classify_failure(&StorageError::without_effect(kind, "")),
+            classify_failure(&StorageError::with_known_effect(kind, "")),
             ResizeFailure::Infeasible,
             "{kind}"
         );
@@ -326,7 +326,11 @@ fn storage_errors_are_classified() {
         );
     }
     for kind in [E::FailedPrecondition, E::Internal, E::ResourceExhausted, E::PermissionDenied] {
-        assert_eq!(classify_failure(&StorageError::without_effect(kind, "")), ResizeFailure::Final, "{kind}");
+        assert_eq!(
+            classify_failure(&StorageError::with_known_effect(kind, "")),
+            ResizeFailure::Final,
+            "{kind}"
+        );
     }
     let response = |capacity| ExpandedVolume { capacity, node_expansion_required: false };
     let target = Quantity::from_bytes(2 * GIB);
@@ -480,7 +484,7 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                             let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::without_effect(ErrorKind::OutOfRange, "no"),
+                                &StorageError::with_known_effect(ErrorKind::OutOfRange, "no"),
                                 true,
                             );
                             patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));
@@ -494,7 +498,7 @@ fn random_faults_never_shrink_a_volume_and_always_converge() {
                             let patch = object::failed_patch(
                                 &claim,
                                 now,
-                                &StorageError::without_effect(ErrorKind::Internal, "no"),
+                                &StorageError::with_known_effect(ErrorKind::Internal, "no"),
                                 false,
                             );
                             patch.into_iter().for_each(|patch| apply(&mut fixture.claim, patch));

@@ -417,8 +417,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Runs `make`, which creates an image whose bytes are reserved. Releases the reservation if `make` fails.
-    /// Keeps it if the result is unknown: the image may exist.
+    /// Runs `make`, which creates an image whose bytes are reserved. Releases the reservation if `make`
+    /// fails. Keeps it if the result is unknown: the image may exist.
     fn release_reservation_on_error(&self, name: &str, make: impl FnOnce() -> Result<()>) -> Result<()> {
         let made = make();
         if made.as_ref().is_err_and(|error| !matches!(error, PoolError::Unknown(_))) {
