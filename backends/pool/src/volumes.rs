@@ -114,7 +114,8 @@ pub(crate) fn validate<S: Store, P: Pool>(
     }
 }
 
-/// A message about the first requested parameter that differs from the volume's, if any.
+/// Compares the requested `kind` and `consistency` with the volume's, and returns a message on the first
+/// difference. Other parameters are not compared.
 fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String>) -> Option<String> {
     let stored_value = |key: &str| match key {
         KIND => Some(record.kind.as_str()),

@@ -27,7 +27,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run roles against a cluster
+    /// Run Cofferdam's roles: controllers, node services and CSI servers
     #[command(after_help = Roles::help())]
     Run(ClusterFlags),
     /// Run a simulated cluster in this process: API server, scheduler, kubelets, roles and driver

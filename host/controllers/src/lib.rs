@@ -8,7 +8,9 @@
 //!
 //! A PersistentVolumeClaim becomes Bound in these steps:
 //!
-//! 1. [`pv_controller`] finds no matching PersistentVolume and sends `messages::ClaimNeedsVolume`.
+//! 1. [`pv_controller`] finds no matching PersistentVolume. If the driver's provisioner runs in another
+//!    process, it writes the annotation `storage-provisioner`; otherwise it sends
+//!    `messages::ClaimNeedsVolume`.
 //! 2. [`provisioner`] writes an intent to the journal, calls the driver, and creates the PersistentVolume
 //!    with the claim's `claimRef`.
 //! 3. [`pv_controller`] finds that PersistentVolume, and writes the volume's phase, `volumeName` and the

@@ -103,7 +103,8 @@ struct ReflectorInput {
     stop: CancellationToken,
 }
 
-/// Watches of every process: restores are detected from claims and volumes, whatever its roles are.
+/// Watches of every process. Each reflector detects restores; claims and PersistentVolumes are watched
+/// whatever the roles are, so every process detects them.
 pub fn common() -> Vec<WatchSpec> {
     vec![WatchSpec::all::<Claim>(), WatchSpec::all::<Volume>(), WatchSpec::all::<StorageClass>()]
 }

@@ -115,12 +115,12 @@ pub enum InvalidConnection {
 pub enum NodeConnection {
     /// An existing directory of the node.
     Directory {
-        /// The path below the policy's root.
+        /// The path below [`NodePolicy::directory_root`](crate::NodePolicy::directory_root).
         path: RelativePath,
     },
     /// An existing file of the node, attached as a loop device.
     Image {
-        /// The path below the policy's root.
+        /// The path below [`NodePolicy::image_root`](crate::NodePolicy::image_root).
         path: RelativePath,
     },
     /// A tmpfs.

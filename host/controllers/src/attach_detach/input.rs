@@ -32,8 +32,8 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// Returns the input for a volume, or for a VolumeAttachment of a deleted volume. `None` if there is
-    /// nothing to decide.
+    /// Returns the input for a volume, or for an unresolved VolumeAttachment. `None` if there is nothing to
+    /// decide.
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -82,8 +82,8 @@ impl InputSources<'_> {
                 ));
             }
         }
-        // VolumeAttachments of a deleted PersistentVolume with the same handle block the volume, too.
-        for attachment_name in self.state.unresolved_named_for(name, &driver, &handle) {
+        // Unresolved VolumeAttachments with the names of the volume's block the volume, too.
+        for attachment_name in self.state.unresolved_attachments_named_for(name, &driver, &handle) {
             let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
                 continue;
             };

@@ -435,7 +435,7 @@ impl AttachDetach {
         let failures: Vec<_> = pods
             .filter_map(|pod| problem(&pod).map(|problem| (pod, rules::unusable_claim_event(&problem))))
             .collect();
-        let since = self.state.unresolved_for(claim, failures.is_empty());
+        let since = self.state.unusable_claim_for(claim, failures.is_empty());
         if !failures.is_empty() && since < CLAIM_EVENT_DELAY {
             return Action::RequeueAfter(CLAIM_EVENT_DELAY.saturating_sub(since));
         }

@@ -77,7 +77,8 @@ pub enum AttachmentPurpose {
     /// Created for pods, by this controller or by upstream's. Its PersistentVolume is deleted, or deleted and
     /// created again with another source.
     PodOfDeletedVolume,
-    /// Created by another client, under the name of a VolumeAttachment for pods on its node.
+    /// Has the name of a VolumeAttachment for pods on its node, but the cache does not show that it is for
+    /// this volume: another client created it, or it or its PersistentVolume cannot be decoded.
     NameConflict,
     /// Created by another client, under another name. It blocks an exclusive volume for other nodes.
     Other,

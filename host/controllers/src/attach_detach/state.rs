@@ -71,7 +71,7 @@ impl PendingUpdate {
 pub(super) struct PreparedUpdate {
     /// The volumes, in no order.
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
-    /// Time since the last request without a response.
+    /// Time since the last request of an earlier update that may still take effect; `None` if there is none.
     pub(super) unanswered_for: Option<Duration>,
     /// Volumes of an earlier update that can no longer take effect.
     pub(super) superseded: Vec<VolumeAttachmentName>,
@@ -94,19 +94,19 @@ struct State {
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
     /// VolumeAttachments for pods whose volume is not known from the cache, by driver and node.
-    unresolved: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
+    unresolved_attachments: HashMap<DriverName, BTreeMap<NodeName, BTreeSet<VolumeAttachmentName>>>,
     /// Last state of deleted nodes that have VolumeAttachments.
     deleted_nodes: HashMap<NodeName, Arc<Node>>,
     /// Deletion time of CSIDrivers with `attachRequired: false`.
     deleted_csi_drivers: HashMap<DriverName, Instant>,
-    /// Keys that a VolumeAttachment of a deleted PersistentVolume blocks.
+    /// Keys that an unresolved VolumeAttachment blocks.
     blocked_keys: HashMap<VolumeAttachmentName, BTreeSet<Key>>,
     /// Creations whose result is unknown.
     uncertain: HashMap<Key, UncertainAttach>,
     /// Emitted failures by pod UID: digest of the text, and time of the last event.
     emitted_failures: HashMap<Key, HashMap<Uid, (u64, Instant)>>,
     /// Claims without an attachable volume, with the time when this was first found.
-    unresolved: HashMap<ClaimKey, Instant>,
+    unusable_claims: HashMap<ClaimKey, Instant>,
 }
 
 /// Returns the time since the first call for this name. The timer starts only if `is_there` returns true.
@@ -281,38 +281,38 @@ impl AttachState {
 
     /// Stores whether the volume of a VolumeAttachment is not known from the cache. Returns the keys that the
     /// VolumeAttachment no longer blocks.
-    pub(super) fn set_unresolved(
+    pub(super) fn set_unresolved_attachment(
         &self,
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
         is_unresolved: bool,
     ) -> BTreeSet<Key> {
         let mut state = self.state.lock();
         if is_unresolved {
-            let of_driver = state.unresolved.entry(attacher.clone()).or_default();
+            let of_driver = state.unresolved_attachments.entry(attacher.clone()).or_default();
             of_driver.entry(node.clone()).or_default().insert(name.clone());
             return BTreeSet::new();
         }
         let unblocked = state.blocked_keys.remove(name).unwrap_or_default();
-        let Some(of_driver) = state.unresolved.get_mut(attacher) else { return unblocked };
+        let Some(of_driver) = state.unresolved_attachments.get_mut(attacher) else { return unblocked };
         if of_driver.get_mut(node).is_some_and(|names| names.remove(name) && names.is_empty()) {
             of_driver.remove(node);
         }
         if of_driver.is_empty() {
-            state.unresolved.remove(attacher);
+            state.unresolved_attachments.remove(attacher);
         }
         unblocked
     }
 
     /// Returns unresolved VolumeAttachments that have the names of the volume's VolumeAttachments. The volume
     /// is enqueued after their deletion.
-    pub(super) fn unresolved_named_for(
+    pub(super) fn unresolved_attachments_named_for(
         &self,
         volume: &UniqueVolumeName,
         driver: &DriverName,
         handle: &VolumeHandle,
     ) -> Vec<VolumeAttachmentName> {
         let mut state = self.state.lock();
-        let nodes = state.unresolved.get(driver).into_iter().flatten();
+        let nodes = state.unresolved_attachments.get(driver).into_iter().flatten();
         let named =
             nodes.map(|(node, present)| (names::volume_attachment_name(driver, handle, node), present));
         let found: Vec<_> =
@@ -324,9 +324,9 @@ impl AttachState {
     }
 
     /// Returns the unresolved VolumeAttachments of a node.
-    pub(super) fn unresolved_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
+    pub(super) fn unresolved_attachments_on_node(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         let state = self.state.lock();
-        state.unresolved.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
+        state.unresolved_attachments.values().filter_map(|nodes| nodes.get(node)).flatten().cloned().collect()
     }
 
     /// Stores the last state of a deleted node. `None` removes it.
@@ -412,14 +412,14 @@ impl AttachState {
         self.state.lock().emitted_failures.contains_key(key)
     }
 
-    /// Returns the time for which a claim has had no attachable volume. `resolved` resets it.
-    pub(super) fn unresolved_for(&self, claim: &ClaimKey, resolved: bool) -> Duration {
+    /// Returns the time for which a claim has had no attachable volume. `usable` resets it.
+    pub(super) fn unusable_claim_for(&self, claim: &ClaimKey, usable: bool) -> Duration {
         let mut state = self.state.lock();
-        if resolved {
-            state.unresolved.remove(claim);
+        if usable {
+            state.unusable_claims.remove(claim);
             return Duration::ZERO;
         }
-        state.unresolved.entry(claim.clone()).or_insert_with(Instant::now).elapsed()
+        state.unusable_claims.entry(claim.clone()).or_insert_with(Instant::now).elapsed()
     }
 }
 

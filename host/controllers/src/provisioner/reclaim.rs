@@ -178,7 +178,7 @@ impl Provisioner {
         // 2. Check with live reads that the volume is Released and its claim deleted.
         match self.check_release(volume).await {
             Ok(ReleaseCheck::Released) => {}
-            // The PersistentVolume controller has not set the phase yet; its write enqueues the volume.
+            // The PersistentVolume or its claim differs from the cache; the change enqueues the volume.
             Ok(ReleaseCheck::NotReleased) => return Some(Action::Backoff),
             Ok(ReleaseCheck::Restored) => return Some(self.report_deletion_frozen(volume, recorder)),
             Err(error) => {

@@ -1,13 +1,15 @@
 //! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
 //!
-//! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. Each is a call of
-//! `Provisioner::reconcile_claim`, or continues it:
+//! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. `claim_changed` and
+//! the message of the PersistentVolume controller enqueue the claim, and `Provisioner::reconcile_claim` does
+//! the rest:
 //!
 //! | step | function |
 //! |---|---|
 //! | the watch delivers the claim | `claim_changed` |
 //! | decide | [`rules::provision`] |
 //! | write the intent to the journal | `super::create`: `write_intent` |
+//! | decide again | [`rules::provision`] |
 //! | call the driver | `super::create`: `create` |
 //! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |

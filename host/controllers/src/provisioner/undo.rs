@@ -111,8 +111,8 @@ impl Provisioner {
     }
 
     /// Returns the action while deletions are frozen. The intent stays until an operator deletes the
-    /// restore marker. An intent that is missing from the backup is lost when the process ends: its volume is
-    /// an orphan then, like every volume created since the backup.
+    /// restore marker. An intent that is missing from the backup is lost when the manager replaces the
+    /// cache: its volume is an orphan then, like every volume created since the backup.
     fn requeue_while_frozen(&self, recorder: &StepRecorder) -> Action {
         recorder.record(StepResult::Waiting, "deletions are frozen since the cluster was restored", None);
         Action::BackoffFor(self.context.calls.retry_interval_max)

@@ -117,8 +117,10 @@ pub(crate) trait Connector: Send + Sync {
     /// Checks that this kind of volume supports a capability.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
-    /// Resolves the volume's storage on this node and stores its identity in the record, for the check that
-    /// no other volume uses it.
+    /// Checks that the volume's storage exists on this node. A tmpfs and the kind `none` need no check.
+    ///
+    /// Images and devices also store their identity in the record: no other volume may use them. Several
+    /// volumes may use one directory.
     fn identify(&self, mounter: &dyn Mounter, record: &mut VolumeRecord) -> Result<(), NodeError>;
 
     /// Stages the volume at the staging path.

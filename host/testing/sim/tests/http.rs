@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 /// Concurrent scenarios. A constant, so that the delays of the roles in real time do not depend on the size
 /// of the table.
-const CONCURRENCY: usize = 48;
+const CONCURRENCY: usize = 24;
 
 async fn run_scenario(scenario: Scenario) -> Vec<String> {
     let outcome = final_state(&scenario).await;

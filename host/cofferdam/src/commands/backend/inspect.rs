@@ -20,7 +20,7 @@ use crate::{
     table::TextTable,
 };
 
-/// Version of the manifest's format.
+/// Version of the format of `inspect --output manifest`: the description of a driver for the role `node`.
 const MANIFEST_VERSION: u32 = 1;
 
 /// Result of inspecting a component.

@@ -61,8 +61,9 @@ impl AttachDetach {
         // A pod without a node uses no volume.
         let placed = || [old, new].into_iter().flatten().filter(|pod| pod.node.is_some());
         placed().flat_map(PodIndex::claims_of).for_each(|claim| self.enqueue_claim(&claim));
-        let attachments =
-            placed().filter_map(|pod| pod.node.as_ref()).flat_map(|node| self.state.unresolved_on_node(node));
+        let attachments = placed()
+            .filter_map(|pod| pod.node.as_ref())
+            .flat_map(|node| self.state.unresolved_attachments_on_node(node));
         attachments.for_each(|name| self.volumes.add(Key::UnresolvedAttachment(name)));
         // The claim of a generic ephemeral volume may belong to another owner.
         for pod in new.into_iter().filter(|pod| pod.node.is_some()) {
@@ -242,7 +243,7 @@ impl AttachDetach {
         let is_unresolved = desired_state::unique_volume_of_attachment(cache, attachment).is_none();
         let is_there = !cache.attachments.get(&attachment.name).is_missing();
         self.state
-            .set_unresolved(attachment, is_unresolved && is_there)
+            .set_unresolved_attachment(attachment, is_unresolved && is_there)
             .into_iter()
             .for_each(|key| self.volumes.add(key));
         if is_unresolved {

@@ -390,7 +390,9 @@ fn an_attachment_without_its_volume_blocks_multi_attach() {
     fixture.node("n", json!({}));
     fixture.pod("ns", "p", "n");
     fixture.attachment("m", json!({"spec": {"source": {"persistentVolumeName": "former"}}}));
-    fixture.state.set_unresolved(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
+    fixture
+        .state
+        .set_unresolved_attachment(&fixture.cache.attachments.get(&name).into_object().unwrap(), true);
     assert_eq!(fixture.next(), "no action");
     assert_eq!(fixture.failures().len(), 1);
     fixture.node("m", json!({}));

@@ -675,7 +675,11 @@ fn claims_that_need_provisioning() {
 fn the_default_class_is_assigned_to_claims_without_a_class() {
     let both = ["gold drv default", "silver drv default"];
     check_claims(&[], &["drv"], &[("15-1", &[], "1Gi - P", "wait", &[], "- P", &["N FailedBinding"])]);
-    check_claims(&both, &["drv"], &[("15-2", &[], "1Gi - P", "provisioner gold drv", &[], "- P sc=gold", &[])]);
+    check_claims(
+        &both,
+        &["drv"],
+        &[("15-2", &[], "1Gi - P", "provisioner gold drv", &[], "- P sc=gold", &[])],
+    );
     check_claims(
         &["gold drv default", "silver drv default 5"],
         &["drv"],

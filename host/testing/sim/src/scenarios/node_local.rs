@@ -266,9 +266,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "node-local claim deleted and CreateVolume response lost: \
                   the call is repeated, then the volume is deleted",
-            actions: claim_on_node("n1", [Until(CallsCompleted(1)), Delete(CLAIM)]),
-            create_faults: vec![DriverFault::LostResponse],
-            events: &["a Normal WaitForFirstConsumer", "a Warning ProvisioningFailed"],
+            actions: claim_on_node("n1", []),
+            create_faults: vec![DriverFault::ConcurrentActionThen(
+                Delete(CLAIM),
+                Box::new(DriverFault::LostResponse),
+            )],
+            events: &["a Normal WaitForFirstConsumer"],
             calls: &[
                 "create gone topology.cofferdam.dev/node=n1",
                 "create gone topology.cofferdam.dev/node=n1",
