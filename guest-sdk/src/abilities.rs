@@ -162,6 +162,8 @@ pub trait Publishing {
     ///   another way.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published to
     ///   another node and cannot be published to two.
+    /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if the node has the maximum number
+    ///   of volumes.
     fn publish(request: PublishRequest) -> Result<ConnectionInfo>;
 
     /// Makes a volume unreachable from a node, or from every node if `node` is `None`. Succeeds if the volume
@@ -228,7 +230,7 @@ pub trait Expansion {
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the volume cannot have a size in the range.
-    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is in use and the
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published and the
     ///   driver lacks the feature `online-expansion`.
     fn expand(request: ExpandRequest) -> Result<ExpandResponse>;
 }
@@ -271,8 +273,11 @@ pub trait Modification {
     ///
     /// # Errors
     ///
-    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown. Nothing has
-    ///   been changed.
+    /// Nothing has been changed:
+    ///
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown or has an
+    ///   unsupported value.
+    /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
     fn modify(handle: VolumeHandle, parameters: KeyValues) -> Result<()>;
 }
 
@@ -390,7 +395,8 @@ pub trait Snapshots {
         }
     }
 
-    /// Lists all snapshots, or the snapshots of one volume, from the start or after an earlier page.
+    /// Lists a page of all snapshots, or of the snapshots of one volume: the first page, or the page of the
+    /// token `after`. The page has at most `limit` snapshots; without a limit the driver chooses its size.
     ///
     /// # Errors
     ///
@@ -483,14 +489,15 @@ pub trait GroupSnapshots {
     /// # Errors
     ///
     /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other sources.
+    /// - [`not_found`](crate::StorageError::not_found) if a source does not exist.
     fn create(request: GroupRequest) -> Result<GroupSnapshot>;
 
     /// Deletes a group and its snapshots. Succeeds if the group does not exist.
     ///
     /// # Errors
     ///
-    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a snapshot is not a member of the
-    ///   group.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if `snapshots` are not exactly the
+    ///   members of the group.
     fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()>;
 
     /// Returns a group.
@@ -498,8 +505,8 @@ pub trait GroupSnapshots {
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the group does not exist.
-    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a snapshot is not a member of the
-    ///   group.
+    /// - [`invalid_argument`](crate::StorageError::invalid_argument) if `snapshots` are not exactly the
+    ///   members of the group.
     fn get(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<GroupSnapshot>;
 }
 
@@ -554,7 +561,8 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
 /// ```
 pub trait Listing {
-    /// Lists the volumes from the start or after an earlier page.
+    /// Lists a page of the volumes: the first page, or the page of the token `after`. The page has at most
+    /// `limit` volumes; without a limit the driver chooses its size.
     ///
     /// # Errors
     ///

@@ -99,7 +99,8 @@ pub trait Backend {
     fn validate(request: ValidateRequest) -> Result<Validation>;
 }
 
-/// Connects a [`Backend`] to the component's exports. [`export!`](crate::export) creates it.
+/// Connects a [`Backend`] to the component's exports. [`export!`](crate::export) names the type; it has no
+/// values.
 #[derive(Debug)]
 pub struct Component<B>(PhantomData<B>);
 

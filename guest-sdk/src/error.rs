@@ -45,7 +45,7 @@ impl StorageError {
         Self::new(ErrorKind::InvalidArgument, Finality::Final, message)
     }
 
-    /// The volume does not exist. Final.
+    /// The volume, snapshot, group, source or node does not exist. Final.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, Finality::Final, message)
     }

@@ -3,7 +3,7 @@
 /// Exports a type that implements [`Backend`](crate::Backend) as a component: `export!(MyArray)`.
 ///
 /// Optional abilities follow the type: `export!(MyArray: snapshots, restoring, expansion)`. Their names are
-/// those of the contract's interfaces, and each requires the corresponding trait of
+/// those of the contract's interfaces, with `_` in place of `-`, and each requires the corresponding trait of
 /// [`abilities`](crate::abilities). Use the macro once per crate, in a crate of type `cdylib`.
 ///
 /// The expansion contains exported symbols, which Rust treats as unsafe code. The macro is defined in this

@@ -198,7 +198,7 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Adds a header. The host sets the headers that frame the message.
+    /// Adds a header. The host sets `host`, `connection` and other headers that frame the message.
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
@@ -360,7 +360,8 @@ impl Response {
         self
     }
 
-    /// The first header with the name, compared case-insensitively.
+    /// The value of the first header with the name, compared case-insensitively. `None` if there is no such
+    /// header.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers
             .iter()
@@ -408,10 +409,10 @@ impl Response {
 
     /// The default error for the status. A `retry-after` header in seconds sets the retry delay.
     ///
-    /// - 4xx is final unless this call has changed something before. This includes 429: the storage is
-    ///   overloaded and did nothing.
+    /// - 400, 401, 403 to 406, 409 to 417, 422, 428, 429, 501 and 507 are final unless this call has changed
+    ///   something before. After 429, the storage is overloaded and did nothing.
     /// - 423 and 425 are in progress: the storage is processing this operation.
-    /// - 408 and most 5xx leave the outcome unknown unless the request was read-only.
+    /// - Every other status leaves the outcome unknown unless the request was read-only.
     pub fn error(&self) -> StorageError {
         let message = self.error_message();
         let error = match self.status {

@@ -77,7 +77,7 @@ pub fn find_or_create<T>(
     }
 }
 
-/// Makes the error of a lookup not final if the lookup had no result.
+/// Makes the error of a lookup not final if its kind means that the storage gave no response.
 fn not_final_without_response(error: StorageError) -> StorageError {
     match error.kind.default_finality() {
         Finality::Unknown => error.after_change(),

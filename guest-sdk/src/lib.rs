@@ -101,6 +101,7 @@ pub use types::to_map;
 ///
 /// A request counts if its method is not read-only, it is not marked with
 /// [`read_only`](http::Request::read_only), and its response is neither 4xx (except 408) nor 501, 505 or 507.
+/// The requests of a login by [`session::login`] do not count.
 pub fn has_changed() -> bool {
     host::has_changed()
 }

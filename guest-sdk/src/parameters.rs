@@ -7,8 +7,8 @@ use std::{
 
 use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
 
-/// Prefix of the keys that external-provisioner adds with `--extra-create-metadata`. Every backend accepts
-/// them.
+/// Prefix of the keys that external-provisioner and external-snapshotter add with
+/// `--extra-create-metadata`.
 const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 /// Reads keys one by one and rejects the remaining keys at the end.
@@ -52,7 +52,8 @@ impl ParameterReader {
         Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
     }
 
-    /// Reads mutable parameters; see [`Modification`](crate::abilities::Modification).
+    /// Reads mutable parameters; see [`Modification`](crate::abilities::Modification). Errors are
+    /// [`invalid_argument`](StorageError::invalid_argument).
     pub fn mutable_parameters(pairs: KeyValues) -> Self {
         Self::new("mutable parameter", ErrorKind::InvalidArgument, pairs)
     }
@@ -66,7 +67,7 @@ impl ParameterReader {
         Self { kind_name: what, kind, remaining: pairs.into_iter().collect(), read_keys: BTreeSet::new() }
     }
 
-    /// An optional text.
+    /// An optional text. `None` if the key is absent.
     pub fn text(&mut self, key: &str) -> Option<String> {
         self.read_keys.insert(key.to_owned());
         self.remaining.remove(key)
@@ -81,8 +82,8 @@ impl ParameterReader {
         self.text(key).ok_or_else(|| self.error(format!("the {} {key:?} is missing", self.kind_name)))
     }
 
-    /// A value of any type that implements [`FromStr`]. `expected` describes the valid texts in error
-    /// messages.
+    /// A value of any type that implements [`FromStr`], or `None` if the key is absent. `expected` describes
+    /// the valid texts in error messages.
     ///
     /// # Errors
     ///
@@ -92,7 +93,7 @@ impl ParameterReader {
         text.parse().map(Some).map_err(|_| self.invalid_value(key, &text, expected))
     }
 
-    /// `true` or `false`.
+    /// `true` or `false`, or `None` if the key is absent.
     ///
     /// # Errors
     ///
@@ -115,7 +116,8 @@ impl ParameterReader {
         }
     }
 
-    /// A size: a number of bytes, or a number with the suffix `Ki`, `Mi`, `Gi`, `Ti` or `Pi`.
+    /// A size: a number of bytes, or a number with the suffix `Ki`, `Mi`, `Gi`, `Ti` or `Pi`. `None` if the
+    /// key is absent.
     ///
     /// # Errors
     ///

@@ -21,15 +21,17 @@ pub trait Pool {
     ///
     /// # Errors
     ///
+    /// Nothing was created, except possibly after [`PoolError::Unknown`]:
+    ///
     /// - [`PoolError::Exists`] if the name is taken.
-    /// - Any failure of the pool. Nothing was created.
+    /// - Any other failure of the pool.
     fn create_directory(&self, name: &str) -> Result<(), PoolError>;
 
     /// Creates a sparse image of `size_bytes` zero bytes. Its blocks are allocated when they are written.
     ///
     /// # Errors
     ///
-    /// Nothing was created:
+    /// Nothing was created, except possibly after [`PoolError::Unknown`]:
     ///
     /// - [`PoolError::Exists`] if the name is taken.
     /// - [`PoolError::InvalidSize`] if the size is 0, is not a multiple of 4096, or exceeds the operator's
@@ -42,21 +44,27 @@ pub trait Pool {
     /// # Errors
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
-    /// - Any failure of the pool.
+    /// - [`PoolError::Busy`] if an earlier call is still using the item.
+    /// - Any other failure of the pool.
     fn remove(&self, name: &str) -> Result<(), PoolError>;
 
     /// Expands an image to at least `size_bytes`. A larger image remains unchanged.
     ///
     /// # Errors
     ///
-    /// [`PoolError::Missing`], [`PoolError::WrongKind`], [`PoolError::InvalidSize`], [`PoolError::NoSpace`].
+    /// - [`PoolError::Missing`] if the item does not exist.
+    /// - [`PoolError::WrongKind`] if the item is a directory.
+    /// - [`PoolError::Busy`] if an earlier call is still using the item.
+    /// - [`PoolError::InvalidSize`] and [`PoolError::NoSpace`] as for [`create_image`](Self::create_image).
+    /// - Any other failure of the pool.
     fn grow(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
 
-    /// Copies an item to a new name. The copy of an image may be larger than its source.
+    /// Copies an item to a new name. `size_bytes` is the size of an image's copy, at least the size of the
+    /// source; `None` keeps the size of the source. For a directory it must be `None`.
     ///
     /// # Errors
     ///
-    /// Nothing was created:
+    /// Nothing was created, except possibly after [`PoolError::Unknown`]:
     ///
     /// - [`PoolError::Missing`] if the source does not exist.
     /// - [`PoolError::Exists`] if the name is taken.

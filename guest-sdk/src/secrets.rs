@@ -23,7 +23,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// The name given by the operator.
+    /// The name of the secret in the operator's configuration, or the key in the Secret that a class names.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -58,7 +58,7 @@ pub fn acquire(key: &str) -> std::result::Result<Acquired, SessionError> {
 ///
 /// # Errors
 ///
-/// See [`SessionError`]. This call still holds the lock.
+/// See [`SessionError`]. A lock that this call holds on the key remains.
 pub fn put(key: &str, value: &[u8], ttl: Duration) -> std::result::Result<Generation, SessionError> {
     host::session_put(key, value, u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
@@ -77,6 +77,7 @@ pub fn invalidate(key: &str, generation: Generation) {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     value: Vec<u8>,
+    /// The generation of the stored session; `None` if the host could not store it.
     generation: Option<Generation>,
 }
 
@@ -113,7 +114,8 @@ impl Login {
 ///
 /// # Errors
 ///
-/// The errors of `log_in`, and a [`SessionError`] for a key or value of invalid size.
+/// The errors of `log_in`, and a [`SessionError`] for a key or value of invalid size, or if this call has
+/// locked another key.
 pub fn login(key: &str, ttl: Duration, log_in: impl FnOnce() -> Result<Vec<u8>>) -> Result<Login> {
     match acquire(key) {
         Ok(Acquired::Found(Entry { value, generation })) => {

@@ -101,7 +101,7 @@ impl Sizes {
         }
     }
 
-    /// The size to which a volume must be expanded, or `None` if it is large enough.
+    /// The size to which a volume of `now` bytes must be expanded, or `None` if it is large enough.
     ///
     /// # Errors
     ///

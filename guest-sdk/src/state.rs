@@ -24,7 +24,7 @@ use crate::{StorageError, host};
 
 /// A key-value store. A backend that takes it as a parameter can be tested without a host.
 pub trait Store {
-    /// Reads a key.
+    /// Reads the entry of a key. `None` if the key does not exist.
     ///
     /// # Errors
     ///
@@ -42,7 +42,8 @@ pub trait Store {
     ///   unavailable.
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError>;
 
-    /// Reads the keys with a prefix after a given key, in byte order.
+    /// Reads a page of at most `limit` entries whose keys have a prefix and follow a given key, in byte order
+    /// of the keys. The host also limits a page to 1 MiB.
     ///
     /// # Errors
     ///
@@ -77,7 +78,7 @@ pub struct Versioned<T> {
     pub version: Version,
 }
 
-/// Reads a key as JSON.
+/// Reads the value of a key and decodes it from JSON. `None` if the key does not exist.
 ///
 /// # Errors
 ///

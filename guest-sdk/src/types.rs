@@ -8,7 +8,8 @@ use crate::{
 };
 
 impl AccessMode {
-    /// The mode as spelled in the contract, such as `single-node-writer`. It is suitable for storage.
+    /// The mode as spelled in the contract, such as `single-node-writer`. The spelling never changes, so a
+    /// backend can store it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::SingleNodeWriter => "single-node-writer",
@@ -142,12 +143,13 @@ impl ConnectionInfo {
         Self::with_fields("none", &[])
     }
 
-    /// A directory on the node, relative to the driver's root.
+    /// A directory on the node. The path starts at the directory that the node's operator has assigned.
     pub fn directory(path: &str) -> Self {
         Self::with_fields("directory", &[("path", path)])
     }
 
-    /// A file on the node that is used as a block device, relative to the driver's root.
+    /// A file on the node that is used as a block device. The path starts at the directory that the node's
+    /// operator has assigned.
     pub fn image(path: &str) -> Self {
         Self::with_fields("image", &[("path", path)])
     }

@@ -55,10 +55,11 @@ const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind
      failure after the effect, and with :final, :in-progress or :unknown for another finality than \
      the kind's";
 
-/// Number of calls in which a rule injects its fault.
+/// Number of calls in which a rule injects its fault. The state stores one counter per limited rule, so a
+/// restart does not reset it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCount {
-    /// This number of first calls.
+    /// The first calls, up to this number.
     First(u32),
     /// Every call.
     Always,

@@ -18,7 +18,7 @@ const MAX_ENTRIES: u32 = 1_000;
 /// Message of the default condition.
 const HEALTHY_MESSAGE: &str = "no problem is known";
 
-/// Reads the entries with a key prefix, page by page.
+/// Reads entries with a key prefix for one page of a listing. A filtered page can need several reads.
 #[derive(Debug)]
 pub(crate) struct StatePager<'a> {
     prefix: &'a str,

@@ -1,8 +1,8 @@
 //! State entries and their changes.
 //!
-//! Each volume, snapshot, group and node in use has an entry. One more entry stores the total usage. A change
-//! of the usage is committed together with the entries that cause it. Therefore the sums are correct whenever
-//! a call dies, and the cost of a create does not depend on the number of volumes.
+//! Each volume, snapshot, group and node with published volumes has an entry. One more entry stores the total
+//! usage. A change of the usage is committed together with the entries that cause it. Therefore the sums are
+//! correct whenever a call dies, and the cost of a create does not depend on the number of volumes.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl StorageUsage {
-    /// Used bytes of a segment, or of all volumes without topology.
+    /// Used bytes of a segment; without a segment, those of all volumes.
     pub(crate) fn used_bytes(&self, segment: Option<&TopologySegment>) -> u64 {
         match segment {
             Some(segment) => self.segments.get(&segment.label).copied().unwrap_or_default(),
@@ -66,7 +66,7 @@ impl StorageUsage {
         }
     }
 
-    /// Adds bytes to the total and to a segment.
+    /// Adds bytes to the total and, if the volume has one, to its segment.
     pub(crate) fn add_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         if let Some(segment) = segment {
@@ -75,7 +75,7 @@ impl StorageUsage {
         }
     }
 
-    /// Subtracts bytes from the total and from a segment.
+    /// Subtracts bytes from the total and, if the volume has one, from its segment.
     pub(crate) fn remove_bytes(&mut self, segment: Option<&TopologySegment>, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(segment) = segment
@@ -142,8 +142,8 @@ pub(crate) enum MemorySource {
     Snapshot(String),
 }
 
-/// Arguments that repeated requests for a name must match. The size (requested as a range), the topology
-/// segment and the owner are excluded.
+/// Arguments that must be equal in repeated requests for a name. The size and the topology segment must
+/// satisfy the request and are compared separately; the owner is not compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
     /// The class parameters.
@@ -165,6 +165,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) size: u64,
     pub(crate) arguments: VolumeArguments,
     pub(crate) owner: Option<MemoryOwner>,
+    /// Time of the creation or the last expansion, modification or change of a publication, in milliseconds
+    /// since the Unix epoch.
     pub(crate) changed_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) segment: Option<TopologySegment>,
@@ -208,7 +210,8 @@ pub(crate) struct MemorySnapshot {
     pub(crate) source: String,
     pub(crate) size: u64,
     pub(crate) created_ms: u64,
-    /// Number of requests until the snapshot is ready.
+    /// Number of further create and get requests for the snapshot or its group until it is ready. Listings
+    /// do not count.
     pub(crate) polls_left: u32,
     /// The handle of the snapshot's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -232,7 +235,9 @@ pub(crate) struct MemoryGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryOwner {
     cluster: String,
+    /// UID of the PersistentVolumeClaim; of a snapshot, UID of the VolumeSnapshot or VolumeGroupSnapshot.
     claim: String,
+    /// Name of the PersistentVolume; of a snapshot, name of its content object.
     volume: String,
     retain: bool,
 }

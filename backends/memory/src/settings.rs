@@ -44,7 +44,7 @@ const KEYS: [&str; 11] = [
 /// Limit for all volumes together, 4 EiB, regardless of the settings. Every sum of sizes then fits the
 /// contract's types.
 pub(crate) const MAX_TOTAL: u64 = 1 << 62;
-/// Maximum number of requests until a snapshot is ready.
+/// Maximum of the setting `snapshot-ready-after`.
 const MAX_POLLS: u32 = 1_000;
 
 /// Capacity of the storage.
@@ -184,7 +184,7 @@ pub(crate) struct MemorySettings {
     pub(crate) max_snapshots: Option<u64>,
     /// The existing nodes; `None` accepts every node.
     pub(crate) nodes: Option<BTreeSet<String>>,
-    /// Number of requests until a new snapshot is ready.
+    /// Number of create and get requests after the first create until a snapshot is ready.
     pub(crate) snapshot_ready_after: u32,
     pub(crate) topology: Topology,
     /// Maximum number of volumes published to one node.
@@ -230,7 +230,8 @@ impl MemorySettings {
         Ok(parsed)
     }
 
-    /// The capacity limit of a segment, or of the whole storage.
+    /// The capacity limit that applies to a segment; without a segment, to the whole storage. A total limit
+    /// applies to every segment.
     pub(crate) fn capacity_limit(&self, segment: Option<&TopologySegment>) -> u64 {
         let bytes = match (&self.capacity, segment) {
             (CapacitySetting::Unlimited, _) | (CapacitySetting::PerSegment(_), None) => MAX_TOTAL,

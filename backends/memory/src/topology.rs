@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{self, InvalidValue, Parsed};
 
-/// Maximum number of segments. Each has a row in the usage entry.
+/// Maximum number of segments. The usage entry stores the used bytes of each segment with volumes.
 const MAX_SEGMENTS: usize = 64;
 const TOPOLOGY_FORMAT: &str =
     "expected a label's key with values such as topology.example/zone=a,b, separated by `;`";
@@ -90,7 +90,7 @@ impl Topology {
         Ok(Self { keys, segments })
     }
 
-    /// The segment with a label.
+    /// The segment with a label, if the driver has it.
     pub(crate) fn find_segment(&self, label: &str) -> Option<&TopologySegment> {
         self.segments.iter().find(|segment| segment.label == label)
     }

@@ -14,7 +14,7 @@ impl fmt::Display for InvalidValue {
     }
 }
 
-/// A parsed value.
+/// A parsed value, or what was expected in its place.
 pub(crate) type Parsed<T> = std::result::Result<T, InvalidValue>;
 
 /// CSI's limit for names, ids and other strings, in bytes.
@@ -64,7 +64,7 @@ pub(crate) fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<()>
     Ok(())
 }
 
-/// Splits a list and trims its parts. An empty text has no parts.
+/// Splits a text at commas and trims its parts. An empty text has no parts.
 pub(crate) fn split_list(text: &str) -> Vec<&str> {
     if text.trim().is_empty() { Vec::new() } else { text.split(',').map(str::trim).collect() }
 }

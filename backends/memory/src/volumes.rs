@@ -172,7 +172,8 @@ impl fmt::Display for CapacityExceeded {
     }
 }
 
-/// Checks that the additional bytes fit into a segment.
+/// Checks that additional bytes fit into a segment, or into the whole storage without topology, and that the
+/// total remains within [`MAX_TOTAL`].
 pub(crate) fn check_capacity(
     settings: &MemorySettings,
     usage: &StorageUsage,
@@ -236,7 +237,8 @@ pub(crate) fn volume_context(record: &records::MemoryVolume) -> BTreeMap<String,
     label.into_iter().chain(source).map(|(key, value)| (key.to_owned(), value.clone())).collect()
 }
 
-/// An attribute whose stored value differs from the requested one. Unknown attributes are ignored.
+/// The first requested attribute whose stored value is different, if any. Attributes that are not stored are
+/// ignored.
 pub(crate) fn conflicting_attribute<'a>(
     stored: &BTreeMap<String, String>,
     requested: &'a BTreeMap<String, String>,

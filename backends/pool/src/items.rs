@@ -52,7 +52,8 @@ pub(crate) struct StoredRecord {
     pub(crate) source: Option<CopySource>,
     pub(crate) arguments: VolumeArguments,
     pub(crate) owner: Option<OwnerRecord>,
-    /// Time of the creation or the last change. For a copy, the start of the copy.
+    /// Time of the creation or the last expansion, in milliseconds since the Unix epoch. The creation time of
+    /// a copy is the start of the call that makes the copy.
     pub(crate) changed_ms: u64,
 }
 
@@ -69,7 +70,9 @@ pub(crate) struct CopySource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnerRecord {
     pub(crate) cluster: String,
+    /// UID of the PersistentVolumeClaim; of a snapshot, UID of the VolumeSnapshot.
     pub(crate) claim: String,
+    /// Name of the PersistentVolume; of a snapshot, name of the VolumeSnapshotContent.
     pub(crate) volume: String,
     pub(crate) retain: bool,
 }
@@ -113,7 +116,7 @@ impl OwnerRecord {
     }
 }
 
-/// A listed record, or the error of reading it.
+/// A record in a listing, or the error of reading it.
 pub(crate) type ListedRecord = std::result::Result<StoredRecord, StorageError>;
 
 /// The kind of a record.
@@ -187,7 +190,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads the record of a usable volume or snapshot.
+    /// Reads the record of a usable volume or snapshot. A record in phase `creating` is an error in progress;
+    /// a record in phase `deleting` counts as not found.
     pub(crate) fn read_ready(
         &self,
         record_kind: RecordKind,
@@ -262,7 +266,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
     }
 
     /// Creates the item of a record unless it exists, and sets the phase to `ready`. Removes the record if
-    /// the item cannot be created.
+    /// the pool rejects the item. If the item is busy or the outcome is unknown, the record remains for a
+    /// retry.
     fn create_item(
         &self,
         record_kind: RecordKind,
@@ -363,7 +368,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         Ok(self.scan_for(item)?)
     }
 
-    /// Looks an item up. A scan with a limit of 1 has the same cost in a large directory as in a small one.
+    /// Looks an item up with a scan. `measure` would read the complete content of a directory item.
     fn scan_for(&self, item: &str) -> std::result::Result<Option<ItemKind>, PoolError> {
         let page = self.pool.scan(item, None, 1)?;
         Ok(page.items.into_iter().find(|(name, _)| name == item).map(|(_, kind)| kind))
@@ -382,7 +387,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Finds an item whose name was generated for a handle.
+    /// Finds an item whose name was generated for a handle. The caller checks that the handle has no record.
     fn find_item_without_record(&self, handle: &str) -> Result<Option<String>> {
         let prefix = format!("{handle}.");
         let mut after: Option<String> = None;
@@ -438,8 +443,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// A page of at most `limit` records, and the token of the next page. The page includes incomplete and
-    /// unreadable records.
+    /// A page of at most `limit` records that satisfy the filter, and the token of the next page. The page
+    /// includes incomplete records, and all unreadable records regardless of the filter.
     pub(crate) fn list(
         &self,
         record_kind: RecordKind,

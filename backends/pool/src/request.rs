@@ -76,8 +76,8 @@ impl Consistency {
     }
 }
 
-/// Arguments that repeated requests for a name must match. The size (requested as a range) and the owner are
-/// excluded.
+/// Arguments that must be equal in repeated requests for a name. The name, the size range and the source are
+/// compared separately; the topology and the owner are not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
     /// The class parameters.
@@ -90,7 +90,7 @@ pub(crate) struct VolumeArguments {
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedRequest {
     pub(crate) arguments: VolumeArguments,
-    /// The consistency set by the class.
+    /// The parameter `consistency`, if the class sets it.
     pub(crate) consistency: Option<Consistency>,
     kinds: Vec<VolumeKind>,
 }

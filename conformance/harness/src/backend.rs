@@ -1,5 +1,5 @@
-//! A driver with the roles that call it, and the node roles, which run in another process and do not load the
-//! driver.
+//! A driver with Cofferdam's roles that call it, and the roles `node`, `registrar` and `liveness`, which run
+//! in another process and do not load the driver.
 
 use std::{
     fs, io,
@@ -147,7 +147,8 @@ impl BackendFixture {
     }
 
     /// Starts `node`, `registrar` and `liveness` below a kubelet root, and waits until they are healthy. They
-    /// get the driver's manifest, not the driver.
+    /// read the driver's description, which `cofferdam backend inspect --output manifest` prints, and do not
+    /// load the driver.
     ///
     /// # Errors
     /// If they do not become healthy. The error contains the end of their log.
@@ -192,15 +193,15 @@ impl BackendFixture {
     }
 }
 
-/// The node roles of one driver.
+/// A process with the roles `node`, `registrar` and `liveness` of one driver.
 pub struct NodeRoles {
     /// The driver's name.
     pub driver: String,
     /// The process.
     pub process: ManagedProcess,
-    /// The socket of the node service.
+    /// The socket of the CSI Node service.
     pub socket: PathBuf,
-    /// The registration socket.
+    /// The socket in kubelet's `plugins_registry`, by which kubelet registers the driver.
     pub registration: PathBuf,
     client: Client,
 }
@@ -218,7 +219,7 @@ impl NodeRoles {
             .await
     }
 
-    /// The node records of the volumes, as the text of each file.
+    /// The text of each file in which the role `node` records a volume that is on the node.
     ///
     /// # Errors
     /// If they cannot be read.

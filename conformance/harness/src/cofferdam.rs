@@ -74,8 +74,8 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// The volumes of the driver: name by handle. Only one process can open the state file, so `cofferdam
-    /// run` must not run with the driver.
+    /// The volumes in the driver's state file: name by handle. Only one process can open the file, so
+    /// `cofferdam run` must not run with the driver. There are none with [`in_memory`](Self::in_memory).
     ///
     /// # Errors
     /// If the call fails.

@@ -109,7 +109,7 @@ impl CsiDriverProcess {
         Ok(nodes.flat_map(|nodes| nodes.keys().cloned()).collect())
     }
 
-    /// Number of calls by method.
+    /// Number of calls since the start of the driver, by method, including those that failed.
     ///
     /// # Errors
     /// If the driver does not respond.
@@ -120,7 +120,7 @@ impl CsiDriverProcess {
         Ok(calls.unwrap_or_default())
     }
 
-    /// Makes the next calls of a method fail with a gRPC code, such as `UNAVAILABLE`.
+    /// Makes the next `times` calls of a method fail with a gRPC code, such as `UNAVAILABLE`.
     ///
     /// # Errors
     /// If the driver rejects the request.

@@ -21,7 +21,7 @@ use crate::{leftovers, peers::PeerPrograms, print_status, run};
 pub enum SuiteOutcome {
     /// The suite passed.
     Passed,
-    /// The suite failed, and printed the reason.
+    /// The process of the suite exited with an error, panicked or was killed.
     Failed,
     /// The suite exceeded its time limit.
     TimedOut,

@@ -59,7 +59,8 @@ pub struct Proxy {
 struct ProxyState {
     api: Client,
     mode: Mutex<ProxyMode>,
-    /// Number of error responses that the proxy sent.
+    /// Number of error responses that the proxy itself created since its start, in the modes `Reject` and
+    /// `ErrorAfterWrite`. Errors of the API server that it forwarded do not count.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
     /// Number of connections that the proxy has closed.
@@ -115,7 +116,8 @@ impl Proxy {
         *self.state.mode.lock() = mode;
     }
 
-    /// Number of error responses that the proxy sent.
+    /// Number of error responses that the proxy itself created since its start, in the modes `Reject` and
+    /// `ErrorAfterWrite`. Errors of the API server that it forwarded do not count.
     #[must_use]
     pub fn failed_responses(&self) -> usize {
         self.state.failed_responses.load(Ordering::SeqCst)

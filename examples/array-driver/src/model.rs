@@ -125,7 +125,8 @@ pub(crate) fn cluster(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CLUSTER).map(String::as_str)
 }
 
-/// The owner in a volume's labels. Volumes that this driver did not create have none.
+/// The owner in a volume's labels. `None` for volumes that this driver did not create, or created for a
+/// request without an owner.
 pub(crate) fn owner(labels: &BTreeMap<String, String>) -> Option<Owner> {
     Some(Owner {
         cluster_id: labels.get(CLUSTER)?.clone(),

@@ -10,7 +10,7 @@
 //! - `GET /volumes/{name}`: a [`Volume`]; 404.
 //! - `PUT /volumes/{name}` with `{"bytes", "tier", "source"?, "labels"?}`: 201; 412 if the name exists; 404
 //!   without the source; 422 below the source's size; 507 without space.
-//! - `PATCH /volumes/{name}` with `{"bytes"}`: 200, also for the same size; 422 for a smaller size; 507.
+//! - `PATCH /volumes/{name}` with `{"bytes"}`: 200, also for the same size; 404; 422 for a smaller size; 507.
 //! - `DELETE /volumes/{name}`: 204; 404; 409 if the volume is exported.
 //! - `PUT /volumes/{name}/exports/{node}` with `{"read_only", "exclusive"}`: 201; 412 if the export exists;
 //!   409 if it conflicts with another export.
@@ -18,7 +18,7 @@
 //! - `PUT /snapshots/{name}` with `{"volume"}`: 201, a [`Snapshot`]; 412; 404.
 //! - `GET`, `DELETE /snapshots/{name}`: as for volumes.
 //! - `GET /snapshots?volume=&after=&limit=`: `{"snapshots": [...], "more"}`.
-//! - `GET /pool`: a `Pool`.
+//! - `GET /pool`: an [`ArrayPool`].
 //!
 //! Every request except the login needs a token. The response is 401 if the token is invalid. The body of an
 //! error is `{"error": "..."}`.

@@ -21,7 +21,8 @@ pub struct Volume {
     pub wwn: String,
     /// The exports to nodes.
     pub exports: Vec<Export>,
-    /// Time of the creation or the last change, in milliseconds since 1970-01-01T00:00:00Z.
+    /// Time of the creation or the last resize, in milliseconds since 1970-01-01T00:00:00Z. Exports do not
+    /// change it.
     pub changed_ms: u64,
 }
 
@@ -53,7 +54,7 @@ pub struct Snapshot {
     pub name: String,
     /// The source volume.
     pub volume: String,
-    /// The size of the source volume in bytes.
+    /// The size of the source volume in bytes, at the creation of the snapshot.
     pub bytes: u64,
     /// Creation time, in milliseconds since 1970-01-01T00:00:00Z.
     pub created_ms: u64,
@@ -84,9 +85,9 @@ pub struct ArrayContent {
 pub struct Counters {
     /// Successful logins.
     pub logins: u64,
-    /// Rejected logins.
+    /// Logins rejected because of wrong credentials or too many sessions.
     pub refused_logins: u64,
-    /// Currently open sessions.
+    /// Open sessions. An expired session counts until the next request.
     pub sessions: usize,
     /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`. Requests with the
     /// injected fault `Status` or `LostRequest` are not counted.

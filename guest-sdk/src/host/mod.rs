@@ -1,7 +1,8 @@
 //! Dispatch of the imports: to the host in a component, to the [mock](crate::mock) in a native build.
 //!
 //! Each import has its own function, so that a component imports exactly the functions that its code calls.
-//! Successful changes are recorded here; see [`has_changed`](crate::has_changed).
+//! Functions of the imports `state` and `pool` that have or may have changed something are recorded; see
+//! [`has_changed`](crate::has_changed).
 
 #[cfg(target_family = "wasm")]
 mod component;

@@ -73,7 +73,8 @@ impl ReceivedRequest {
         }
     }
 
-    /// The header with the name, compared case-insensitively.
+    /// The value of the first header with the name, compared case-insensitively. It includes the header of
+    /// [`Request::secret_header`], but not the `authorization` of [`Request::basic`] and [`Request::bearer`].
     pub fn header(&self, name: &str) -> Option<&str> {
         if let Some(ReceivedCredentials::Header(found, value)) = &self.credentials
             && found.eq_ignore_ascii_case(name)
@@ -86,7 +87,7 @@ impl ReceivedRequest {
             .map(|(_, value)| value.as_str())
     }
 
-    /// User and password of a request with [`Request::basic`].
+    /// User and password of a request with [`Request::basic`]; `None` for other requests.
     pub fn basic(&self) -> Option<(&str, &str)> {
         match &self.credentials {
             Some(ReceivedCredentials::Basic(user, password)) => Some((user, password)),
@@ -94,7 +95,7 @@ impl ReceivedRequest {
         }
     }
 
-    /// The bearer token, from a secret or from a login.
+    /// The token of a request with [`Request::bearer`] or [`Request::token`]; `None` for other requests.
     pub fn bearer(&self) -> Option<&str> {
         match &self.credentials {
             Some(ReceivedCredentials::Bearer(token)) => Some(token),

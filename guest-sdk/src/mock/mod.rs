@@ -65,7 +65,7 @@ const START_MS: u64 = 1_767_268_800_000;
 const FAILED_ON_PURPOSE: &str = "the instance died";
 const REDACTED: &str = "[secret]";
 
-/// The host of this thread.
+/// The host that is installed on this thread, or `None`.
 pub(crate) fn current() -> Option<MockHost> {
     CURRENT.with(|current| current.try_borrow().ok().and_then(|host| host.clone()))
 }
@@ -113,7 +113,7 @@ pub struct LogLine {
     pub level: Level,
     /// The message, with secrets redacted.
     pub message: String,
-    /// The fields, with secrets redacted.
+    /// The names and values of the fields, with secrets redacted in the values.
     pub fields: Vec<(String, String)>,
 }
 
@@ -216,8 +216,9 @@ impl MockHost {
         self
     }
 
-    /// Adds a mock server for URLs with a prefix. Of several matching servers, the last one added responds.
-    /// To simulate a lost response, the server does its work and returns [`HttpError::lost`].
+    /// Adds a mock server for the requests with a method and a URL prefix. Of several matching servers, the
+    /// last one added responds. To simulate a lost response, the server does its work and returns
+    /// [`HttpError::lost`].
     #[must_use]
     pub fn on(
         self,
@@ -238,8 +239,8 @@ impl MockHost {
 
 /// Control and inspection during a test.
 impl MockHost {
-    /// Runs one call as a fresh instance would: at its end, session locks are released and
-    /// [`has_changed`](crate::has_changed) is reset. Outside of `call`, changes are not recorded.
+    /// Runs one call as a fresh instance would: at its end, the session lock is released and
+    /// [`has_changed`](crate::has_changed) is reset. Outside of `call`, `has_changed` always returns false.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let _guard = MockCallGuard(self);
         self.0.changed.set(false);
@@ -258,8 +259,8 @@ impl MockHost {
         self.0.elapsed_ms.set(self.0.elapsed_ms.get().saturating_add(ms));
     }
 
-    /// Lets this many more uses of the imports `state`, `http` and `pool` succeed. All later ones fail
-    /// without an effect, as if the instance had died.
+    /// Executes this many more function calls of the imports `state`, `http` and `pool`, counted together.
+    /// All later ones fail without an effect, as if the instance had died.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }
@@ -295,7 +296,7 @@ impl MockHost {
         self.0.blobs.borrow().keys()
     }
 
-    /// The log lines.
+    /// The lines that were logged so far, in order.
     pub fn log_lines(&self) -> Vec<LogLine> {
         self.0.log_lines.borrow().clone()
     }
@@ -310,7 +311,7 @@ impl MockHost {
         self.0.servers.clear();
     }
 
-    /// The names of the revealed secrets.
+    /// The names of the secrets that were revealed so far, sorted.
     pub fn revealed(&self) -> Vec<String> {
         self.0.revealed.borrow().iter().cloned().collect()
     }
@@ -325,7 +326,7 @@ impl MockHost {
         self.0.sessions.borrow_mut().clear();
     }
 
-    /// The session key that the backend has locked.
+    /// The session key that the current call has locked, or `None` if it holds no lock.
     pub fn locked_session_key(&self) -> Option<String> {
         self.0.sessions.borrow().locked_key()
     }
@@ -349,13 +350,14 @@ impl MockHost {
         self.0.pool.borrow_mut().write(item, file, bytes)
     }
 
-    /// Reads a file written with [`pool_write`](Self::pool_write).
+    /// Reads a file written with [`pool_write`](Self::pool_write). `None` if the item or the file does not
+    /// exist.
     pub fn pool_read(&self, item: &str, file: &str) -> Option<Vec<u8>> {
         self.0.pool.borrow().read(item, file)
     }
 }
 
-/// The state as another process sees it, without injected faults.
+/// The state as another process accesses it: without injected faults and the hook before each commit.
 impl Store for MockHost {
     fn get(&self, key: &str) -> Result<Option<Entry>, StateError> {
         self.0.blobs.borrow().get(key)

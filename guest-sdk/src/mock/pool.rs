@@ -32,7 +32,7 @@ pub(super) enum PoolItemUse {
     Copying,
 }
 
-/// A pool item. An image has a single file, its content.
+/// A pool item. The content of an image is its only file, which has an empty name.
 #[derive(Clone, Debug)]
 struct PoolItem {
     size: Option<u64>,
@@ -191,7 +191,7 @@ impl MockPool {
         Space { total_bytes: self.total, available_bytes }
     }
 
-    /// Bytes that can still be written.
+    /// Total bytes minus the bytes written to items. Bytes reserved for images but not written count as free.
     fn free_bytes(&self) -> u64 {
         self.total.saturating_sub(self.items.values().map(PoolItem::used).sum())
     }
@@ -209,13 +209,13 @@ impl MockPool {
         if self.items.contains_key(name) { Err(PoolError::Exists(name.to_owned())) } else { Ok(()) }
     }
 
-    /// Checks that a name can be changed.
+    /// Checks that a name is valid and that no operation is running on it.
     fn check_unused(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
         if self.uses.contains_key(name) { Err(PoolError::Busy(name.to_owned())) } else { Ok(()) }
     }
 
-    /// Checks that an item can be read.
+    /// Checks that a name is valid and that its item is not being changed. The item may be missing.
     fn check_readable(&self, name: &str) -> Result<(), PoolError> {
         check_name(name)?;
         if self.uses.get(name) == Some(&PoolItemUse::Changing) {

@@ -18,7 +18,8 @@ use futures::future::BoxFuture;
 pub struct Call {
     /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
     pub deadline: Duration,
-    /// Secrets for this call. They are added to those that the operator configured for the driver.
+    /// Secrets for this call. They are added to those that the operator configured for the driver, and
+    /// replace configured secrets of the same name.
     pub secrets: Secrets,
 }
 
@@ -39,17 +40,20 @@ pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'stat
     Box::pin(std::future::ready(Err(error)))
 }
 
-/// A storage driver: a component in the sandbox, or an existing CSI driver.
+/// A storage driver: a WebAssembly component in the sandbox, or an existing CSI driver.
 ///
 /// Calls are independent and idempotent by name or handle. The
 /// [`Finality`](cofferdam_domain::storage::Finality) of an error tells if the call may still have an effect.
 /// After an error that is not `Final`, only a retry with the same arguments or the inverse call may follow.
-/// A method whose ability is not in [`abilities`](Self::abilities) fails with a final `Unimplemented` error.
+/// A method whose ability is not in [`abilities`](Self::abilities) fails with `Unimplemented`. The error is
+/// final, except for create methods of existing CSI drivers: an earlier attempt may have reached the driver
+/// when it still had the ability.
 pub trait Backend: Send + Sync + 'static {
     /// The driver's description of itself. It is read once, when the driver is loaded.
     fn description(&self) -> &Description;
 
-    /// The optional abilities of the driver; it can always create, delete and validate volumes.
+    /// The optional abilities of the driver. Every driver can validate volumes. Every driver can create and
+    /// delete volumes, except an existing CSI driver without CREATE_DELETE_VOLUME.
     fn abilities(&self) -> &BTreeSet<Ability>;
 
     /// Returns `true` if volumes may be accessible from some nodes only (CSI
@@ -97,8 +101,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Expansion)
     }
 
-    /// Changes a volume's mutable parameters. If it fails, no parameter is changed. CSI
-    /// `ControllerModifyVolume`.
+    /// Changes the given mutable parameters of a volume, all or none of them. CSI `ControllerModifyVolume`.
     fn modify_volume(
         &self,
         _call: Call,
@@ -123,7 +126,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Lists snapshots, all or those of one volume. CSI `ListSnapshots`.
+    /// Lists the snapshots of the volume `source`, or all snapshots if it is `None`. CSI `ListSnapshots`.
     fn list_snapshots(
         &self,
         _call: Call,

@@ -82,7 +82,7 @@ pub trait Exchange: Send {
     ) -> impl Future<Output = Result<Self::Response, Self::Failure>> + Send;
 
     /// Observes the result of the call, after the checks of the response. Also called for a call that was not
-    /// admitted or not sent.
+    /// admitted or not sent, but not for a call whose future was dropped.
     fn conclude(&mut self, _result: Result<(), &Self::Failure>) {}
 
     /// The label `outcome` of a failure in metrics.
@@ -127,8 +127,8 @@ impl ConcurrencyLimit {
 
 /// The response of a create call, which has the handle that the driver gave to the new object.
 pub trait CreatedObject {
-    /// The operation key of the handle, which becomes an alias of the name's key. `None` if both must stay
-    /// separate keys.
+    /// The operation key of the handle, which becomes an alias of the name's key. `None` for a volume that
+    /// the caller does not receive: its handle must not become an alias.
     fn operation_key(&self) -> Option<OperationKey>;
 }
 

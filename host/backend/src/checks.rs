@@ -339,7 +339,7 @@ pub fn check_no_secret_in_id(field: &'static str, id: &str, redactor: &Redactor)
 /// Checks an expanded volume's size.
 ///
 /// # Errors
-/// A size that CSI cannot express.
+/// The size is 0 or does not fit `int64`, the type of sizes in CSI.
 pub fn check_expanded_volume(volume: &ExpandedVolume) -> CheckResult {
     check_size("the volume's size", volume.capacity)
 }
@@ -347,7 +347,7 @@ pub fn check_expanded_volume(volume: &ExpandedVolume) -> CheckResult {
 /// Checks a capacity.
 ///
 /// # Errors
-/// A size that CSI cannot express, or a minimum above the maximum.
+/// A size that does not fit `int64`, the type of sizes in CSI, or a minimum above the maximum.
 pub fn check_capacity(capacity: &Capacity) -> CheckResult {
     let (minimum, maximum) = (capacity.minimum_volume_size, capacity.maximum_volume_size);
     check_signed("the available capacity", capacity.available, "bytes", 0)?;

@@ -1,9 +1,9 @@
 //! The operation table: at most one operation at a time for each object, and operations in doubt.
 //!
 //! An operation whose result is `unknown` or `in-progress` is in doubt. Until it is final, only a retry with
-//! the same arguments or the inverse operation may follow (rule 4 of the contract). An operation in doubt for
-//! one node blocks only operations for that node: after a forced detach its caller never retries it, and
-//! other nodes must not wait.
+//! the same arguments or the inverse operation may follow (ADR 0012). An operation in doubt for one node
+//! blocks only operations for that node: after a forced detach its caller never retries it, and other nodes
+//! must not wait.
 //!
 //! A permit is shared. Work that outlives its call, such as an HTTP exchange or the copy of a pool volume,
 //! keeps the operation in flight until the work has ended.
@@ -157,7 +157,7 @@ struct Inner {
     aliases: HashMap<OperationKey, OperationKey>,
 }
 
-/// An operation whose result is unknown.
+/// An operation in doubt.
 #[derive(Clone, Debug)]
 struct InDoubtOperation {
     operation: Operation,

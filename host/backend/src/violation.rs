@@ -37,12 +37,12 @@ pub enum ContractViolation {
         /// The text.
         text: String,
     },
-    /// A name has the wrong syntax.
+    /// A name, a topology key or a topology value has the wrong syntax.
     #[error("{field} is {text:?}; expected {expected}")]
     Syntax {
         /// The field's name.
         field: &'static str,
-        /// The name.
+        /// The text with the wrong syntax.
         text: String,
         /// The expected syntax.
         expected: &'static str,
@@ -153,7 +153,7 @@ pub enum ContractViolation {
         /// The handle.
         handle: String,
     },
-    /// The connection info is invalid. The text is the message of `ConnectionInfo::validate`.
+    /// The connection info is invalid or cannot be decoded. The text is the message of that error.
     #[error("{0}")]
     ConnectionInfo(String),
     /// A page's next token is the token that it was requested with: the listing would never end.

@@ -1,9 +1,10 @@
 //! The built-in driver components, compiled to WebAssembly by this crate's build script.
 //!
-//! A `cargo build` of the host builds them too. A change of a component rebuilds the crates that embed it.
+//! A `cargo build` of the host builds them too. A change of a driver rebuilds this crate and its dependents.
 #![forbid(unsafe_code)]
 
-/// The memory driver, the default of dev mode.
+/// The memory driver, the reference implementation of the contract: its volumes contain no data. The default
+/// driver of dev mode.
 pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
 
 /// The pool driver: directories and images on one node.

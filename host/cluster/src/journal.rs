@@ -103,8 +103,8 @@ pub enum JournalError {
     /// intent.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
-    /// The journal is full: it has this number of intents, whose volumes have an unknown state. This is
-    /// back-pressure: a request must not be sent before its intent is durable.
+    /// No shard has room for the intent. The number is that of the journal's intents, whose volumes have an
+    /// unknown state. The request must not be sent, because its intent is not durable.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
     /// The process is stopping.
@@ -281,7 +281,7 @@ impl Journal {
         Ok(())
     }
 
-    /// The durable intent for the claim with this uid.
+    /// The durable intent for the claim with this uid. `None` if there is none, or if it is not yet durable.
     pub fn get(&self, uid: &Uid) -> Option<Arc<Intent>> {
         self.inner
             .state
@@ -292,7 +292,7 @@ impl Journal {
             .map(|tracked| Arc::clone(&tracked.intent))
     }
 
-    /// Uids of every durable intent.
+    /// Claim uids of all durable intents.
     pub fn uids(&self) -> Vec<Uid> {
         self.inner
             .state
@@ -333,7 +333,7 @@ impl Journal {
     }
 
     /// Waits until a read returns intents that were not known to be durable, such as those of another
-    /// process. Returns their uids.
+    /// process. Returns the uids of their claims.
     pub async fn wait_recovered(&self) -> Vec<Uid> {
         loop {
             let notified = self.inner.intents_recovered.notified();

@@ -1,5 +1,6 @@
 //! Observation of steps: the source of the timeline of `cofferdam dev`. A step is one effect of a controller
-//! or of a simulated component, or its decision that no effect is possible or needed.
+//! or of a Kubernetes component that `cofferdam dev` simulates, or its decision that no effect is possible or
+//! needed.
 
 use std::{fmt, time::Duration};
 
@@ -45,7 +46,8 @@ impl fmt::Display for StepObject {
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The role of the controller, or the simulated component: `scheduler`, `kubelet` or `ephemeral`.
+    /// Name of the controller as in `--role`, such as `provisioner`, or of the simulated Kubernetes
+    /// component: `scheduler`, `kubelet` or `ephemeral` (the controller of generic ephemeral volumes).
     pub component: &'static str,
     /// The object.
     pub object: StepObject,

@@ -27,9 +27,10 @@ use crate::{
 pub enum Action {
     /// Success: wait for the next change and reset the back-off.
     Done,
-    /// Run again immediately, after the queued keys: the state changed during the run.
+    /// Run again immediately, after the queued keys: the state changed during the run. The ninth consecutive
+    /// result of this kind is treated as [`Action::Backoff`].
     Requeue,
-    /// Run again after this delay. This is not a failure.
+    /// Run again after this delay. This is not a failure, and it does not reset the back-off.
     RequeueAfter(Duration),
     /// Failure: run again after the back-off.
     Backoff,
@@ -189,7 +190,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         self.delay(&mut state, key, delay);
     }
 
-    /// Number of consecutive failures of a key.
+    /// Number of failed runs of a key since its last [`Action::Done`].
     pub fn failures(&self, key: &K) -> u32 {
         self.inner.state.lock().failures.get(key).copied().unwrap_or_default()
     }

@@ -84,7 +84,8 @@ pub async fn run_reflector<K: CachedKind>(
     result.inspect_err(|restored| writer.cache().restore_detector.report(restored.clone()))
 }
 
-/// As [`run_reflector`], for a store outside the writer's cache.
+/// As [`run_reflector`], for a store outside the writer's cache. A restore is returned, but not reported to
+/// the writer's cache.
 ///
 /// # Errors
 /// [`RestoreDetected`]. All other errors are retried.

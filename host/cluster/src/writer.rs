@@ -1,4 +1,5 @@
-//! Writes to the API server. Each write has preconditions, and the cache is updated from its response.
+//! Writes to the API server. Patches and deletions have preconditions, and the cache is updated from the
+//! response of every write.
 //!
 //! Merge patches carry the resourceVersion that the decision was based on. JSON patches remove finalizers and
 //! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
@@ -25,9 +26,9 @@ const LIST_PAGE_SIZE: &str = "500";
 /// Preconditions of a delete.
 #[derive(Clone, Debug, Default)]
 pub struct Precondition {
-    /// Required uid of the object.
+    /// Required uid of the object; `None` for any.
     pub uid: Option<Uid>,
-    /// Required resourceVersion of the object.
+    /// Required resourceVersion of the object; `None` for any.
     pub resource_version: Option<ResourceVersion>,
 }
 

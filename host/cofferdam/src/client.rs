@@ -28,7 +28,7 @@ pub(crate) enum ClientError {
     Client { url: String, problem: String },
 }
 
-/// A client of an API server, with the configuration that it was created from.
+/// A client of an API server, with the URL, the origin and the namespace of its configuration.
 #[derive(Clone)]
 pub(crate) struct ClusterConnection {
     /// The client. It does not retry: the roles handle failed requests.
@@ -37,7 +37,8 @@ pub(crate) struct ClusterConnection {
     pub(crate) url: String,
     /// Origin of the URL, for output: a kubeconfig, or the pod's service account.
     pub(crate) origin: String,
-    /// Namespace of Cofferdam's own objects.
+    /// Namespace of the intent journal, the restore marker and the orphan reports: the configured one, else
+    /// that of the kubeconfig's context or of the pod.
     pub(crate) namespace: String,
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Expectation<'a, K> {
     pub(crate) timeout: Duration,
 }
 
-/// Waits until the condition is met; returns the object of that moment.
+/// Waits until the condition is met; returns the object of that moment, or `None` if it does not exist then.
 ///
 /// # Errors
 /// [`WaitTimeout`], with the object, its actual and its expected state.

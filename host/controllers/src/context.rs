@@ -30,7 +30,7 @@ pub(crate) struct ProcessContext {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
-    /// The node of a process with node-local drivers.
+    /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
     pub(crate) local_node: Option<LocalNode>,
     /// Drivers whose provisioner runs in this process. Excludes node-local drivers: their provisioner runs on
     /// every node, and other controllers communicate with it through the API only.
@@ -43,7 +43,7 @@ pub(crate) struct ProcessContext {
 }
 
 impl ProcessContext {
-    /// The backends of the drivers, without journals and names, which only provisioning needs.
+    /// The backends of the drivers, for controllers that use no journal.
     pub(crate) fn backends(&self) -> Backends {
         self.drivers.iter().map(|(name, driver)| (name.clone(), Arc::clone(&driver.backend))).collect()
     }

@@ -49,8 +49,8 @@ pub(crate) trait DeclaredController: Controller {
     const REPLACES: &'static str;
     /// True if a process that has the role and no driver is rejected.
     const NEEDS_DRIVER: bool = false;
-    /// True if the controller creates and deletes volumes of the process's drivers. The manager loads the
-    /// drivers' journals before it starts the work of such a controller.
+    /// True if the controller creates and deletes volumes of the process's drivers. With such a controller,
+    /// the manager loads the drivers' journals before it starts any controller of the process.
     const PROVISIONS: bool = false;
     /// Handles to the controller's metrics. They are registered once per process, and each new controller
     /// gets a clone.

@@ -16,6 +16,6 @@ pub(crate) struct ManagedDriver {
     pub(crate) journal: Journal,
     /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of provisioned volumes.
     pub(crate) identity: String,
-    /// `source.component` of events.
+    /// `source.component` of the events of the provisioner and of the scan for orphaned volumes.
     pub(crate) component: Box<str>,
 }

@@ -14,7 +14,7 @@ pub enum ControllerManagerError {
     /// A role that needs a driver, in a process without one.
     #[error("role {0} needs at least one backend: name one with --backend")]
     NoBackend(Role),
-    /// `--volume-name-prefix` is empty or cannot start a volume's name.
+    /// `--volume-name-prefix` is empty, too long, or cannot start the name of a PersistentVolume.
     #[error(
         "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and \
          dashes, at most 63"
@@ -29,7 +29,7 @@ pub enum ControllerManagerError {
         "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
     )]
     AttacherWithNodeLocalDriver(DriverName),
-    /// The first request to the API server failed.
+    /// A read at start-up failed: the cluster's identity or the journal of a driver.
     #[error("cannot start: {0}")]
     Start(#[source] ApiError),
 }

@@ -8,8 +8,8 @@
 //!
 //! A PersistentVolumeClaim becomes Bound in these steps:
 //!
-//! 1. [`pv_controller`] finds no matching PersistentVolume. If the driver's provisioner runs in another
-//!    process, it writes the annotation `storage-provisioner`; otherwise it sends
+//! 1. [`pv_controller`] finds no matching PersistentVolume. If the driver is node-local, or its provisioner
+//!    runs in another process, it writes the annotation `storage-provisioner`; otherwise it sends
 //!    `messages::ClaimNeedsVolume`.
 //! 2. [`provisioner`] writes an intent to the journal, calls the driver, and creates the PersistentVolume
 //!    with the claim's `claimRef`.

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// A cache that was in use for less than this time counts as failed: the next one is created after a
-/// back-off.
+/// back-off. The first cache of the process is an exception: the second one is created at once.
 const SHORT_CACHE_LIFETIME: Duration = Duration::from_secs(60);
 const RESTART_BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(30) };
@@ -71,7 +71,7 @@ enum LifetimeEnd {
 /// Controllers of one cache: created and subscribed, and started by [`SubscribedControllers::run`].
 struct SubscribedControllers {
     controllers: Vec<Arc<dyn RunController>>,
-    /// Journals that are loaded before the work starts.
+    /// Journals that are loaded before the work starts. Empty if no controller provisions.
     journals: Vec<Journal>,
 }
 
@@ -136,12 +136,12 @@ impl ControllerManager {
         self.ready.subscribe()
     }
 
-    /// The current cache. A detected restore replaces it.
+    /// The current cache. [`ControllerManager::run`] replaces it at its start and after a detected restore.
     pub fn cache(&self) -> Arc<Cache> {
         Arc::clone(&self.cache.lock())
     }
 
-    /// Handles to the cluster layer's metrics.
+    /// Handles to the metrics of requests, watches, queues and events, which all controllers share.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -153,7 +153,8 @@ impl ControllerManager {
     /// deletions frozen.
     ///
     /// # Errors
-    /// [`ControllerManagerError::Start`] if the first requests to the API server fail.
+    /// [`ControllerManagerError::Start`] if the cluster's identity or a journal cannot be read at the first
+    /// start. After a restore, these reads are retried.
     pub async fn run(&self, stop: CancellationToken) -> Result<(), ControllerManagerError> {
         let (mut is_first, mut short_lifetimes) = (true, 0);
         loop {

@@ -11,7 +11,8 @@ pub(crate) struct ClaimNeedsVolume {
     pub(crate) claim: Uid,
 }
 
-/// The PersistentVolume controller has set the phase of a volume to Released.
+/// The PersistentVolume controller has set the phase of a volume to Released, after a live read found its
+/// claim deleted. The provisioner does not repeat this read if it deletes the volume within a second.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeReleased {
     /// The volume.

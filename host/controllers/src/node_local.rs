@@ -51,7 +51,7 @@ pub enum SegmentsError {
     /// Neither the driver nor the CSINode has topology keys.
     #[error("no topology key found on CSINode {0}")]
     NoKeys(NodeName),
-    /// The Node lacks the label of a topology key.
+    /// The Node lacks the label of a topology key, or is missing from the cache.
     #[error("node {node} has no label {key}")]
     NoLabel {
         /// The node.
@@ -61,12 +61,13 @@ pub enum SegmentsError {
     },
 }
 
-/// The node-local drivers of this process.
+/// The node of this process, and its node-local drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalNode {
     /// The node.
     pub node: NodeName,
-    /// Topology keys that each driver declares. They are empty for drivers whose keys are in the CSINode.
+    /// The node-local drivers, with the topology keys that each declares. The keys of a driver that declares
+    /// none are read from the CSINode.
     pub drivers: BTreeMap<DriverName, Vec<String>>,
     /// Compete for claims without a selected node.
     pub immediate_binding: bool,
@@ -90,8 +91,8 @@ impl LocalNode {
         !self.drivers.values().all(is_by_name)
     }
 
-    /// Returns the segments of this node for a driver: the node's name, and the Node's labels for all other
-    /// keys.
+    /// Returns the topology segments of this node for a driver. The value of the key
+    /// `topology.cofferdam.dev/node` is the node's name; the value of any other key is the Node's label.
     ///
     /// # Errors
     /// The driver has no topology keys, or the Node lacks a label.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub enum RuleScope {
     /// The whole cluster: a ClusterRole.
     Cluster,
-    /// The namespace of the process: a Role.
+    /// The namespace of the process: an RBAC Role.
     OwnNamespace,
 }
 
@@ -37,7 +37,7 @@ pub struct ResourceAttributes<'a> {
     pub resource: &'a str,
     /// Namespace; empty for a cluster-scoped resource and for a request across namespaces.
     pub namespace: &'a str,
-    /// Name; empty for a collection.
+    /// Name of the object; empty for a request without one, such as `list` or `create`.
     pub name: &'a str,
 }
 
@@ -66,7 +66,8 @@ pub(crate) struct Rule {
     verbs: &'static [&'static str],
 }
 
-/// The rules of a controller: groups of rules, which placements of drivers combine.
+/// The rules of a controller for one placement of drivers. They are a list of lists, so that placements can
+/// share lists.
 pub(crate) type RuleSet = &'static [&'static [Rule]];
 
 impl Rule {
@@ -129,7 +130,7 @@ pub enum DriverPlacement {
 pub enum NodeTopologySource {
     /// The node's name: the driver's only topology key is `topology.cofferdam.dev/node`.
     Name,
-    /// Labels of the Node.
+    /// Labels of the Node whose keys the driver declares.
     Labels,
     /// Labels of the Node whose keys are in the CSINode, as for an existing CSI driver.
     CsiNode,
@@ -145,7 +146,8 @@ impl DriverPlacement {
     ];
 }
 
-/// Merges the rules of a process's controllers, and those of every process, into one rule for each resource.
+/// Merges the rules of a process's controllers, and those of every process. Returns one rule, with the union
+/// of the verbs, for each scope, resource and object name.
 pub(crate) fn merge(declared: impl IntoIterator<Item = RuleSet>) -> Vec<PolicyRule> {
     let declared = declared.into_iter().flatten().copied().flatten();
     let mut merged: Vec<PolicyRule> = Vec::new();

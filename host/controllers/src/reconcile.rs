@@ -31,7 +31,7 @@ pub(crate) fn subscribe<C, K>(
     });
 }
 
-/// Calls `callback` once per period, until `stop`.
+/// Calls `callback` once per period, until `stop`. The first call is after one period.
 pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, mut callback: impl FnMut()) {
     let mut ticks = interval_at(Instant::now() + period, period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -37,15 +37,17 @@ impl RestoreHandler<'_> {
         });
     }
 
-    /// Sets the metric from the cache. The marker may have been deleted before this cache was created, and
-    /// only a process with the provisioner watches it.
+    /// Sets the metric from the cache. The previous cache may have set it to 1, and a change of the marker
+    /// may not reset it: the marker may have been deleted before this cache was created, and a process
+    /// without the provisioner does not watch it.
     pub(crate) fn update_metric(&self) {
         self.metrics.deletions_frozen.set(i64::from(deletion_freeze::is_frozen(self.cache)));
     }
 
-    /// Waits for a restore until `flushing`; cancels `working` and writes the marker. This runs in parallel
-    /// with the shutdown of the controllers, since other processes delete volumes too, and since a restore
-    /// may be detected during the shutdown. Returns whether a restore was handled.
+    /// Waits for a restore until `flushing` is cancelled. After a restore, cancels `working` and writes the
+    /// marker. This runs in parallel with the shutdown of the controllers, since other processes delete
+    /// volumes too, and since a restore may be detected during the shutdown. Returns true if a restore was
+    /// detected.
     pub(crate) async fn run(&self, working: &CancellationToken, flushing: &CancellationToken) -> bool {
         let restored = tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! Roles: the names that `--role` accepts.
+//! Roles: the names that `--role` accepts. They are not the Roles of RBAC.
 
 use std::fmt;
 

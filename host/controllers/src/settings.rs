@@ -30,7 +30,8 @@ pub struct Settings {
     pub identity: String,
     /// Deadline and back-off of calls.
     pub calls: CallSettings,
-    /// The node of the process and its node-local drivers; absent if every driver serves the whole cluster.
+    /// The node of the process and the options of node-local drivers. `None` without `--node-name`: every
+    /// driver then serves the whole cluster.
     pub node: Option<NodeDeployment>,
     /// Settings of the provisioner.
     pub provisioner: ProvisionerSettings,
@@ -47,7 +48,8 @@ pub struct Settings {
 pub struct CallSettings {
     /// Deadline of one driver call (`--timeout`).
     pub timeout: Duration,
-    /// First delay of the back-off after a failure (`--retry-interval-start`).
+    /// First delay of the back-off after a failure, in controllers that call drivers
+    /// (`--retry-interval-start`).
     pub retry_interval_start: Duration,
     /// Longest delay of the back-off after a failure (`--retry-interval-max`).
     pub retry_interval_max: Duration,
@@ -67,7 +69,7 @@ impl Settings {
         backends.iter().filter(|backend| !self.is_node_local(&***backend))
     }
 
-    /// The node of the process, with those of its drivers that are node-local.
+    /// The node of the process, with those of its drivers that are node-local. `None` without `--node-name`.
     pub(crate) fn local_node(&self, backends: &[Arc<dyn Backend>]) -> Option<LocalNode> {
         let deployment = self.node.as_ref()?;
         let describe = |backend: &Arc<dyn Backend>| {
@@ -84,7 +86,7 @@ impl Settings {
 }
 
 impl CallSettings {
-    /// The back-off after a failed driver call.
+    /// The back-off after a failure in a controller that calls drivers.
     pub(crate) const fn backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff { initial: self.retry_interval_start, max: self.retry_interval_max }
     }
@@ -96,7 +98,8 @@ impl CallSettings {
         Action::BackoffFor(suggested.max(backoff).min(self.retry_interval_max))
     }
 
-    /// The back-off after a failed API write: client-go's limits, capped at `retry_interval_max`.
+    /// The back-off after a failure in a controller that calls no driver: from 50 ms to client-go's maximum,
+    /// capped at `retry_interval_max`.
     pub(crate) fn api_backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff { initial: API_BACKOFF_INITIAL, max: API_BACKOFF_MAX }
             .capped_at(self.retry_interval_max)

@@ -32,7 +32,8 @@ impl StepRecorders {
         self.recorder(claim, Some(volume.name.clone()))
     }
 
-    /// A recorder for a VolumeAttachment. Its steps belong to its volume, and to the claim of the volume.
+    /// A recorder for a VolumeAttachment of the PersistentVolume `name`. The log of its steps names the
+    /// PersistentVolume, and the claim of `volume` if it has one.
     pub(crate) fn of_attachment(&self, name: Option<&VolumeName>, volume: Option<&Volume>) -> StepRecorder {
         let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
         self.recorder(claim, name.cloned())
@@ -48,7 +49,8 @@ impl StepRecorders {
     }
 }
 
-/// Reports the steps of one object to the observer and to the log.
+/// Reports the steps of one object to the observer and to the log. The observer gets the claim as the object,
+/// or the PersistentVolume if there is no claim.
 #[derive(Clone)]
 pub(crate) struct StepRecorder {
     observer: Arc<dyn StepObserver>,

@@ -58,8 +58,8 @@ impl FromStr for Role {
     }
 }
 
-/// The RBAC rules of a process with these roles: one for each resource. They are the source of
-/// `cofferdam render rbac`, and the limit that simulations enforce on every request.
+/// The RBAC rules of a process with these roles: one for each scope, resource and object name. They are the
+/// source of `cofferdam render rbac`, and the limit that simulations enforce on every request.
 pub fn rbac_rules(roles: &BTreeSet<Role>, placement: DriverPlacement) -> Vec<PolicyRule> {
     rbac_rules_of(CONTROLLERS, roles, placement)
 }

@@ -75,8 +75,8 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         Self { policy, state: Mutex::new(State { locks: HashMap::new(), reserved: HashMap::new() }) }
     }
 
-    /// Acquires the lock if it is free or reserved for `owner`. The guard calls `wake` for each owner to
-    /// wake.
+    /// Acquires the lock if it is free or reserved for `owner`. Returns `None` otherwise, also if `owner`
+    /// itself has acquired it. When the guard is dropped, it calls `wake` for each owner to wake.
     pub(crate) fn try_acquire<'a>(
         &'a self,
         volume: &V,
@@ -111,7 +111,8 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         self.state.lock().locks.get(volume).is_some_and(|lock| lock.owner != *owner)
     }
 
-    /// Gives up a reservation that its owner no longer needs. Returns the next owner, which must be woken.
+    /// Gives up a reservation that its owner no longer needs. Returns the next owner, which must be woken, or
+    /// `None` if `owner` had no reservation or no owner waits.
     pub(crate) fn release_reservation(&self, owner: &O) -> Option<O> {
         let mut state = self.state.lock();
         let volume = state.reserved.remove(owner)?;
@@ -154,7 +155,7 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> State<V, O> {
         self.locks.get_mut(volume).map(|lock| lock.waiters.add(owner)).is_some()
     }
 
-    /// Reserves the lock for its first waiter, or removes the lock.
+    /// Reserves the lock for its first waiter and returns it. Without a waiter, removes the lock.
     fn reserve_next(&mut self, volume: &V) -> Option<O> {
         let lock = self.locks.get_mut(volume)?;
         let Some(next) = lock.waiters.pop() else {

@@ -1,8 +1,10 @@
 //! Property tests of attach-detach: random changes of pods, nodes and drivers, and a crash at a random step.
 //!
-//! The simulation checks the invariants with every write: an exclusive volume is never attached to two nodes,
-//! and a volume is never detached from a node that lists it as attached or uses it, except by force. At the
-//! end the volumes are attached where pods run, and nowhere else.
+//! The simulation checks the invariants when a VolumeAttachment is created or deleted: a single-node volume
+//! is never attached to two nodes, a volume in `volumesAttached` is never detached, and a volume in
+//! `volumesInUse` is detached only by force. At the end a shared volume is attached to every existing node
+//! with a pod that uses it, a single-node volume to one of these nodes, and neither to a node without such a
+//! pod.
 //!
 //! proptest generates the cases, because it shrinks failing ones. Its seed is fixed, so that all runs are the
 //! same.
@@ -28,7 +30,7 @@ use proptest::{
 };
 use serde_json::json;
 
-/// An exclusive volume, and a shared one.
+/// Names and access modes of the volumes: a single-node volume, and a shared one.
 const VOLUMES: [(&str, &str); 2] = [("v", "ReadWriteOnce"), ("w", "ReadWriteMany")];
 const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
@@ -218,7 +220,8 @@ impl ClusterModel {
         }
     }
 
-    /// Ends the case: all nodes are ready and use no volumes, and the driver is registered.
+    /// Ends the case: all nodes that exist are ready, without the taint `out-of-service` and without volumes
+    /// in use, and the driver is registered on them.
     fn finish(&mut self) {
         for node in 0..NODES.len() {
             self.apply(&ClusterChange::DriverRegistered { node, registered: true });
@@ -323,7 +326,8 @@ fn random_changes_end_with_volumes_attached_where_pods_run() {
         .unwrap();
 }
 
-/// Number of writes with this text. Reads and events are not counted.
+/// Number of accepted API writes, Events included, whose method and path contain this text. Driver calls are
+/// not counted.
 fn count_writes(effects: &[Effect], of: &str) -> usize {
     effects.iter().filter(|effect| matches!(effect, Effect::Write(text) if text.contains(of))).count()
 }

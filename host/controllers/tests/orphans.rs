@@ -50,7 +50,7 @@ async fn local_owner(simulation: &Simulation) -> VolumeOwner {
     }
 }
 
-/// Adds a volume to the array. Its last change is the start of the simulation.
+/// Adds a volume to the array, with the current time of the simulation as its creation time.
 fn add_array_volume(simulation: &Simulation, name: &str, owner: Option<VolumeOwner>) {
     simulation.driver().insert(ArrayVolume {
         request: CreateVolume {
@@ -386,7 +386,8 @@ fn unreadable_intent_config_map() -> Value {
     })
 }
 
-/// The ConfigMap as left by a process that crashed after it started a deletion.
+/// Adds to the report ConfigMap the entry `deleting` of a process that crashed after it started the deletion.
+/// `age` is the time since the request.
 fn started_deletion(simulation: &Simulation, age: Duration) -> UserAction {
     let requested_at = simulation.now() - age;
     let request =

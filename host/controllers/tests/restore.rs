@@ -97,7 +97,8 @@ async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     assert!(simulation.object(RESTORE_MARKER).await.is_some(), "{:?}", outcome.violations);
 }
 
-/// An API server that fails the given requests a given number of times.
+/// An API server that responds with 503 to requests with the method and the part of the path in
+/// `failing_request`, while `failures_left` is above 0. Each of them decrements it.
 #[derive(Clone)]
 struct FailingApi {
     api: ApiService,

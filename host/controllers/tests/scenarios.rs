@@ -18,7 +18,9 @@ use cofferdam_controllers::{
 use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
 
-/// Runs a scenario. `crashing_process` is the node whose process may crash.
+/// Runs a scenario. `crashing_process` is the index of the process that may crash: with a node-local driver
+/// the index of its node in `storage_nodes`, otherwise 0. Returns the final state, and the number of effects
+/// of this process.
 async fn run_scenario(
     scenario: &Scenario,
     crashing_process: usize,

@@ -39,7 +39,7 @@ pub enum ConnectError {
     NotReady {
         /// The socket's address.
         address: Address,
-        /// The time since the first probe.
+        /// The time since the first attempt to connect.
         elapsed: Duration,
         /// The driver's last message.
         reason: String,

@@ -88,7 +88,7 @@ impl DriverStatusCell {
     }
 }
 
-/// The sending half of a connection.
+/// A handle that sends calls on one connection. Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcConnection(http2::SendRequest<tonic::body::Body>);
 

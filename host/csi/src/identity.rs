@@ -302,7 +302,8 @@ fn abilities(controller: &BTreeSet<ControllerCapability>, has_group_snapshots: b
     rows.into_iter().filter(|(_, has)| *has).map(|(ability, _)| ability).collect()
 }
 
-/// Derives the features. `volume-mount-group` belongs to the node service, which is not queried for it.
+/// Derives the driver's features from its capabilities. `volume-mount-group` is never among them: it belongs
+/// to the node service, which is not queried for it.
 fn features(
     plugin: &BTreeSet<PluginCapability>,
     controller: &BTreeSet<ControllerCapability>,

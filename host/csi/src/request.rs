@@ -66,7 +66,7 @@ pub(crate) fn capacity_range(range: CapacityRange) -> Result<v1::CapacityRange, 
     })
 }
 
-/// A topology segment.
+/// Converts topology segments to CSI's topology.
 pub(crate) fn topology(segments: Segments) -> v1::Topology {
     v1::Topology { segments }
 }

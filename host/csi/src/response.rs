@@ -49,7 +49,7 @@ fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A volume.
+/// Converts and checks a created volume. Connection info in the volume context becomes a field of its own.
 pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, ContractViolation> {
     let volume = volume.ok_or_else(|| missing("the response", "volume"))?;
     let topology = volume.accessible_topology.into_iter().map(|entry| entry.segments);
@@ -118,7 +118,7 @@ fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, ContractViolat
     })
 }
 
-/// A snapshot.
+/// Converts and checks a created snapshot.
 pub(crate) fn snapshot(response: Option<v1::Snapshot>) -> Result<Snapshot, ContractViolation> {
     let snapshot = unchecked_snapshot(response.ok_or_else(|| missing("the response", "snapshot"))?)?;
     RESPONSE_LIMITS.check_snapshot(&snapshot).map(|()| snapshot)
@@ -180,7 +180,7 @@ fn checked_volume_status(
     RESPONSE_LIMITS.check_volume_status(&status).map(|()| status)
 }
 
-/// A volume's status.
+/// Converts and checks the response of ControllerGetVolume.
 pub(crate) fn volume_status(
     response: v1::ControllerGetVolumeResponse,
 ) -> Result<VolumeStatus, ContractViolation> {
@@ -202,7 +202,7 @@ pub(crate) fn volume_page(
     RESPONSE_LIMITS.check_volume_page(&page, request).map(|()| page)
 }
 
-/// The available capacity.
+/// Converts and checks the response of GetCapacity.
 pub(crate) fn capacity(response: &v1::GetCapacityResponse) -> Result<Capacity, ContractViolation> {
     let capacity = Capacity {
         available: bytes_or_zero("the available capacity", response.available_capacity)?,

@@ -17,7 +17,8 @@ pub(crate) enum RpcError {
     ConnectionLost(String),
     /// The response is not valid gRPC, or too large.
     MalformedResponse(String),
-    /// The deadline passed.
+    /// The deadline passed before the response. The duration is the time that was left when the call was
+    /// sent.
     DeadlineExceeded(Duration),
 }
 

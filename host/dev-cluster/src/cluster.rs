@@ -66,7 +66,7 @@ pub struct NodeDriver {
 pub enum NodePlugin {
     /// Cofferdam's Node service.
     BuiltIn {
-        /// The driver's manifest.
+        /// Description of the driver, as `cofferdam backend inspect --output manifest` prints it.
         manifest: Box<DriverManifest>,
         /// Root of the paths in the driver's ConnectionInfo, if it has any.
         root: Option<PathBuf>,
@@ -137,7 +137,7 @@ pub struct DevCluster {
     registrars: Vec<(Arc<Registrar>, Arc<Kubelet>, PathBuf, RootDir)>,
 }
 
-/// A view of the nodes: registrations and leftovers.
+/// A view of the nodes: the drivers' registrations, and the mounts and files that remain.
 #[derive(Clone)]
 pub struct NodesView {
     nodes: Vec<(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)>,
@@ -333,7 +333,7 @@ impl DevCluster {
     /// removes the sockets.
     ///
     /// # Errors
-    /// The part that stopped by itself; `stop` is cancelled in this case.
+    /// [`DevError`] of the part that stopped by itself; `stop` is cancelled in this case.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DevError> {
         let Self { client, events, scheduler, ephemeral, nodes, servers, registrars, .. } = self;
         let (mut tasks, servers_stop) = (JoinSet::new(), CancellationToken::new());
@@ -460,7 +460,7 @@ fn real_mounter(_: &NodePolicy, _: &Path) -> Result<FakeMounter, DevError> {
     Err(DevError::Setup("real mounts need Linux".to_owned()))
 }
 
-/// Kubelet's root directory for real mounts.
+/// Kubelet's root directory on this machine, for real mounts and for drivers with their own Node service.
 fn kubelet_root(node_dir: &Path) -> String {
     node_dir.join("kubelet").display().to_string()
 }

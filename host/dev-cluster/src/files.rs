@@ -40,7 +40,7 @@ pub trait Files: Send + Sync {
     /// When the filesystem returns an error.
     fn make_directory(&self, path: &str) -> Result<(), FileError>;
 
-    /// Writes or replaces a small file.
+    /// Writes or replaces a small file. A fake host stores only its size.
     ///
     /// # Errors
     /// When the filesystem returns an error.

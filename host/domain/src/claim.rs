@@ -174,13 +174,14 @@ pub struct ClaimCondition {
 /// The expansion and modification status of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// `allocatedResources.storage`: the last requested size.
+    /// `allocatedResources.storage`: the size of the last expansion that was started. `None` if it is absent
+    /// or not a quantity.
     pub allocated_resources: Option<Quantity>,
-    /// `allocatedResourceStatuses.storage`
+    /// `allocatedResourceStatuses.storage`; `None` if it is absent or not a [`ResizeState`].
     pub resize: Option<ResizeState>,
-    /// `modifyVolumeStatus`
+    /// `modifyVolumeStatus`; `None` if it is absent or its `status` is empty.
     pub modification: Option<ModifyVolumeStatus>,
-    /// `conditions` of expansion and modification.
+    /// `conditions` with a type of [`ClaimConditionType`]. Other conditions are dropped.
     pub conditions: Vec<ClaimCondition>,
 }
 
@@ -188,7 +189,7 @@ impl Progress {
     const NONE: Self =
         Self { allocated_resources: None, resize: None, modification: None, conditions: Vec::new() };
 
-    /// The condition of a type.
+    /// The condition of this type; `None` if the claim has no such condition.
     pub fn condition(&self, kind: ClaimConditionType) -> Option<&ClaimCondition> {
         self.conditions.iter().find(|condition| condition.condition_type == kind)
     }
@@ -221,20 +222,20 @@ pub struct Claim {
     pub controller_uid: Option<Uid>,
     /// `spec.volumeName`
     pub volume: Option<VolumeName>,
-    /// `spec.storageClassName`. Absent and empty differ.
+    /// `spec.storageClassName`. `None` requests the default class; the empty name requests no class.
     pub class: Option<Arc<str>>,
     /// `spec.accessModes`
     pub access_modes: AccessModes,
     /// `spec.volumeMode`
     pub mode: VolumeMode,
-    /// `spec.resources.requests.storage`. The API accepts amounts that no volume can have. They are kept as
-    /// an error for an event on the claim.
+    /// `spec.resources.requests.storage`. The error of a missing, negative or too large amount is kept for an
+    /// event on the claim.
     pub request: Result<Quantity, Box<QuantityError>>,
-    /// `spec.selector`, or the reason why it is invalid.
+    /// `spec.selector`, or the reason why it is invalid; `None` if the claim has no selector.
     pub selector: Option<Box<Result<LabelSelector, InvalidRequirement>>>,
     /// `spec.volumeAttributesClassName`, empty when absent.
     pub attributes_class: Box<str>,
-    /// `spec.dataSource`, else `spec.dataSourceRef`.
+    /// `spec.dataSource`, else `spec.dataSourceRef`; `None` if the claim sets neither.
     pub source: Option<Box<DataSource>>,
     /// `status.phase`
     pub phase: ClaimPhase,

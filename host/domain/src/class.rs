@@ -25,7 +25,7 @@ pub struct StorageClass {
     pub meta: ObjectMeta,
     /// `provisioner`
     pub provisioner: DriverName,
-    /// `parameters`, including the reserved ones.
+    /// `parameters`, including those with the prefix `csi.storage.k8s.io/`.
     pub parameters: Parameters,
     /// `reclaimPolicy`; the API's default is Delete.
     pub reclaim_policy: ReclaimPolicy,
@@ -60,7 +60,8 @@ pub struct VolumeAttributesClass {
 }
 
 /// The default class, for claims that set none. Of several, the newest is chosen, then the one with the
-/// smallest name, as in Kubernetes' DefaultStorageClass admission and its retroactive assignment.
+/// smallest name, as in Kubernetes' DefaultStorageClass admission and its retroactive assignment. `None` if
+/// no class is annotated as default.
 pub fn default_class<'a, C: std::ops::Deref<Target = StorageClass> + 'a>(
     classes: impl IntoIterator<Item = C>,
 ) -> Option<C> {

@@ -20,9 +20,9 @@ pub const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-pr
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// PV and PVC: legacy form of the class. Overrides `spec.storageClassName`, even if empty.
 pub const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
-/// PV: capacity before a resize that is not yet in the claim's status.
+/// PV: the claim's `status.capacity` before an expansion, while NodeExpandVolume is pending.
 pub const PRE_RESIZE_CAPACITY: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
-/// PVC: `true` if the last expansion needs no NodeExpandVolume.
+/// PVC: the last expansion needs no NodeExpandVolume. The value is ignored.
 pub const NODE_EXPANSION_NOT_REQUIRED: &str = "volume.kubernetes.io/node-expansion-not-required";
 /// PV: name of the Secret for ControllerModifyVolume.
 pub const MODIFY_SECRET_NAME: &str = "volume.kubernetes.io/controller-modify-secret-name";
@@ -101,9 +101,10 @@ fn sanitize_driver_name(driver: &str) -> String {
 /// Prefix of in-tree plugin names.
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 
-/// Prefix of class parameters for the provisioner. They are not sent to the driver.
+/// Prefix of the StorageClass parameters that the provisioner evaluates and does not send to the driver. With
+/// `--extra-create-metadata`, it sends parameters of its own with this prefix.
 pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
-/// Volume attribute with the identity of the provisioning process.
+/// Volume attribute with the identity of the process that created the PersistentVolume.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key of the encoded connection info of a driver in the attributes of a PersistentVolume and in
 /// `status.attachmentMetadata` of a VolumeAttachment.

@@ -40,7 +40,7 @@ impl AccessMode {
         }
     }
 
-    /// Parses the value in the API.
+    /// Parses the value in the API. `None` for a value that Kubernetes does not define.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text)
     }
@@ -213,7 +213,7 @@ pub struct Volume {
     pub name: VolumeName,
     /// Metadata.
     pub meta: ObjectMeta,
-    /// `spec.capacity.storage`. A volume without it matches no claim.
+    /// `spec.capacity.storage`. A volume without it is bound to no claim.
     pub capacity: Option<Quantity>,
     /// `spec.accessModes`
     pub access_modes: AccessModes,
@@ -232,10 +232,10 @@ pub struct Volume {
     /// `spec.nodeAffinity.required`: for each term, the labels that must have one given value. Other
     /// requirements of a term are dropped; they only restrict it further.
     pub node_affinity_terms: Box<[StringMap]>,
-    /// `spec.csi`; `None` for in-tree sources.
+    /// `spec.csi`; `None` if the volume has another source.
     pub csi: Option<CsiVolumeSource>,
     /// Name of the `spec` field with an in-tree source, such as `awsElasticBlockStore`, if the source must be
-    /// attached or is migrated to a CSI driver.
+    /// attached or is migrated to a CSI driver; `None` for all other sources.
     pub in_tree_source: Option<&'static str>,
     /// `status.phase`
     pub phase: VolumePhase,

@@ -26,7 +26,7 @@ pub struct LoopDevice {
     pub device: Device,
     /// Size in bytes.
     pub size: u64,
-    /// The backing file.
+    /// Identity of the backing file.
     pub file_id: FileId,
     /// True if the loop device is read-only.
     pub read_only: bool,
@@ -53,6 +53,6 @@ pub enum DeviceContent {
     Filesystem(String),
     /// Data without a known signature, such as an interrupted format or user data.
     Unknown,
-    /// Another known signature, with a description.
+    /// Another known signature, such as a partition table, with a description.
     Other(String),
 }

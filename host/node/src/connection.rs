@@ -26,7 +26,7 @@ pub enum ConnectionKind {
     Tmpfs,
     /// An existing block device of the node.
     LocalDevice,
-    /// No storage.
+    /// No storage: the node mounts an empty read-only directory.
     None,
 }
 

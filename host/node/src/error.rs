@@ -8,8 +8,8 @@ pub enum MounterError {
     /// A file, mount or device does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The object exists but must not be used: a symbolic link in the path, an unexpected file type, a device
-    /// in use.
+    /// The object exists but must not be used or changed: a symbolic link in the path, an unexpected file
+    /// type, a file that was replaced during the call, content that must not be removed or overwritten.
     #[error("{0}")]
     FailedPrecondition(String),
     /// A system call or a tool failed.

@@ -1,5 +1,5 @@
-//! The driver manifest, written by `cofferdam backend inspect -o manifest`: the node plugin's description of
-//! a driver that it never runs.
+//! The driver manifest: a description of a driver for the node plugin, which does not run the driver itself.
+//! `cofferdam backend inspect -o manifest` writes it as a JSON file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,7 +48,7 @@ pub enum InvalidManifest {
         /// The version.
         found: u32,
     },
-    /// The driver's name is not a DNS subdomain.
+    /// The driver's name is not a DNS subdomain of at most 63 bytes.
     #[error("has the driver name {name:?}: expected a DNS subdomain")]
     DriverName {
         /// The name.
@@ -110,8 +110,8 @@ fn check_driver_name(name: &DriverName) -> Result<(), InvalidManifest> {
 }
 
 impl DriverManifest {
-    /// The manifest of a driver that runs in this process. The node plugin serves no controller methods, so
-    /// the placement is always central.
+    /// Creates the manifest of a driver that runs in this process. The node plugin serves no controller
+    /// methods, so it sets the placement to central.
     ///
     /// # Errors
     /// [`InvalidManifest::DriverName`]
@@ -168,7 +168,7 @@ impl DriverManifest {
         &self.description.name
     }
 
-    /// Returns the vendor's version.
+    /// Returns the driver's version, CSI's `vendor_version`.
     pub fn version(&self) -> &str {
         &self.description.version
     }

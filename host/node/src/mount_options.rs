@@ -7,7 +7,7 @@ use crate::{error::NodeError, filesystem::Filesystem, mount_point::MountAttribut
 pub struct MountOptions {
     /// Per-mount attributes.
     pub attributes: MountAttributes,
-    /// Access time updates.
+    /// Access time updates; `None` for the default, `relatime`.
     pub access_times: Option<AccessTimes>,
     /// Filesystem-specific options and their values.
     pub data: Vec<(String, Option<String>)>,
@@ -114,8 +114,8 @@ impl MountOptions {
         Ok(options)
     }
 
-    /// Applies a filesystem-independent option. Options that only confirm the default are ignored. Returns
-    /// false for any other option.
+    /// Applies a filesystem-independent option and returns true. `rw`, `async`, `defaults`, `_netdev` and
+    /// `nofail` are accepted without an effect. Returns false for a filesystem-specific or unknown option.
     fn apply_generic(&mut self, flag: &str) -> bool {
         let attributes = &mut self.attributes;
         match flag {

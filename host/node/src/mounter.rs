@@ -36,7 +36,7 @@ pub enum BindSource {
 }
 
 /// Mount, device and record operations of one node. A query has no effect. A method marked *Effect* makes one
-/// change, and none if it fails.
+/// change. If it fails, the change may be incomplete, and the caller repeats or undoes it.
 ///
 /// Implementations open every path below its root and follow no symbolic links.
 pub trait Mounter: Send + Sync {
@@ -46,10 +46,11 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::FailedPrecondition`] if the path contains a symbolic link or crosses a mount.
     fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>>;
 
-    /// Returns other paths at which the top mount of this path is mounted, for error messages.
+    /// Returns the other paths below the same kubelet root at which the top mount of this path is mounted.
+    /// Empty if nothing is mounted at this path.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn mount_refs(&self, path: &KubeletPath) -> Result<Vec<String>>;
 
     /// Returns the identity of a directory.
@@ -67,7 +68,7 @@ pub trait Mounter: Send + Sync {
     /// Returns the loop devices that are backed by a file.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn loop_devices(&self, file: FileId) -> Result<Vec<LoopDevice>>;
 
     /// Looks up a device by its name in `/dev/disk/by-id`.
@@ -79,26 +80,26 @@ pub trait Mounter: Send + Sync {
     /// Probes the content of a device.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn device_content(&self, device: &Device) -> Result<DeviceContent>;
 
     /// Returns the size of a device in bytes.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn device_size(&self, number: (u32, u32)) -> Result<u64>;
 
     /// Returns the usage of the filesystem at a path.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn usage(&self, path: &KubeletPath) -> Result<FilesystemUsage>;
 
     /// Returns the group of the directory at a path; absent unless the group may write and new files inherit
     /// it (setgid).
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn mount_group(&self, path: &KubeletPath) -> Result<Option<u32>>;
 
     /// Reads all records. Unreadable records are part of the result.
@@ -107,7 +108,7 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::Failed`] if the records cannot be listed.
     fn records(&self) -> Result<VolumeRecords>;
 
-    /// Reads the record of a volume.
+    /// Reads the record of a volume; `None` if it has no record.
     ///
     /// # Errors
     /// [`MounterError::Failed`], also if the record is unreadable.
@@ -116,13 +117,13 @@ pub trait Mounter: Send + Sync {
     /// Effect: saves a record, replacing an earlier one. It is on disk when this returns.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn save_record(&self, record: &VolumeRecord) -> Result<()>;
 
-    /// Effect: deletes a record.
+    /// Effect: deletes the record of a volume. Succeeds if it has no record.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn delete_record(&self, volume: &str) -> Result<()>;
 
     /// Effect: creates a directory in an existing parent.
@@ -153,13 +154,13 @@ pub trait Mounter: Send + Sync {
     /// Effect: updates the size of a loop device to that of its file.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn refresh_loop_size(&self, device: &Device) -> Result<()>;
 
     /// Effect: detaches a loop device.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
     /// Effect: creates a filesystem. The device's content is probed again: it must be blank, or, with
@@ -179,13 +180,13 @@ pub trait Mounter: Send + Sync {
     /// unchanged.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn grow_filesystem(&self, device: &Device, filesystem: Filesystem, path: &KubeletPath) -> Result<()>;
 
     /// Effect: mounts a device's filesystem.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn mount_device(
         &self,
         device: &Device,
@@ -197,13 +198,13 @@ pub trait Mounter: Send + Sync {
     /// Effect: mounts a tmpfs of a size in bytes. `name` is the mount source shown in mountinfo.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn mount_tmpfs(&self, name: &str, size: u64, options: &MountOptions, path: &KubeletPath) -> Result<()>;
 
     /// Effect: changes the size of a mounted tmpfs, in bytes.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn resize_tmpfs(&self, size: u64, path: &KubeletPath) -> Result<()>;
 
     /// Effect: bind-mounts a source at a path.
@@ -215,19 +216,19 @@ pub trait Mounter: Send + Sync {
     /// Effect: adds attributes to the top mount at a path. Attributes that are already set stay set.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn restrict(&self, path: &KubeletPath, attributes: MountAttributes) -> Result<()>;
 
-    /// Effect: unmounts the top mount at a path. A busy mount is not unmounted.
+    /// Effect: unmounts the top mount at a path. A busy mount is an error.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn unmount(&self, path: &KubeletPath) -> Result<()>;
 
     /// Effect: makes a group the owner of everything below a path, with write access. The directory at the
     /// path is changed last, so that an interrupted run is detectable.
     ///
     /// # Errors
-    /// [`MounterError::Failed`]
+    /// [`MounterError`]
     fn set_mount_group(&self, path: &KubeletPath, group: u32) -> Result<()>;
 }

@@ -131,8 +131,8 @@ pub struct NodePolicy {
     pub stable_ids: Vec<StableIdPattern>,
     /// Maximum size in bytes of kind `tmpfs`.
     pub tmpfs_max_bytes: Option<u64>,
-    /// Filesystems that may be mounted from devices and created on blank ones. The first is the default if a
-    /// volume requests none.
+    /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
+    /// node creates ext4, or xfs if ext4 is not allowed.
     #[serde(default = "default_filesystems")]
     pub filesystems: BTreeSet<Filesystem>,
     /// True if setuid and setgid bits in a volume take effect (omits `nosuid`).
@@ -207,7 +207,8 @@ impl NodePolicy {
         self.connection_kinds.contains(&kind)
     }
 
-    /// Returns the attributes of every mount.
+    /// Returns the attributes that mounts must have: `nosuid` and `nodev`, unless the policy allows their
+    /// omission.
     pub(crate) fn base_attributes(&self) -> MountAttributes {
         MountAttributes {
             no_suid: !self.allow_suid,

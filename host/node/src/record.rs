@@ -1,5 +1,5 @@
-//! The record of a volume. It is saved before each effect, so that a restarted process can continue or undo
-//! the operation.
+//! The record of a volume. It is saved before the first effect of a stage or publish call, so that a
+//! restarted process can continue or undo the call.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::{error::MounterError, file::FileId};
 pub struct TargetRecord {
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// True if the target is read-only.
+    /// CSI's `readonly`. The target may be read-only without it, because of an access mode.
     pub read_only: bool,
 }
 
-/// A volume on this node. The record holds requests, never the actual state: [`Mounter`](crate::Mounter)
-/// reports the mounts.
+/// A volume on this node: its requests and the progress of staging. The record does not tell what is mounted:
+/// [`Mounter`](crate::Mounter) does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
     /// The volume's handle.
@@ -29,7 +29,7 @@ pub struct VolumeRecord {
     pub connection_info: Option<ConnectionInfo>,
     /// The capability that the volume was staged with, or published with if it is inline.
     pub capability: VolumeCapability,
-    /// Size in bytes of an inline volume, or of an expanded tmpfs.
+    /// Size in bytes of an inline volume, or of an expanded tmpfs; None for any other volume.
     pub size: Option<u64>,
     /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,
@@ -40,7 +40,7 @@ pub struct VolumeRecord {
     pub format_in_progress: bool,
     /// True if staging has finished.
     pub is_staged: bool,
-    /// The volume's publications, by target path.
+    /// The requested publications, by target path. They may not be mounted yet, or no longer.
     pub targets: BTreeMap<String, TargetRecord>,
 }
 

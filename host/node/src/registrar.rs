@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 const PLUGIN_TYPE: &str = "CSIPlugin";
 /// Supported CSI versions. node-driver-registrar reports the same value.
 const SUPPORTED_VERSIONS: [&str; 1] = ["1.0.0"];
-/// Timeout of one call. kubelet waits for 1 s.
+/// Timeout of a call without a deadline. kubelet sends a deadline.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Initial backoff after a failed registration. It doubles with each failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);

@@ -52,11 +52,12 @@ impl fmt::Display for CaseRequirement {
 /// One rule of the contract with its test.
 #[derive(Clone, Copy)]
 pub struct ConformanceCase {
-    /// Interface and rule, such as `volumes/create-is-idempotent`.
+    /// Interface or topic, and rule, such as `volumes/create-is-idempotent` or `concurrency/different-names`.
     pub id: &'static str,
     /// The rule in one sentence.
     pub rule: &'static str,
-    /// Source of the rule: an interface of the contract, or a call of CSI 1.12.
+    /// Source of the rule: functions and types of the contract's WIT, calls and capabilities of CSI 1.12, or
+    /// both.
     pub source: &'static str,
     /// Requirements; the case is skipped if one is not met.
     pub requirements: &'static [CaseRequirement],
@@ -64,7 +65,7 @@ pub struct ConformanceCase {
 }
 
 impl ConformanceCase {
-    /// The interface that the case tests.
+    /// The id up to `/`: the interface that the case tests, or a topic such as `concurrency`.
     pub fn interface(&self) -> &'static str {
         self.id.split_once('/').map_or(self.id, |(interface, _)| interface)
     }

@@ -95,7 +95,7 @@ pub(crate) struct SuiteContext {
     /// Number of calls that had no final result within `SuiteOptions::retry_timeout`.
     unfinished_calls: AtomicU32,
     created: Mutex<CreatedResources>,
-    /// Every volume and snapshot of the run, deleted ones included.
+    /// Every volume and snapshot that a create call of the run returned, deleted ones included.
     all_created: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
     errors: Mutex<Vec<(&'static str, StorageError)>>,
     keeps_owners: Mutex<Option<bool>>,
@@ -404,7 +404,7 @@ impl SuiteContext {
         lock(&self.all_created).0.contains(handle)
     }
 
-    /// Returns true if the run created this snapshot.
+    /// Returns true if a create call of the run returned this snapshot.
     pub(crate) fn is_own_snapshot(&self, handle: &SnapshotHandle) -> bool {
         lock(&self.all_created).1.contains(handle)
     }

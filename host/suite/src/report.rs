@@ -51,14 +51,14 @@ pub struct CaseReport {
     pub case: &'static ConformanceCase,
     /// The outcome.
     pub outcome: CaseOutcome,
-    /// Duration.
+    /// Duration of the case with its cleanup; of the failed load if the driver could not be loaded.
     pub elapsed: Duration,
 }
 
 /// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CaseOutcome {
-    /// The driver follows the rule.
+    /// The calls of the case found no violation of the rule.
     Passed,
     /// The driver breaks the rule.
     Failed {

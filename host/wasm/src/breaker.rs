@@ -54,7 +54,8 @@ impl Breaker {
         }
     }
 
-    /// Admits a call of at most `max_duration`. The error is the time until the next trial.
+    /// Admits a call of at most `max_duration`. The error is the longest time until the next call is
+    /// admitted: the rest of the delay, or of the running trial's maximum duration.
     pub(crate) fn admit(&mut self, now: Instant, max_duration: Duration) -> Result<BreakerPermit, Duration> {
         match self.state {
             BreakerState::Closed { .. } => Ok(BreakerPermit(self.generation)),

@@ -79,9 +79,10 @@ impl CpuScheduler {
         Self { slice_lock: Arc::default(), mean_cpu_micros: Arc::default(), threads }
     }
 
-    /// Runs a call. Once it is CPU-bound, or if the calls of this backend are, each poll slice waits for the
-    /// scheduler. A slice ends when the call waits, has computed for a tick, or ends. A call that waits for
-    /// the scheduler may be polled only after its deadline.
+    /// Runs a call. After one tick of CPU time, or from its start if the mean of this backend's calls is
+    /// high, each poll slice of the call waits for the CPU-bound threads. A slice ends when the call waits,
+    /// has computed for a tick, or ends. A call that waits for these threads may be polled only after its
+    /// deadline.
     pub(crate) async fn run<T: Send + 'static>(&self, cpu_time: &CpuTime, mut call: BoxedCall<T>) -> T {
         if !self.is_cpu_bound() {
             let first_slice = std::future::poll_fn(|context| {

@@ -247,8 +247,8 @@ fn new_cache(directory: Option<&Path>) -> wasmtime::Result<Cache> {
     Ok(cache)
 }
 
-/// Rejects a cache directory that other users own or can write to: who can write compiled code into the cache
-/// can run it in this process, outside of every sandbox.
+/// Rejects a cache directory that neither root nor this process' user owns, or that others can write to:
+/// whoever writes compiled code into the cache can run it in this process, outside of every sandbox.
 fn check_cache_permissions(directory: &Path) -> wasmtime::Result<()> {
     let found = std::fs::metadata(directory)?;
     let (owner, uid) = (found.uid(), rustix::process::geteuid().as_raw());

@@ -88,7 +88,8 @@ pub enum LoadError {
         /// Advice to the operator or vendor.
         advice: String,
     },
-    /// One call of the component needs more than the instance pool has, independently of its limits.
+    /// A single call of the component needs more memories, tables, instances or metadata than the instance
+    /// pool permits for one call. No configured limit changes that.
     #[error("{name}: no call of it can be served: {reason}")]
     ExceedsInstancePool {
         /// The component.
@@ -122,12 +123,12 @@ pub enum LoadError {
         /// The difference.
         reason: String,
     },
-    /// The component failed during its first calls.
+    /// A call that loads the component failed: the check of its exports' types, `describe` or `probe`.
     #[error("{name}: {function} failed: {source}")]
     InitialCall {
         /// The component.
         name: String,
-        /// The function.
+        /// The function, such as `identity.describe`; `instantiation` for the check of the types.
         function: &'static str,
         /// The component's error, or the reason that it was stopped.
         source: StorageError,

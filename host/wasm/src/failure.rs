@@ -11,7 +11,8 @@ use cofferdam_backend::{ContractViolation, Overloaded, Redactor, in_flight::Oper
 pub(crate) enum CallFailure {
     /// The guest returned an error.
     Storage(StorageError),
-    /// The guest broke: a panic, a wrong pointer, an unreachable instruction, a broken rule of the contract.
+    /// WebAssembly trapped, such as by a panic or an invalid pointer, or an import ended the call, such as
+    /// because of an invalid handle or a failed disk.
     Trap(String),
     /// The guest ended its program with WASI's `exit`.
     Exit,
@@ -25,7 +26,7 @@ pub(crate) enum CallFailure {
     Deadline(Duration),
     /// The deadline left the guest only this time: too little to count as the guest's failure.
     CallerDeadline(Duration),
-    /// The guest passed a value that is larger than this limit, in bytes.
+    /// The guest passed more than this limit, in bytes, in its result or in one call of an import.
     ResultTooLarge(usize),
     /// The guest's response breaks a rule of the contract.
     ContractViolation(ContractViolation),
@@ -37,7 +38,7 @@ pub(crate) enum CallFailure {
     PoolExhausted,
     /// The circuit is open because the backend failed too often; the next trial is after this time.
     CircuitOpen(Duration),
-    /// Another call for the volume is running, or has an unknown outcome.
+    /// Another call for the same volume, snapshot or group snapshot is running, or has an unknown outcome.
     Conflict(OperationConflict),
 }
 
@@ -55,9 +56,9 @@ pub(crate) struct GuestLimit {
 /// Effect of a call's result on the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BreakerSignal {
-    /// The guest returned a result or an error.
+    /// The guest returned a result or an error, also a result that breaks a rule of the contract.
     Success,
-    /// The guest trapped, hung or exceeded a limit, or the host panicked.
+    /// The guest trapped, exited, hung or exceeded a limit, or the host panicked.
     Failure,
     /// The call counts neither as success nor as failure: it did not reach the guest, or its deadline was too
     /// short.

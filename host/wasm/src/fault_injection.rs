@@ -1,7 +1,8 @@
 //! Fault injection for the conformance suite: ends a call at a chosen host call, or loses the response to an
 //! HTTP request.
 //!
-//! Not used by roles: backends from [`Engine::load`](crate::Engine::load) have an empty [`FaultPlan`].
+//! Only the conformance suite injects faults: backends from [`Engine::load`](crate::Engine::load) have an
+//! empty [`FaultPlan`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,15 +13,16 @@ pub struct FaultPlan(Arc<Mutex<FaultState>>);
 /// Message of a call that was ended by fault injection.
 pub(crate) const INJECTED_FAULT: &str = "the conformance suite ended the call here";
 
-/// The host call or HTTP request at which a fault is injected.
+/// The host call or HTTP request at which a fault is injected. Its number counts from 0 over all calls of the
+/// backend since [`FaultPlan::arm`]. Only calls of the imports `state`, `http` and `pool` are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
-    /// Ends the guest's call before a host call, after this many host calls.
+    /// Ends the guest's call before the host call with this number has an effect.
     Before(u32),
-    /// Ends the guest's call after a host call, after this many earlier host calls.
+    /// Ends the guest's call after the host call with this number, whose result the guest does not receive.
     After(u32),
-    /// Does not end the call: after this many HTTP requests, one is sent, and the guest receives a connection
-    /// error in place of the response.
+    /// Sends the HTTP request with this number. The guest's call continues: it receives a connection error in
+    /// place of the response.
     LostResponse(u32),
 }
 
@@ -38,13 +40,13 @@ impl FaultPlan {
         *self.lock() = FaultState { armed: Some(fault), calls: 0, requests: 0 };
     }
 
-    /// Disables the fault. Returns true if it was injected since [`arm`](Self::arm).
+    /// Disables the fault. Returns true if it was injected since [`arm`](Self::arm), or if none was armed.
     pub fn disarm(&self) -> bool {
         self.lock().armed.take().is_none()
     }
 
-    /// Runs a host call, unless the guest's call has to end at this point. Used for every host call that
-    /// changes or reads state outside of the call: between two of these, nothing visible happens.
+    /// Runs a host call, unless the guest's call has to end at this point. Used for the host calls of
+    /// `state`, `http` and `pool`: between two of these, the guest changes no storage.
     pub(crate) async fn wrap<T>(
         &self,
         host: impl Future<Output = wasmtime::Result<T>>,
@@ -61,7 +63,7 @@ impl FaultPlan {
         Ok(answer)
     }
 
-    /// True if the response to the current HTTP request is to be lost.
+    /// Counts an HTTP request. Returns true if its response is to be lost.
     pub(crate) fn is_response_lost(&self) -> bool {
         let mut plan = self.lock();
         let loses = plan.armed == Some(FaultPoint::LostResponse(plan.requests));

@@ -29,11 +29,13 @@ const MAX_TABLES_PER_CALL: u32 = 256;
 const MAX_INSTANCES_PER_CALL: u32 = 1_024;
 /// Most elements of a table.
 const MAX_TABLE_ELEMENTS: usize = 100_000;
-/// Maximum metadata of one instance beside its memories; grows with the component's functions.
+/// Maximum bytes of wasmtime's metadata of one instance, without its memories. The metadata grows with the
+/// number of the component's functions.
 const MAX_INSTANCE_METADATA: usize = 16 << 20;
-/// Slots of one backend: its default maximum of concurrent calls, with one memory each.
+/// Maximum slots of one backend: enough for the default limit of concurrent calls with one memory each.
 const DRIVER_QUOTA: u32 = 64;
-/// Slots that are used again before others are used for the first time.
+/// Maximum number of free slots that other modules have used. Above it a module takes one of these; below
+/// it, a slot that was never used.
 const WARM_SLOTS: u32 = 16;
 /// Memory that an empty slot keeps, zeroed; the rest is returned to the system. It covers the whole memory of
 /// a small driver in Rust with a small stack. In the worst case, after 512 concurrent calls, all slots
@@ -43,8 +45,8 @@ const RESIDENT_MEMORY: usize = 256 * KIB;
 const RESIDENT_TABLE: usize = 4 * KIB;
 /// Bytes of the stack that an empty slot keeps, zeroed.
 const RESIDENT_STACK: usize = 32 * KIB;
-/// Freed slots whose memory is returned to the system together, per processor. They are not reused before
-/// that.
+/// Freed slots whose memory is returned to the system together, for each of up to 16 processors. They are not
+/// reused before that.
 const DECOMMIT_BATCH: usize = 32;
 
 /// Counts the free instance slots of an engine, which all backends share. The slots themselves are in
@@ -88,7 +90,8 @@ impl InstanceQuota {
     }
 }
 
-/// Number of instance slots that a call of a component needs.
+/// Number of instance slots that a call of a component needs. A slot has one linear memory and
+/// `TABLES_PER_MEMORY` tables.
 pub(crate) fn required_instances(component: &Component) -> u32 {
     // Absent for components that import modules, which the host does not offer.
     let Some(resources) = component.resources_required() else { return 1 };

@@ -1,10 +1,12 @@
-//! The WebAssembly engine behind the storage driver port: wasmtime, limits, and the capabilities of
-//! components.
+//! Runs storage drivers that are WebAssembly components, with wasmtime: it limits each call and provides the
+//! imports of the components.
 //!
-//! [`Engine::load`] reads a component, rejects imports that are not granted, and calls its `describe`. The
-//! resulting [`WasmBackend`] runs every call in a fresh instance under the limits of [`Limits`]. If a guest
-//! misbehaves (trap, loop, exhausted memory, invalid response), the result is a
-//! [`StorageError`](cofferdam_domain::storage::StorageError) of that one call.
+//! [`Engine::load`] reads a component, rejects imports that are not granted, and calls its `describe` and
+//! `probe`. The resulting [`WasmBackend`] implements [`Backend`](cofferdam_backend::Backend): it runs every
+//! call in a fresh instance under the limits of [`Limits`]. If a guest misbehaves (trap, loop, exhausted
+//! memory, invalid response), the result is a [`StorageError`](cofferdam_domain::storage::StorageError) of
+//! that one call. After several traps, time-outs or exceeded limits in a row, a circuit breaker rejects the
+//! backend's calls for a while.
 //!
 //! Each layer uses the ones before it only: bindings and data types (`contract`, `limits`, `failure`, …),
 //! `capabilities` (one module for each import), `instance`, `exports` and `call` (one call of a component),

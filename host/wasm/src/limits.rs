@@ -8,8 +8,8 @@ use wasmtime::ResourceLimiter;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Bounds of one backend. Each has a default that fits guests in every language that was measured; an
-/// operator changes single ones.
+/// Limits of one backend, and of each of its calls. The defaults fit the measured guests of all languages.
+/// The configuration may change single limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Limits {
@@ -20,9 +20,12 @@ pub struct Limits {
     pub cpu_ms: u64,
     /// Maximum duration of one call, in milliseconds. The caller's own deadline may be shorter.
     pub deadline_ms: u64,
-    /// Bytes that one value from the guest may have, returned or passed to an import.
+    /// Maximum bytes that the guest passes to the host at once: its result, or all arguments of one call of
+    /// an import.
     pub result_bytes: usize,
     /// Bytes that one call may write to the log, and as many again to its standard output and error together.
+    /// In the log, each line and each field counts 16 bytes more, and each byte of a field's value counts six
+    /// times.
     pub log_bytes: usize,
     /// Maximum bytes of a component's file.
     pub file_bytes: u64,
@@ -183,7 +186,8 @@ impl StoreLimiter {
         self.peak_memory
     }
 
-    /// The limit that the call's last rejected request exceeded.
+    /// The limit that the call's last rejected growth of a memory or table exceeded; `None` if none was
+    /// rejected.
     pub(crate) fn exceeded_limit(&self) -> Option<ExceededLimit> {
         self.exceeded_limit
     }

@@ -1,4 +1,5 @@
-//! Loading of a component: read once, hash, recognise, compile, check, link, describe.
+//! Loading of a component: reads the file once, checks its kind and its digest, compiles and links it, checks
+//! its grants, and calls `describe` and `probe`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +50,7 @@ use cofferdam_backend::{
 pub enum ComponentSource {
     /// A file.
     File(PathBuf),
-    /// Bytes that the program carries.
+    /// Bytes that are embedded in the program.
     Bytes {
         /// The component's name in messages.
         name: String,
@@ -463,7 +464,7 @@ async fn initial_call<T: Send + 'static>(
     })
 }
 
-/// Reads a component's description.
+/// Checks the types of a component's exports, calls its `describe`, and checks the description.
 async fn describe(
     name: &str,
     inner: &EngineInner,

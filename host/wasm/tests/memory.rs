@@ -1,4 +1,4 @@
-//! The memory backend in the sandbox, through the trait that roles use.
+//! The memory backend in the sandbox, through the trait `Backend`.
 
 mod common;
 

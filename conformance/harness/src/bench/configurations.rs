@@ -24,7 +24,7 @@ pub(super) struct BenchmarkConfiguration {
     pub(super) name: &'static str,
     /// Description in the tables.
     pub(super) description: &'static str,
-    /// Implementation.
+    /// The implementation that the controllers belong to.
     pub(super) implementation: Implementation,
     start: for<'a> fn(&'a SuiteRun, &'a mut ControlPlane) -> LocalBoxFuture<'a, Result<RunningConfiguration>>,
 }
@@ -59,7 +59,7 @@ pub(super) struct RunningConfiguration {
     pub(super) driver_name: &'static str,
     /// Controllers, whose usage is measured and compared.
     pub(super) controllers: Vec<ManagedProcess>,
-    /// Drivers, whose usage is measured only.
+    /// Drivers and other processes, whose usage is measured but not compared.
     pub(super) drivers: Vec<ManagedProcess>,
 }
 

@@ -37,7 +37,8 @@ struct ApiCounters {
 }
 
 impl UsageReading {
-    /// Reads the counters once the API server has no more writes, so that delayed work counts for its load.
+    /// Reads the counters after 500 ms without a write at the API server, so that delayed work counts for its
+    /// load.
     ///
     /// # Errors
     /// If a process has ended, or the API does not answer.

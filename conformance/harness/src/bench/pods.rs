@@ -1,5 +1,6 @@
 //! The pod load: clients create a claim and a pod, wait until the pod runs, and delete both. It runs on a
-//! real kubelet with Cofferdam's `node`; provisioner and attacher differ between the configurations.
+//! real kubelet with Cofferdam's `node`. The configurations differ in the provisioner, the attacher, and the
+//! controllers that bind and protect claims.
 
 use std::{
     collections::HashMap,

@@ -108,7 +108,8 @@ impl PerformanceTarget {
         Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
     }
 
-    /// Throughput relative to upstream. The API server only is the upper bound.
+    /// Throughput relative to upstream. `api_only` is the load on the API server without controllers, which
+    /// is the upper bound.
     fn throughput_ratio(
         metric: &'static str,
         target: f64,

@@ -108,7 +108,7 @@ pub(super) struct Cost {
     pub(super) memory: BTreeMap<String, u64>,
     /// Writes per object, those of the load included.
     pub(super) writes: f64,
-    /// Requests per object, by verb and resource.
+    /// Requests per object, by verb and resource, without those below 0.005 per object.
     pub(super) requests: BTreeMap<String, f64>,
     /// Watch events per object.
     pub(super) events: f64,

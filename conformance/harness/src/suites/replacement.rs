@@ -47,9 +47,10 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 trait ReplacedController {
     /// Starts an implementation.
     async fn start(&mut self, implementation: Implementation) -> Result<()>;
-    /// Kills the running implementation, which is this one.
+    /// Kills the running implementation, which the argument names, with every process that is restarted at a
+    /// replacement.
     async fn kill(&mut self, implementation: Implementation) -> Result<()>;
-    /// The volumes of the driver: name by handle.
+    /// The volumes of the driver: name by handle. May restart Cofferdam.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
 }
 

@@ -50,7 +50,7 @@ pub enum BuildError {
     /// `OUT_DIR` is outside of a target directory.
     #[error("OUT_DIR is {}; expected four folders above it", .0.display())]
     OutDir(PathBuf),
-    /// The compiler cannot build components, and rustup did not change that.
+    /// The target for components is not installed, and rustup cannot add it.
     #[error("the compiler lacks the target {TARGET}: run `rustup target add {TARGET}`")]
     MissingTarget,
     /// The inner cargo cannot be started.

@@ -44,9 +44,9 @@ impl ApiResource {
 pub struct Scope {
     /// The namespace; `None` for all namespaces.
     pub namespace: Option<String>,
-    /// `fieldSelector`
+    /// `fieldSelector`; `None` for no restriction.
     pub field_selector: Option<String>,
-    /// `labelSelector`
+    /// `labelSelector`; `None` for no restriction.
     pub label_selector: Option<String>,
 }
 

@@ -14,7 +14,7 @@ use super::{DecodeError, Kind, error, meta::Meta};
 pub struct UndecodableObject<Key> {
     /// The object's key.
     pub key: Key,
-    /// `metadata.uid`
+    /// `metadata.uid`; empty if absent.
     pub uid: Uid,
     /// `metadata.resourceVersion`
     pub resource_version: ResourceVersion,

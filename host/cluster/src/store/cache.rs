@@ -84,7 +84,8 @@ impl Cache {
         })
     }
 
-    /// Another PersistentVolume with this driver and handle that satisfies `is_candidate`.
+    /// A PersistentVolume other than `name` with this driver and handle that satisfies `is_candidate`. `None`
+    /// if there is none.
     pub fn other_volume_with_handle(
         &self,
         driver: &DriverName,
@@ -102,7 +103,7 @@ impl Cache {
         })
     }
 
-    /// The first PersistentVolume by name with this driver and handle.
+    /// The first PersistentVolume by name with this driver and handle; `None` if there is none.
     pub fn volume_with_handle(&self, driver: &DriverName, handle: &VolumeHandle) -> Option<VolumeName> {
         self.volumes
             .query(|index, _| index.by_handle.get(&(driver.clone(), handle.clone()))?.iter().next().cloned())
@@ -125,8 +126,9 @@ impl Cache {
     }
 
     /// The first free volume that satisfies `is_match`, in the order of kube-controller-manager: fewest
-    /// access modes, then smallest capacity, then name. Candidates have the class, volume mode and
-    /// VolumeAttributesClass, every access mode of `modes`, and at least the capacity `request`.
+    /// access modes, then the set of access modes, then smallest capacity, then name. Candidates have the
+    /// class, volume mode and VolumeAttributesClass, every access mode of `modes`, and at least the capacity
+    /// `request`.
     pub fn find_free_volume(
         &self,
         (class, mode, attributes_class): (&str, VolumeMode, &str),
@@ -161,7 +163,7 @@ impl Cache {
         self.pods.query(|index, _| index.by_node.keys().cloned().collect())
     }
 
-    /// VolumeAttachments of a volume and of all attachers, sorted by name.
+    /// VolumeAttachments of this volume on all nodes, whatever their attacher is, sorted by name.
     pub fn attachments_of_volume(&self, volume: &VolumeName) -> Vec<Arc<VolumeAttachment>> {
         self.attachments.query(|index, attachments| {
             let names = index.by_volume.get(volume).into_iter().flatten();
@@ -169,7 +171,7 @@ impl Cache {
         })
     }
 
-    /// VolumeAttachments of a node and of all attachers, sorted by name.
+    /// VolumeAttachments on this node, whatever their attacher is, sorted by name.
     pub fn attachments_of_node(&self, node: &NodeName) -> Vec<Arc<VolumeAttachment>> {
         self.attachments.query(|index, attachments| {
             let names = index.by_node.get(node).into_iter().flatten();

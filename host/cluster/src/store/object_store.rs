@@ -5,6 +5,7 @@
 //! | object | none | stored, unless there is a tombstone of the same uid, or a newer one of another uid |
 //! | object | older or equal version | stored |
 //! | object | newer version | ignored |
+//! | deletion | none | tombstone added |
 //! | deletion | same uid, or not newer | removed, tombstone added |
 //! | deletion | another uid that is newer | ignored |
 //! | list without the object | not newer than the list | removed |
@@ -131,7 +132,8 @@ impl<K: Indexed> Default for ObjectStore<K> {
 
 impl<K: Indexed> ObjectStore<K> {
     /// Calls `subscriber` after every change, on the thread that made the change. The subscriber must not
-    /// block. Changes from one thread are delivered in order.
+    /// block. Changes from one thread are delivered in order. An object that becomes undecodable causes no
+    /// call; its deletion does.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         self.subscribers.write().push(Box::new(subscriber));
     }
@@ -146,7 +148,7 @@ impl<K: Indexed> ObjectStore<K> {
         }
     }
 
-    /// All objects, in no particular order.
+    /// All decoded objects, in no particular order. Undecodable objects are left out.
     pub fn list(&self) -> Vec<Arc<K>> {
         self.inner.read().objects.values().cloned().collect()
     }

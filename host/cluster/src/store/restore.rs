@@ -51,7 +51,7 @@ impl RestoreDetector {
         });
     }
 
-    /// The reported restore.
+    /// The first reported restore; `None` if none was reported to this cache.
     pub fn reported(&self) -> Option<RestoreDetected> {
         self.0.borrow().clone()
     }

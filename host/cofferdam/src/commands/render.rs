@@ -77,8 +77,8 @@ fn header_comment(namespace: &str) -> String {
     )
 }
 
-/// Rules of a process with these roles. Without a role that reconciles the cluster, it reads at most its
-/// Node.
+/// RBAC rules of a process with these Cofferdam roles. Without a role that reconciles the cluster, the
+/// process reads at most its Node.
 fn rules(roles: &Roles, placement: DriverPlacementArg) -> Vec<PolicyRule> {
     let drivers = match placement {
         DriverPlacementArg::Central => DriverPlacement::ClusterWide,

@@ -1,4 +1,4 @@
-//! `cofferdam run`: roles against a cluster.
+//! `cofferdam run`: runs the configured roles in this process.
 
 use std::{collections::HashMap, future::pending, sync::Arc};
 
@@ -189,7 +189,7 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
     }
 }
 
-/// The host name, which in a pod is the pod's name.
+/// The host name, which in a pod without `hostNetwork` is the pod's name; `cofferdam` if it is unknown.
 pub(crate) fn process_identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();

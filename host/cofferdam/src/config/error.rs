@@ -1,4 +1,5 @@
-//! Errors of the configuration. Each is one line with the origin, the key, the value and the expectation.
+//! Errors of the configuration. Each message is one line. That of an invalid value has its origin, its key
+//! and the expectation.
 
 use std::path::PathBuf;
 

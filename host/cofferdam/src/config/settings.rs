@@ -54,7 +54,8 @@ pub(crate) struct SettingGroup {
 pub(crate) enum FlagScope {
     /// `run`, `config` and `dev`.
     Process,
-    /// `run` and `config`.
+    /// `run` and `config`. Of these settings, `status` and `orphans` have the flags `--kubeconfig` and
+    /// `--context` too, and `orphans` also `--namespace`.
     Cluster,
     /// No command: the setting is read from the file only.
     File,

@@ -98,7 +98,7 @@ impl ConfigSourceKind {
 }
 
 impl KeyLines {
-    /// Line of a key, or of the closest enclosing table.
+    /// Line of a key, or of the closest enclosing table; `None` if the file has neither.
     fn line_of_key(&self, key: &str) -> Option<usize> {
         let mut key = key;
         loop {

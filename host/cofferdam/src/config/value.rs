@@ -9,10 +9,10 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::duration::GoDuration;
 
-/// Most concurrent operations. More would only use memory: the API and the driver are slower than that.
+/// Largest limit of concurrent operations. More would only use memory: the API and the driver are slower.
 const MAX_WORKERS: u64 = 10_000;
 
-/// Most entries per page. More would exceed the limit of a call's result.
+/// Largest number of entries per page. More would exceed the size limit of a call's result.
 const MAX_ENTRIES: u32 = 10_000;
 
 /// Shortest interval between two scans of a driver's volumes.

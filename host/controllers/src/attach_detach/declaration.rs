@@ -19,10 +19,11 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the attach-detach controller.
+/// The attach-detach controller's name in `--role`.
 pub const ROLE: Role = Role::new("attach-detach");
 
-/// RBAC rules: those of kube-controller-manager's attachdetach-controller.
+/// RBAC rules in addition to those of every process. Upstream's counterpart is the ClusterRole
+/// `system:controller:attachdetach-controller`.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "nodes", READ),
     Rule::cluster(CORE, "nodes/status", &["patch"]),

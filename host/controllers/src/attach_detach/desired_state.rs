@@ -18,8 +18,9 @@ pub(super) fn unique_volume(volume: &Volume) -> Option<UniqueVolumeName> {
     volume.csi.as_ref().map(|csi| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// Returns the unique name of the volume that a VolumeAttachment attaches. `None` if its PersistentVolume is
-/// missing or has another driver, or if it does not have the name that this controller would give it.
+/// Returns the unique name of the volume that a VolumeAttachment attaches. Returns `None` if its
+/// PersistentVolume is missing, cannot be decoded or has another driver, or if the VolumeAttachment does not
+/// have the name that this controller would give it.
 pub(super) fn unique_volume_of_attachment(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -62,8 +63,9 @@ pub(super) enum UnusableClaim {
 /// Returns the claim and the volume that is bound to it.
 ///
 /// # Errors
-/// The claim is not bound, or its volume has an in-tree source that must be attached. Volumes of other types,
-/// such as NFS, are returned: they need no attach.
+/// The claim or its volume is missing or cannot be decoded, they are not bound to each other, or the volume
+/// has an in-tree source that must be attached or is migrated to a CSI driver. Volumes of other types, such
+/// as NFS, are returned: they need no attach.
 pub(super) fn bound_claim_and_volume(
     cache: &Cache,
     key: &ClaimKey,
@@ -117,13 +119,13 @@ pub(super) fn is_using_claim(pod: &Pod, claim: &Claim) -> Result<bool, UnusableC
     }
 }
 
-/// Returns true if volumes of a driver must be attached. Without a CSIDriver they are attached, as upstream
-/// does.
+/// Returns true if volumes of a driver must be attached: unless its CSIDriver has `attachRequired: false`.
+/// They are attached also if the CSIDriver does not exist, as upstream does, or cannot be decoded.
 pub(super) fn is_attach_required(cache: &Cache, driver: &DriverName) -> bool {
     cache.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.attach_required)
 }
 
-/// Returns the nodes whose pods use a volume, by name. The pods' claims are bound to the volume.
+/// Returns the nodes whose pods use a volume, sorted by name. The pods' claims are bound to the volume.
 pub(super) fn desired_attachments(
     cache: &Cache,
     driver: &DriverName,

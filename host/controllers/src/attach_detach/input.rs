@@ -14,16 +14,16 @@ use super::{
     state::{AttachState, Key},
 };
 
-/// State of one reconcile.
+/// Facts that one reconcile of a key collects. They are discarded when it ends.
 #[derive(Debug, Default)]
 pub(super) struct ReconcileState {
-    /// VolumeAttachments whose Node was read live.
+    /// VolumeAttachments whose Node this reconcile has read live since their detach started.
     pub(super) refreshed: HashSet<VolumeAttachmentName>,
-    /// Nodes for which the API has rejected an effect.
+    /// Nodes for which the API server has refused to create or delete a VolumeAttachment.
     pub(super) refused_nodes: BTreeSet<NodeName>,
 }
 
-/// Sources of the input.
+/// The sources of a [`ReconcileInput`].
 #[derive(Clone, Copy)]
 pub(super) struct InputSources<'a> {
     pub(super) cache: &'a Cache,
@@ -32,8 +32,9 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// Returns the input for a volume, or for an unresolved VolumeAttachment. `None` if there is nothing to
-    /// decide.
+    /// Returns the input for a volume, or for an unresolved VolumeAttachment. Returns `None` for a claim, for
+    /// a volume name that is not a CSI volume's, and for a VolumeAttachment that is not in the cache or is
+    /// not of a deleted volume (see [`is_of_deleted_volume`](Self::is_of_deleted_volume)).
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -260,7 +261,7 @@ impl InputSources<'_> {
 
     /// Returns the rules' input for a VolumeAttachment that was created for pods, and the name of its volume.
     /// The name is `None` if the PersistentVolume is deleted or replaced. Returns `None` for other
-    /// VolumeAttachments.
+    /// VolumeAttachments, and if the PersistentVolume cannot be decoded or has an in-tree source.
     pub(super) fn resolve_attachment(
         &self,
         attachment: &VolumeAttachment,
@@ -287,6 +288,7 @@ impl InputSources<'_> {
 }
 
 /// Returns a Node's status of a volume. Without `volume`, the volume is found by the VolumeAttachment's name.
+/// Returns `None` if the volume is neither in `volumesAttached` nor in `volumesInUse`.
 pub(super) fn node_volume_entry<'n>(
     node: &'n Node,
     attachment: &VolumeAttachment,

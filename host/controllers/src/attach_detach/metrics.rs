@@ -25,9 +25,10 @@ const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.
 /// An operation whose duration is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOperation {
-    /// From the creation of the VolumeAttachment to `status.attached`.
+    /// From the creation of the VolumeAttachment to `status.attached`, or to a new `status.attachError`.
     Attach,
-    /// From the request to delete the VolumeAttachment to its removal.
+    /// From the first request to delete the VolumeAttachment to its removal, or to a new
+    /// `status.detachError`.
     Detach,
 }
 
@@ -97,7 +98,8 @@ impl AttachDetachMetrics {
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
     }
 
-    /// Counts a force-detached volume.
+    /// Counts a force detach when its delete request is sent. A request that is repeated after an
+    /// error response counts again.
     pub(super) fn inc_forced_detaches(&self, force: ForceDetachReason) {
         *self.state.lock().forced_detaches.entry(force).or_default() += 1;
     }

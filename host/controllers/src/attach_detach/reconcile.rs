@@ -42,9 +42,10 @@ const COMPONENT: &str = "attachdetach-controller";
 /// Kubernetes' back-off of attaching and detaching, capped at `--retry-interval-max`.
 const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
-/// Delay of the event of a pod whose claim has no volume: claim and volume may be missing from the cache.
+/// Delay of the event of a pod whose claim has no attachable volume: the cache may receive the claim and the
+/// volume later than the pod.
 const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Maximum volumes that are reconciled concurrently; each needs one small write.
+/// Maximum keys that are reconciled concurrently, most of them volumes; each needs one small write.
 const WORKERS: usize = 64;
 /// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
@@ -267,7 +268,8 @@ impl AttachDetach {
         Ok(())
     }
 
-    /// The version of the Node, and whether its `volumesAttached` has the volume.
+    /// Returns the resourceVersion of the cached Node, and whether its `volumesAttached` has the volume.
+    /// Returns zero and false if the cache lacks the Node or the VolumeAttachment.
     fn volumes_attached_entry(&self, actual_attachment: &ActualAttachment) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
@@ -419,7 +421,7 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles a claim that pods use: reports that it has no volume.
+    /// Reconciles a claim: emits an event on each pod on a managed node that cannot use the claim's volume.
     fn reconcile_claim(&self, claim: &ClaimKey, key: &Key) -> Action {
         let cache = &self.context.cache;
         let pods = cache.pods_using_claim(claim).into_iter().filter(|pod| {

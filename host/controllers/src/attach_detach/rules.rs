@@ -13,8 +13,8 @@ use cofferdam_domain::{
 
 use crate::events::EventSpec;
 
-/// Time for which a NotReady or deleted node that reports a volume in use keeps it (upstream's
-/// `maxWaitForUnmountDuration`).
+/// Time after which a volume that no pod needs any more is detached by force from a NotReady or deleted node
+/// that reports it in use (upstream's `maxWaitForUnmountDuration`).
 pub const MAX_WAIT_FOR_UNMOUNT: Duration = Duration::from_secs(360);
 /// Maximum duration of an attach before its pods get an event (upstream's timeout of the CSI attacher).
 pub const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
@@ -63,9 +63,10 @@ impl DesiredAttachment {
 /// Progress of a detach. From its start the volume is excluded from the node's `volumesAttached`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachState {
-    /// The VolumeAttachment's deletion was not requested: the detach can be cancelled.
+    /// The VolumeAttachment's deletion is not yet requested: the detach can be cancelled.
     Started,
-    /// The VolumeAttachment's deletion was requested and may take effect: the detach is completed.
+    /// The VolumeAttachment's deletion was requested and may take effect: the detach continues even if a pod
+    /// needs the volume again.
     Requested,
 }
 
@@ -115,18 +116,20 @@ pub struct ActualAttachment {
     /// A pod on the node names the volume's claim, whatever the claim's state, or may use a volume whose
     /// PersistentVolume is deleted.
     pub needed_by_pod: bool,
-    /// Time since this process first found that no pod on the node needs the volume.
+    /// Time since this process found that no pod on the node needs the volume any more. Zero while a pod
+    /// needs it, and for a VolumeAttachment that was not created for pods.
     pub unneeded_for: Duration,
-    /// Duration of the attach so far, if a pod needs the volume and it is not attached.
+    /// Duration of the attach so far, as this process measures it. Zero unless a pod needs the volume, and
+    /// the VolumeAttachment is neither attached nor being deleted.
     pub attaching_for: Duration,
     /// The volume is in the node's `volumesAttached`, or an update in flight may add it.
     pub in_volumes_attached: bool,
     /// The volume is in the node's `volumesInUse`. For a deleted Node, the last state counts; true if it is
     /// unknown.
     pub in_use: bool,
-    /// Progress of the detach.
+    /// Progress of the detach; `None` if none is in progress.
     pub detach_state: Option<DetachState>,
-    /// The Node was read live after the start of the detach.
+    /// This reconcile has read the Node live after the start of the detach.
     pub node_refreshed: bool,
 }
 
@@ -160,14 +163,15 @@ impl ActualAttachment {
 pub struct ReconcileInput {
     /// The driver.
     pub driver: DriverName,
-    /// The volume handle. `None` if the PersistentVolume is deleted.
+    /// The volume handle. `None` if the PersistentVolume is deleted, or created again with another source.
     pub handle: Option<VolumeHandle>,
     /// Nodes whose pods use the volume, by name.
     pub desired: Vec<DesiredAttachment>,
-    /// All VolumeAttachments of the volume.
+    /// All VolumeAttachments of the volume, and those that block the name of one
+    /// ([`AttachmentPurpose::NameConflict`]).
     pub actual: Vec<ActualAttachment>,
-    /// The node of an attach whose result is unknown, and the time for which it may still take effect. Until
-    /// then no other node gets the volume.
+    /// The node of an attach whose result is unknown, and the time for which it may still take effect. While
+    /// it is set, the volume is attached to no other node.
     pub uncertain: Option<(NodeName, Duration)>,
     /// Desired nodes whose CSINode lacks the driver.
     pub unregistered: Vec<NodeName>,
@@ -180,11 +184,11 @@ pub struct ReconcileInput {
 /// The reason for detaching a volume that a node may still use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ForceDetachReason {
-    /// The node is NotReady, and [`MAX_WAIT_FOR_UNMOUNT`] is over.
+    /// The node is NotReady, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
     Timeout,
     /// The Node has the taint `node.kubernetes.io/out-of-service`.
     OutOfService,
-    /// The Node does not exist, and [`MAX_WAIT_FOR_UNMOUNT`] is over.
+    /// The Node does not exist, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
     NodeGone,
 }
 
@@ -202,23 +206,24 @@ impl ForceDetachReason {
 /// Decision on a detach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachDecision {
-    /// Keep the volume attached.
+    /// Do not detach: the volume is needed, or the VolumeAttachment or the Node is not this controller's to
+    /// change, or the VolumeAttachment is already being deleted.
     Keep,
-    /// Detach after the node has unmounted the volume, or after this time.
+    /// Detach after the node has unmounted the volume, or by force after this time. `None`: not by force.
     Wait(Option<Duration>),
-    /// Detach. The reason is set if the node may still use the volume.
+    /// Detach. The reason is set for a force detach: the node may still use the volume.
     Detach(Option<ForceDetachReason>),
 }
 
-/// The next effect. A detach has these phases: its conditions are met (see `detach_decision`); the node's
-/// worker removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume can no longer
-/// be listed again ([`StartDetach`](Self::StartDetach)); a live read confirms that kubelet does not use it
-/// ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is deleted
+/// The next effect. A detach has these phases: its conditions are met (see [`detach_decision`]); the
+/// reconcile of the Node removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume
+/// is excluded from later lists ([`StartDetach`](Self::StartDetach)); a live read confirms that kubelet does
+/// not use it ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is deleted
 /// ([`Detach`](Self::Detach)).
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
-    /// No effect of this worker: nothing is to do, a condition is not met, or the node's worker removes the
-    /// volume from `volumesAttached` first.
+    /// No effect in the reconcile of the volume: nothing is to do, a condition is not met, or the reconcile
+    /// of the Node has to remove the volume from `volumesAttached` first.
     NoAction,
     /// Exclude the volume from later lists of the node's `volumesAttached`.
     StartDetach(ActualAttachment),
@@ -227,7 +232,7 @@ pub enum AttachDetachStep {
     /// Refresh the Node from the API server: kubelet may have started to use the volume before it received
     /// the shorter list. A PersistentVolume that is missing from the cache is refreshed, too.
     RefreshBeforeDetach(ActualAttachment),
-    /// Delete the VolumeAttachment.
+    /// Delete the VolumeAttachment. The reason is set for a force detach.
     Detach(ActualAttachment, Option<ForceDetachReason>),
     /// Create a VolumeAttachment for each of these nodes; for an exclusive volume there is only one.
     Attach(Vec<DesiredAttachment>),
@@ -235,7 +240,7 @@ pub enum AttachDetachStep {
 
 /// Decides on the detach of a volume. The conditions and their order are those of upstream's `reconcile`:
 /// 1. The VolumeAttachment was not created for pods, or is being deleted: keep.
-/// 2. The deletion was requested: detach.
+/// 2. This process has requested the deletion ([`DetachState::Requested`]): detach.
 /// 3. A pod on the node needs the volume, and the PersistentVolume exists: keep.
 /// 4. The Node is undecodable or not managed: keep.
 /// 5. Taint `out-of-service`, and no pod needs the volume: force detach.
@@ -406,7 +411,8 @@ impl ReconcileInput {
             .map(|actual_attachment| &actual_attachment.node)
     }
 
-    /// Returns the delay until the input may change without an event.
+    /// Returns the time until the first timer of the input expires: of a force detach, of an attach, or of a
+    /// create request whose result is unknown. Returns `None` if no timer runs.
     pub fn recheck_after(&self) -> Option<Duration> {
         let forced = self.actual.iter().filter_map(|actual_attachment| {
             match detach_decision(actual_attachment, self.force_on_timeout) {
@@ -468,8 +474,9 @@ impl ReconcileInput {
         failures
     }
 
-    /// Returns the reason why a desired volume is not attached; `None` if it is attached, or is being
-    /// attached without an error or timeout. The timeout text is upstream's.
+    /// Returns the reason why a desired volume is not attached. Returns `None` if it is attached, if it is
+    /// being attached without an error or timeout, or if its VolumeAttachment is being deleted without an
+    /// error. The timeout text is upstream's.
     fn problem(&self, actual_attachment: &ActualAttachment) -> Option<String> {
         if actual_attachment.deleting {
             let error = actual_attachment.detach_error.as_ref()?;

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use super::rules::DetachState;
 use crate::reconcile::EVENT_REPEAT_INTERVAL;
 
-/// Work queue key. Keys are reconciled one at a time.
+/// Work queue key. The queue runs at most one reconcile per key at a time; keys are reconciled concurrently.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     /// A volume with its VolumeAttachments.
@@ -36,7 +36,7 @@ pub(super) enum Key {
     /// A VolumeAttachment for pods whose volume is not known from the cache: its PersistentVolume is deleted,
     /// has another source, or cannot be decoded.
     UnresolvedAttachment(VolumeAttachmentName),
-    /// A claim that pods use and that has no attachable volume.
+    /// A claim. Pods that use it get an event if it has no attachable volume.
     Claim(ClaimKey),
 }
 
@@ -73,7 +73,8 @@ pub(super) struct PreparedUpdate {
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
     /// Time since the last request of an earlier update that may still take effect; `None` if there is none.
     pub(super) unanswered_for: Option<Duration>,
-    /// Volumes of an earlier update that can no longer take effect.
+    /// VolumeAttachments that are in an earlier update but not in this one. The earlier update can no longer
+    /// take effect.
     pub(super) superseded: Vec<VolumeAttachmentName>,
 }
 
@@ -90,7 +91,7 @@ struct State {
     unneeded_since: HashMap<VolumeAttachmentName, Instant>,
     attaching: HashMap<VolumeAttachmentName, Instant>,
     detach_states: HashMap<VolumeAttachmentName, DetachState>,
-    /// Driver and start of requested deletions.
+    /// Driver of each VolumeAttachment whose deletion was requested, and time of the first request.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
     /// VolumeAttachments for pods whose volume is not known from the cache, by driver and node.
@@ -103,7 +104,8 @@ struct State {
     blocked_keys: HashMap<VolumeAttachmentName, BTreeSet<Key>>,
     /// Creations whose result is unknown.
     uncertain: HashMap<Key, UncertainAttach>,
-    /// Emitted failures by pod UID: digest of the text, and time of the last event.
+    /// Failures of the last reconcile of each key, by pod UID: digest of the text, and time of the last
+    /// event.
     emitted_failures: HashMap<Key, HashMap<Uid, (u64, Instant)>>,
     /// Claims without an attachable volume, with the time when this was first found.
     unusable_claims: HashMap<ClaimKey, Instant>,
@@ -163,7 +165,7 @@ impl AttachState {
         self.state.lock().attaching.remove(name).map(|since| since.elapsed())
     }
 
-    /// Returns the progress of a detach.
+    /// Returns the progress of a detach; `None` if none is in progress.
     pub(super) fn detach_state(&self, name: &VolumeAttachmentName) -> Option<DetachState> {
         self.state.lock().detach_states.get(name).copied()
     }
@@ -204,12 +206,13 @@ impl AttachState {
         state.detaching.entry(name.clone()).or_insert_with(|| (driver.clone(), Instant::now()));
     }
 
-    /// Returns the time since the deletion was requested.
+    /// Returns the time since this process first requested the deletion; `None` if it has not.
     pub(super) fn detaching_for(&self, name: &VolumeAttachmentName) -> Option<Duration> {
         self.state.lock().detaching.get(name).map(|(_, since)| since.elapsed())
     }
 
-    /// Ends a detach that was cancelled, rejected or completed.
+    /// Ends a detach that was cancelled, or whose delete request was answered. Its duration is measured until
+    /// [`remove`](Self::remove).
     pub(super) fn end_detach(&self, name: &VolumeAttachmentName) {
         self.state.lock().detach_states.remove(name);
     }
@@ -304,7 +307,8 @@ impl AttachState {
     }
 
     /// Returns unresolved VolumeAttachments that have the names of the volume's VolumeAttachments. The volume
-    /// is enqueued after their deletion.
+    /// is recorded as blocked by them: [`set_unresolved_attachment`](Self::set_unresolved_attachment) returns
+    /// its key when one of them is deleted or resolved.
     pub(super) fn unresolved_attachments_named_for(
         &self,
         volume: &UniqueVolumeName,
@@ -352,8 +356,9 @@ impl AttachState {
         }
     }
 
-    /// Returns the time for which a deleted CSIDriver still counts. Its fields are immutable, so a change
-    /// deletes it and creates it again.
+    /// Returns the remaining time for which a deleted CSIDriver with `attachRequired: false` still counts;
+    /// `None` if no such CSIDriver was deleted or the time is over. A client can change immutable fields of a
+    /// CSIDriver only by deleting it and creating it again.
     pub(super) fn csi_driver_grace_left(&self, driver: &DriverName) -> Option<Duration> {
         let since = *self.state.lock().deleted_csi_drivers.get(driver)?;
         CSI_DRIVER_REPLACE_GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())

@@ -1,5 +1,6 @@
-//! Limits the rate of `volumesAttached` updates of each node. On an idle cluster there is no delay. If
-//! updates are slow because of load, one update reports all volumes that were attached meanwhile.
+//! Limits the rate of `volumesAttached` updates of each node. The delay after an update is proportional to
+//! the duration of that update, so it is short on an idle cluster. If updates are slow because of load, one
+//! update reports all volumes that were attached meanwhile.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,7 +10,7 @@ use tokio::time::Instant;
 
 /// Delay as a multiple of the duration of the last update.
 const DELAY_FACTOR: u32 = 2;
-/// Maximum delay: pods wait for the list.
+/// Maximum delay: a pod starts only after `volumesAttached` has its volumes.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Earliest time of the next update, by node.

@@ -20,10 +20,11 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the attacher.
+/// The attacher's name in `--role`.
 pub const ROLE: Role = Role::new("attacher");
 
-/// RBAC rules of external-attacher. The Secrets are those of `controllerPublishSecretRef`.
+/// RBAC rules of external-attacher, in addition to those of every process. The Secrets are those of
+/// `controllerPublishSecretRef`.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),
     Rule::cluster(CORE, "secrets", &["get"]),

@@ -1,4 +1,4 @@
-//! Metrics of the attacher's queues: length and age.
+//! Metrics of the attacher's queues: the number of pending VolumeAttachments and the age of the oldest.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use super::work_queues::QueueKind;
 
-/// Attachments that are not in their desired state, with the time when they were added.
+/// VolumeAttachments of one queue that are not in their desired state, running and waiting ones alike, with
+/// the time when they were added.
 type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.
@@ -59,7 +60,7 @@ impl AttacherMetrics {
     }
 }
 
-/// Computes ages on each scrape.
+/// Computes the metrics on each scrape.
 #[derive(Debug)]
 struct Ages(AttacherMetrics);
 

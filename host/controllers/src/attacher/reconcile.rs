@@ -73,7 +73,7 @@ pub(crate) struct Attacher {
 
 /// The result of a reconcile of an attachment.
 enum ReconcileResult {
-    /// The attachment is in its desired state, or belongs to another queue.
+    /// The attachment is in its desired state, is not in the cache, or belongs to another queue.
     Done,
     /// Another attachment has the volume's lock; its release enqueues this one.
     WaitingForLock,
@@ -81,10 +81,13 @@ enum ReconcileResult {
     Requeue(Action),
 }
 
-/// A failed call, or the reason why a call is impossible.
+/// A failed driver call, a write that the API server refused, or the reason why a call is impossible. It is
+/// written to the status of the VolumeAttachment.
 struct AttacherFailure {
     message: String,
+    /// gRPC status code of the driver's error; `None` for other failures.
     code: Option<i32>,
+    /// Delay that the driver's error suggests.
     retry_after: Option<Duration>,
 }
 
@@ -212,8 +215,8 @@ impl Attacher {
         self.force_sync.lock().remove(name);
     }
 
-    /// Enqueues `next`, for which the volume's lock is reserved. If it is deleted, the lock passes to the
-    /// next waiting attachment.
+    /// Enqueues `next`, for which the volume's lock is reserved. If it is not in the cache or not of a driver
+    /// of this process, the lock passes to the next waiting attachment.
     fn enqueue_lock_owner(&self, mut next: Option<VolumeAttachmentName>) {
         while let Some(name) = next {
             match self.context.cache.attachments.get(&name) {

@@ -1,7 +1,8 @@
 //! Attach and detach rules. Source: external-attacher 4.12, `csi_handler.go` and `trivial_handler.go`.
 //!
-//! The finalizers on the PersistentVolume and the VolumeAttachment are written before the driver is called. A
-//! VolumeAttachment that cannot be attached gets no finalizer, so it stays deletable.
+//! The finalizers on the PersistentVolume and the VolumeAttachment are written before the volume is
+//! published. A VolumeAttachment that fails a check before that (see [`AttachmentError`]) gets no finalizer,
+//! so it stays deletable. Without the capability `PUBLISH_UNPUBLISH_VOLUME` no finalizer is written.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -63,7 +64,8 @@ pub enum AttachmentVerdict {
     RemoveFinalizer(usize),
     /// Clear `status.attached`.
     MarkDetached,
-    /// Write this message to `status.attachError` or `status.detachError`.
+    /// Write this message to `status.attachError`, or to `status.detachError` of a VolumeAttachment that is
+    /// being deleted. Then retry with back-off.
     Fail(String),
 }
 
@@ -330,7 +332,8 @@ pub fn volume_of(
     }
 }
 
-/// Returns the Secret of `ControllerPublishVolume` and `ControllerUnpublishVolume`.
+/// Returns the Secret of `ControllerPublishVolume` and `ControllerUnpublishVolume`. Returns `None` if the
+/// PersistentVolume has no `controllerPublishSecretRef`, or if [`volume_of`] fails.
 pub fn publish_secret(cache: &Cache, attachment: &VolumeAttachment) -> Option<SecretRef> {
     volume_of(cache, attachment).ok().and_then(|(_, csi)| csi.publish_secret).map(|secret| *secret)
 }

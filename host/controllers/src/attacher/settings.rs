@@ -8,7 +8,8 @@ pub struct AttacherSettings {
     /// Maximum concurrent attaches per driver. The same limit applies to detaches per driver, and to
     /// PersistentVolumes of all drivers (`--worker-threads`).
     pub worker_threads: usize,
-    /// Resync period (`--resync`).
+    /// Interval between reconciles of all VolumeAttachments and of all PersistentVolumes that are being
+    /// deleted (`--resync`).
     pub resync: Duration,
     /// Interval between comparisons of VolumeAttachments with ListVolumes (`--reconcile-sync`).
     pub reconcile_sync: Duration,

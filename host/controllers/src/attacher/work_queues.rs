@@ -18,7 +18,7 @@ pub(super) enum QueueKind {
 }
 
 impl QueueKind {
-    /// All queues.
+    /// All kinds of queues.
     pub(super) const ALL: [Self; 2] = [Self::Attach, Self::Detach];
 
     /// Returns the queue of a VolumeAttachment.

@@ -1,4 +1,5 @@
-//! Deletes one requested volume: reads all inputs live, calls the driver, then writes the response.
+//! Deletes one requested volume: decides with live reads, writes the start of the deletion to the ConfigMap,
+//! decides again, calls the driver, then writes the response.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
@@ -47,8 +48,8 @@ enum RequestStep {
 }
 
 impl OrphanScanner {
-    /// Performs the next effect of a request: the write of `deleting`, the driver call, or the response.
-    /// Returns the result of the write; `Err` ends this reconcile.
+    /// Performs the next effect of a request: the write of `deleting`, or the driver call if there is one and
+    /// the write of the response. Returns the result of the write. The outer `Err` ends this reconcile.
     pub(super) async fn handle_request(
         &self,
         driver: &ManagedDriver,
@@ -152,8 +153,9 @@ impl OrphanScanner {
         }
     }
 
-    /// Reads all inputs of the decision live. The cluster is read last, because it may change while the
-    /// driver lists.
+    /// Decides on a request. The driver's volumes, PersistentVolumes, intents, resourceVersions and restore
+    /// marker are read live; the claim is that of the cache. The cluster is read last, because it may change
+    /// while the driver lists.
     async fn decide_deletion(
         &self,
         driver: &ManagedDriver,

@@ -1,8 +1,8 @@
-//! Orphaned volumes: volumes that a driver lists and that no object refers to. The process that owns the
-//! driver reports them. It deletes one at a time, and only on request.
+//! Orphaned volumes: volumes that a driver lists and that no object refers to. The process with the driver's
+//! provisioner reports them. It deletes one at a time, and only on request.
 //!
-//! The report is a ConfigMap, and so is the request to delete: a client needs no connection to the process
-//! that owns the driver.
+//! The report and the request to delete are values of one ConfigMap: a client needs no connection to that
+//! process.
 
 pub mod metrics;
 pub mod report;

@@ -115,7 +115,8 @@ pub struct ScanFailure {
 pub struct ScanReport {
     /// The driver.
     pub driver: DriverName,
-    /// End of the last complete scan. `None` before the first.
+    /// End of the last complete scan; `None` before the first. The ConfigMap may have an earlier one: see
+    /// [`ScanReport::is_update_of`].
     pub time: Option<Timestamp>,
     /// Method of detecting leaked volumes.
     pub leak_detection: LeakDetection,
@@ -186,7 +187,7 @@ impl ScanReport {
             unlisted(self.counts.within_grace_period, &self.within_grace_period);
     }
 
-    /// Removes a deleted orphan.
+    /// Removes a deleted orphan, if it is listed.
     pub fn remove(&mut self, handle: &VolumeHandle) {
         let Some(index) = self.orphans.iter().position(|orphan| orphan.handle == *handle) else { return };
         let removed = self.orphans.remove(index);
@@ -199,7 +200,8 @@ impl ScanReport {
         self.orphans.iter().find(|orphan| orphan.handle == *handle)
     }
 
-    /// Returns true if this report must replace `before`: its content differs, or `before` is one hour old.
+    /// Returns true if this report must replace `before` in the ConfigMap: it differs in more than the times
+    /// of scans, or its scan was at least one hour later.
     pub fn is_update_of(&self, before: &Self) -> bool {
         let mut current = Self { time: before.time, failure: self.failure.clone(), ..self.clone() };
         if let (Some(now), Some(previous)) = (&mut current.failure, &before.failure) {
@@ -211,8 +213,8 @@ impl ScanReport {
                     + jiff::SignedDuration::try_from(REFRESH_INTERVAL).unwrap_or_default()
     }
 
-    /// Returns orphans that `before` does not have. If `before` did not list all of its orphans, returns none
-    /// unless the number of orphans has grown.
+    /// Returns the listed orphans that `before` does not list. If `before` did not list all of its orphans,
+    /// returns none unless the number of orphans has grown.
     pub fn new_orphans(&self, before: Option<&Self>) -> Vec<&VolumeHandle> {
         let new = |orphan: &&Orphan| before.is_none_or(|before| before.orphan(&orphan.handle).is_none());
         let is_uncertain = before
@@ -287,7 +289,7 @@ pub enum DeletionResult {
 pub struct DeletionResponse {
     /// The request. `None` if it could not be decoded.
     pub request: Option<DeletionRequest>,
-    /// Result of the request.
+    /// Result of the request. `message` explains it.
     pub result: DeletionResult,
     /// The reason.
     pub message: String,

@@ -30,7 +30,8 @@ pub struct ClassificationInput<'a> {
     /// Returns true if the intent journal has an intent for the claim or the PersistentVolume that a
     /// `VolumeOwner` names.
     pub has_intent: &'a dyn Fn(&VolumeOwner) -> bool,
-    /// The volume of a deletion that has started.
+    /// The volume of a deletion that has started. `None` if there is none, and for the decision on the
+    /// deletion itself.
     pub deleting: Option<&'a VolumeHandle>,
     /// Current time.
     pub now: Timestamp,
@@ -41,14 +42,15 @@ pub struct ClassificationInput<'a> {
 pub struct LastChange {
     /// Wall-clock time of the last change.
     pub since: Timestamp,
-    /// Time since the last change, on a monotonic clock.
+    /// Time since the last change. Of a change that this process observed, it is measured with a monotonic
+    /// clock; otherwise it comes from the time that the driver or an earlier process recorded.
     pub age: Duration,
 }
 
 /// Classification of a volume that a driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Classification {
-    /// An object or an intent references the volume.
+    /// An object, an intent or a started deletion references the volume.
     Referenced(VolumeReference),
     /// The volume is unreferenced and has not changed for [`GRACE_PERIOD`].
     Orphan {
@@ -181,7 +183,8 @@ fn driver_last_change(at_ms: u64, now: Timestamp) -> LastChange {
     LastChange { since, age: now.duration_since(since).unsigned_abs() }
 }
 
-/// Input of [`decide_deletion`]. All of it is read live for one request.
+/// Input of [`decide_deletion`]. It is read for each decision on a request. Only the claim of the
+/// classification is that of the cache; all other objects are read live.
 #[derive(Clone, Debug)]
 pub struct DeletionInput<'a> {
     /// The volume as the driver lists it, and its classification. `None` if the driver does not list it.

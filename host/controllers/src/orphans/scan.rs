@@ -43,7 +43,7 @@ use crate::{
     volume_listing::{ListingError, VolumePages},
 };
 
-/// Divisor of the scan interval: the maximum delay that is added to the interval.
+/// The maximum delay that is added to the scan interval is the interval divided by this number.
 const JITTER: u32 = 10;
 
 /// Dependencies of the scan.
@@ -66,7 +66,7 @@ pub(crate) struct OrphanContext {
     pub(crate) queue_metrics: Metrics,
 }
 
-/// Scans the drivers of this process.
+/// Scans the drivers of this process that are not node-local.
 pub(crate) struct OrphanScanner {
     pub(super) context: OrphanContext,
     queue: Queue<DriverName>,
@@ -296,7 +296,8 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes the report of a scan, unless it equals the last one. A report whose write failed stays pending.
+    /// Writes the report of a scan, unless [`ScanReport::is_update_of`] finds the written one current. A
+    /// report whose write failed stays pending.
     async fn publish_report(
         &self,
         driver: &ManagedDriver,

@@ -24,7 +24,7 @@ pub(super) struct ScanSummary {
     /// The first [`MAX_LISTED`] volumes within the grace period, by handle.
     within_grace_period: BTreeMap<VolumeHandle, Orphan>,
     has_owners: bool,
-    /// Unreferenced volumes for which the driver reports no change time.
+    /// Orphans and volumes within the grace period for which the driver reports no change time.
     pub(super) observed_handles: HashSet<VolumeHandle>,
 }
 

@@ -16,10 +16,11 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the protection controller.
+/// The protection controller's name in `--role`.
 pub const ROLE: Role = Role::new("protection");
 
-/// RBAC rules: those of kube-controller-manager's pvc-, pv- and volumeattributesclass-protection controllers.
+/// RBAC rules in addition to those of every process. Upstream's counterparts are the ClusterRoles of
+/// kube-controller-manager's pvc-, pv- and volumeattributesclass-protection controllers.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "pods", WATCH),
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),

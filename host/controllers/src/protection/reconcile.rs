@@ -34,7 +34,7 @@ pub(crate) struct ProtectionContext {
     pub(super) recorders: StepRecorders,
     pub(super) backoff: ExponentialBackoff,
     pub(super) queue_metrics: Metrics,
-    /// Drivers whose provisioner runs in this process.
+    /// Drivers whose provisioner runs in this process, without node-local drivers.
     pub(super) provisioned_drivers: Arc<BTreeSet<DriverName>>,
 }
 
@@ -44,6 +44,7 @@ pub(crate) struct Protection {
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
     attributes_classes: Queue<VolumeAttributesClassName>,
+    /// Live lists of pods: claims of one namespace share a list.
     pod_reads: SingleFlightReads,
 }
 

@@ -40,7 +40,8 @@ struct ImmediateBindingContest {
 pub(super) struct ImmediateBindingContests(HashMap<Uid, ImmediateBindingContest>);
 
 impl ImmediateBindingContests {
-    /// Returns the time until the next attempt. `None` starts an attempt and schedules the next one.
+    /// Returns the time until the next attempt, or `None` if an attempt is due. In the latter case, the
+    /// caller performs it, and the one after it is scheduled.
     pub(super) fn next_attempt(&mut self, deployment: &NodeDeployment, claim: &Uid) -> Option<Duration> {
         let now = Instant::now();
         let contest = self.0.entry(claim.clone()).or_insert_with(|| ImmediateBindingContest {
@@ -72,7 +73,7 @@ impl ImmediateBindingContests {
             .unwrap_or_default()
     }
 
-    /// Returns true once per claim, for its first warning.
+    /// Returns true at the first call for a claim, and false at later ones: its warning is emitted once.
     pub(super) fn warn_once(&mut self, claim: &Uid) -> bool {
         self.0.get_mut(claim).is_some_and(|contest| !std::mem::replace(&mut contest.warned, true))
     }

@@ -39,8 +39,8 @@ use crate::{
 /// The role of the provisioner.
 pub const ROLE: Role = Role::new("provisioner");
 
-/// RBAC rules of external-provisioner; the journal, the restore marker and orphan reports are ConfigMaps of
-/// the process's namespace.
+/// RBAC rules for drivers that are not node-local, from external-provisioner. The journal, the restore marker
+/// and orphan reports are ConfigMaps of the process's namespace.
 const CLUSTER_WIDE: &[Rule] = &[
     // Removes the selected node of a claim for rescheduling.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),

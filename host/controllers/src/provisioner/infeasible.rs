@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// early.
 const MAX_CLAIMS: usize = 10_000;
 
-/// Claims by uid, with the uid of the rejected StorageClass. A claim is retried with another class, or after
-/// a time.
+/// Claims by uid, with the uid of the rejected StorageClass and the time of the next attempt. With another
+/// class, a claim is retried before that time.
 #[derive(Debug, Default)]
 pub(super) struct InfeasibleClaims(Mutex<HashMap<Uid, (Uid, Instant)>>);
 

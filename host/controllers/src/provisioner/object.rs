@@ -88,7 +88,7 @@ pub fn persistent_volume(
     })
 }
 
-/// Returns the node affinity: one term per topology of the volume.
+/// Returns the node affinity: one term per topology of the volume. `None` if the volume has no topology.
 fn node_affinity(created: &CreatedVolume) -> Option<Value> {
     let terms: Vec<Value> = created
         .topology

@@ -44,7 +44,7 @@ const OLD_SECRETS: [&str; 8] = [
 pub struct ClassParameters {
     /// Parameters for the driver.
     pub for_driver: Parameters,
-    /// The filesystem type of the class.
+    /// The filesystem type of the class. `None` if no parameter sets it, or if its value is empty.
     pub fs_type: Option<String>,
 }
 
@@ -80,7 +80,8 @@ pub enum ParameterError {
     },
 }
 
-/// Returns the parameter with which a class names the secret of `CreateVolume` and `DeleteVolume`.
+/// Returns the key of the parameter with which a class names the Secret of `CreateVolume` and `DeleteVolume`,
+/// or `None` if the class names none.
 pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
     let is_secret_name = |key: &&String| {
         let reserved = key.strip_prefix(RESERVED_PARAMETER_PREFIX);

@@ -26,11 +26,11 @@ use crate::{
 
 /// Result of live reads about a volume that the cache shows as Released.
 enum ReleaseCheck {
-    /// The volume is Released and its claim deleted.
+    /// The volume is Released, and its claim is deleted or bound to another volume.
     Released,
-    /// The volume or its claim has changed.
+    /// The PersistentVolume is deleted or has changed, or its claim still exists and may use it.
     NotReleased,
-    /// The volume is Released and its claim missing, but the cluster was restored from a backup.
+    /// As `Released`, but the cluster was restored from a backup.
     Restored,
 }
 
@@ -124,9 +124,10 @@ impl Provisioner {
         }
     }
 
-    /// Deletes the volume at the driver. Since this effect cannot be undone, volume and claim are read from
-    /// the API server first, and then the current resourceVersions, unless the PersistentVolume controller of
-    /// this process has just done so. Returns an action if the volume was not deleted.
+    /// Deletes the volume at the driver. Since this effect cannot be undone, PersistentVolume and claim are
+    /// read from the API server first, and then the current resourceVersions, which show a restore. These
+    /// reads are omitted if the PersistentVolume controller of this process has just set the phase to
+    /// Released. Returns an action if the volume was not deleted.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
         // 1. Check what the cache knows: the Secret, other PersistentVolumes of the volume,
         //    VolumeAttachments.

@@ -357,6 +357,7 @@ impl Provisioner {
     }
 
     /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet.
+    /// If it does, returns `None`: the claim is decided again.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
             return Some(self.backoff_after_failure(uid, error.to_string(), false));

@@ -69,7 +69,8 @@ pub struct ProvisionerInput<'a> {
     pub intent: Option<&'a Arc<Intent>>,
     /// Returns true for drivers of this process.
     pub is_managed_driver: &'a dyn Fn(&DriverName) -> bool,
-    /// UID of the class with which the claim's request was infeasible, until its slow retry.
+    /// UID of the StorageClass with which the driver rejected the claim's request as invalid, until the retry
+    /// after `--retry-interval-max`.
     pub infeasible: Option<&'a Uid>,
     /// Options of the provisioner.
     pub options: &'a ProvisionerOptions,
@@ -96,23 +97,23 @@ pub enum ProvisionVerdict {
         /// The request. `None` if it is invalid: the error is reported once the node is selected.
         request: Option<Box<CreateVolume>>,
     },
-    /// The claim cannot be provisioned.
+    /// The claim cannot be provisioned now: emit the event and retry later.
     Reject {
         /// Event message.
         message: String,
-        /// True if a retry is of no use before the claim or its class changes.
+        /// True if the same request is retried only after `--retry-interval-max`, or when an object changes.
         permanent: bool,
     },
     /// Topology information of a node is missing. The text is the event message.
     WaitForTopology(String),
-    /// The selected node does not exist: remove `selected-node`, so that the scheduler selects another.
+    /// The selected node has no CSINode: remove `selected-node`, so that the scheduler selects another node.
     Reschedule {
         /// The node.
         node: NodeName,
         /// Event message.
         message: String,
     },
-    /// A volume populator provisions the volume. No effect.
+    /// A volume populator provisions the volume: emit an event, and do nothing else.
     LeaveToPopulator,
 }
 
@@ -460,8 +461,8 @@ enum UnattachableModes {
 /// Maps each access mode of the claim separately, as external-provisioner does.
 ///
 /// # Errors
-/// The combination of modes could never be attached: ReadWriteOncePod with other modes, or ReadOnlyMany with
-/// ReadWriteOnce but without ReadWriteMany.
+/// The claim has no mode, or its combination of modes could never be attached: ReadWriteOncePod with other
+/// modes, or ReadOnlyMany with ReadWriteOnce but without ReadWriteMany.
 fn capability_modes(
     claim: &Claim,
     single_node_multi_writer: bool,
@@ -514,7 +515,7 @@ pub enum CreateVerdict {
     Failed {
         /// Event message.
         message: String,
-        /// True if a retry is of no use before the claim or its class changes.
+        /// True if the request is repeated only after `--retry-interval-max`, or with another StorageClass.
         permanent: bool,
     },
     /// Remove the intent and the annotation `selected-node`, and emit the event: the driver has no capacity
@@ -525,7 +526,8 @@ pub enum CreateVerdict {
         /// Event message.
         message: String,
     },
-    /// Repeat the same request later: its result is unknown.
+    /// Emit the event and repeat the same request later: this call, or an earlier one, may still take effect.
+    /// The text is the event message.
     Retry(String),
 }
 

@@ -53,8 +53,8 @@ impl Provisioner {
             Err(ApiError::AlreadyExists(_)) => {
                 self.resolve_name_conflict(driver, intent, &created, recorder).await
             }
-            // The volume is not deleted because its PersistentVolume cannot be created: the journal retains
-            // it.
+            // The volume is kept although its PersistentVolume cannot be created: the intent stays in the
+            // journal, and its request is repeated.
             Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
     }

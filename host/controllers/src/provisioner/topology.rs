@@ -84,11 +84,12 @@ pub struct TopologyInput<'a> {
 pub enum TopologyError {
     /// Information is missing that may become available, or the class does not allow the selected node.
     NotReady(String),
-    /// The selected node does not exist: the scheduler has to select another.
+    /// The selected node has no CSINode: the scheduler has to select another node.
     NodeNotFound(String),
 }
 
-/// Returns the topology requirement of a request, or `None` if every segment is allowed.
+/// Returns the topology requirement of a request. `None` means that the driver chooses freely: no node is
+/// selected, the class has no `allowedTopologies`, and `immediate` is false.
 ///
 /// # Errors
 /// The cluster lacks topology information, or the class does not allow the selected node.

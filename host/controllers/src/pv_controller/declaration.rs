@@ -15,10 +15,11 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the PersistentVolume controller.
+/// The PersistentVolume controller's name in `--role`.
 pub const ROLE: Role = Role::new("pv-controller");
 
-/// RBAC rules: those of kube-controller-manager's persistent-volume-binder.
+/// RBAC rules in addition to those of every process. Upstream's counterpart is the ClusterRole
+/// `system:controller:persistent-volume-binder`, which allows more.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
     Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),

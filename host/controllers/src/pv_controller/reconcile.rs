@@ -54,7 +54,7 @@ pub(crate) struct PvControllerContext {
     pub(super) recorders: StepRecorders,
     pub(super) backoff: ExponentialBackoff,
     pub(super) queue_metrics: Metrics,
-    /// Drivers whose provisioner runs in this process.
+    /// Drivers whose provisioner runs in this process, without node-local drivers.
     pub(super) provisioned_drivers: Arc<BTreeSet<DriverName>>,
     /// Sends messages to the provisioner.
     pub(super) channels: Arc<Channels>,
@@ -68,6 +68,7 @@ pub(crate) struct PvController {
     volumes: Queue<VolumeName>,
     /// Claims that wait for their provisioner, with the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
+    /// Locks of volumes that a claim is reserving. The lock is held during the write of the claimRef.
     volume_locks: VolumeLocks<VolumeName, ClaimKey>,
 }
 
@@ -344,7 +345,8 @@ impl PvController {
         Ok(())
     }
 
-    /// Refreshes a volume after a failed write in the reconcile of a claim, which refreshes only the claim.
+    /// Reads a volume live after a write of it failed with Conflict or NotFound in the reconcile of a claim.
+    /// The error handling of that reconcile reads only the claim.
     async fn with_refresh<T>(&self, name: &VolumeName, result: Result<T, ApiError>) -> Result<(), ApiError> {
         match result {
             Ok(_) => Ok(()),

@@ -75,7 +75,8 @@ pub enum ClaimEffect {
     ReserveVolume {
         /// The volume at the resourceVersion of the decision.
         volume: Arc<Volume>,
-        /// True if the controller chose the volume: it may then undo the choice.
+        /// True if the volume has no claimRef yet: the write then also sets the annotation
+        /// `bound-by-controller`, and the controller may later remove the whole claimRef.
         by_controller: bool,
     },
     /// Write 2 of the binding: the volume's phase.
@@ -84,9 +85,11 @@ pub enum ClaimEffect {
     BindClaim {
         /// The PersistentVolume.
         volume: VolumeName,
-        /// True if the controller chose the volume.
+        /// True if the claim's volumeName is empty: the write then also sets the annotation
+        /// `bound-by-controller`.
         by_controller: bool,
-        /// The driver, if the claim lacks the annotation `storage-provisioner`.
+        /// The driver that the write records in the annotation `storage-provisioner`. Set if the claim lacks
+        /// the annotation and a provisioner of this process has provisioned the volume.
         provisioner: Option<DriverName>,
     },
     /// Write 4 of the binding: the claim's status. Also resets the status to Pending or Lost.
@@ -98,7 +101,7 @@ pub enum ClaimEffect {
 /// The next effect for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimBindingVerdict {
-    /// Perform this write, then decide again.
+    /// Perform this write, emit the event on the claim, then decide again.
     Apply(ClaimEffect, Option<EventSpec>),
     /// No effect; the text is the reason.
     NoAction(&'static str),
@@ -106,7 +109,8 @@ pub enum ClaimBindingVerdict {
     Wait(EventSpec),
     /// Wait for the driver's provisioner.
     WaitForProvisioner(StorageClassName, DriverName),
-    /// The objects are invalid or contradict each other: emit the event and retry with back-off.
+    /// The objects are invalid or contradict each other: emit the event and retry with back-off. The text is
+    /// the reason.
     Fail(String, Option<EventSpec>),
 }
 
@@ -392,7 +396,7 @@ fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, BindingError> {
 }
 
 /// Returns the volume for a claim without volumeName: one that is reserved for the claim, else the best free
-/// one. Source: `FindMatchingVolume`.
+/// one. With `delayed`, a free one is not returned: the scheduler chooses it. Source: `FindMatchingVolume`.
 fn find_volume(
     input: BindingInput<'_>,
     claim: &Claim,
@@ -451,7 +455,7 @@ fn mismatch(claim: &Claim, volume: &Volume) -> Option<String> {
 /// A write or live read for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeEffect {
-    /// Sets `status.phase` and `status.message`.
+    /// Sets `status.phase` and `status.message`. An empty message removes the field.
     SetPhase(VolumePhase, String),
     /// Removes the claimRef, or only its UID if a user reserved the volume.
     Unbind {
@@ -465,7 +469,7 @@ pub enum VolumeEffect {
 /// The next effect for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeBindingVerdict {
-    /// Perform this effect, then decide again.
+    /// Perform this effect, emit the event on the volume, then decide again.
     Apply(VolumeEffect, Option<EventSpec>),
     /// Enqueue the claim, whose reconcile completes the binding.
     EnqueueClaim(ClaimKey),

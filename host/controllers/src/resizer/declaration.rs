@@ -25,7 +25,8 @@ use crate::{
 /// The role of the resizer.
 pub const ROLE: Role = Role::new("resizer");
 
-/// RBAC rules of external-resizer. The Secrets are those of `controllerExpandSecretRef` and of annotations.
+/// RBAC rules of the resizer, from external-resizer. The Secrets are those of `controllerExpandSecretRef` and
+/// of the annotations that name a modification's Secret.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),
     Rule::cluster(CORE, "persistentvolumes", &["patch"]),

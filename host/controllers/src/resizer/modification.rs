@@ -19,11 +19,12 @@ pub struct ModificationInput<'a> {
     pub cache: &'a cofferdam_cluster::Cache,
     /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// True if the last call of this process can no longer take effect.
+    /// True if the last call of this process failed and can no longer take effect.
     pub is_last_call_final: bool,
-    /// The class that was infeasible and whose slow retry is not due.
+    /// The class that was infeasible, until its retry after `--retry-interval-max`.
     pub infeasible: Option<&'a str>,
-    /// The missing class that an event of this process has already reported.
+    /// The missing or unusable class that an event of this process has reported. `None` once the event is to
+    /// be repeated.
     pub pending_reported: Option<&'a str>,
     /// Claim and class of a successful call in this reconcile. A new claim of the same name has another
     /// volume.
@@ -35,11 +36,12 @@ pub struct ModificationInput<'a> {
 pub enum ModificationVerdict {
     /// No effect; the text is the reason.
     NoAction(&'static str),
-    /// No effect before the slow retry of an infeasible class is due.
+    /// No effect: the class was infeasible, and its retry after `--retry-interval-max` is not due.
     WaitForRetry,
-    /// The claim no longer requests a class: remove the conditions of the modification.
+    /// The claim no longer requests a class: remove the condition `ModifyingVolume`.
     Cancel,
-    /// The class is missing or belongs to another driver: set the state `Pending` and emit the event.
+    /// The class is missing, cannot be decoded or belongs to another driver: set the state `Pending` and emit
+    /// the event. The fields are the class and the event message.
     MarkPending(Box<str>, String),
     /// A transient failure: emit the event and retry with back-off.
     Retry(String),

@@ -182,7 +182,8 @@ impl Resizer {
         }
     }
 
-    /// Emits the failure, writes it to the status, and returns the action for the next attempt.
+    /// Emits the failure, writes it to the status, and returns the action for the next attempt. Does nothing
+    /// if the claim is deleted.
     async fn handle_modification_failure(
         &self,
         name: &DriverName,

@@ -189,7 +189,7 @@ impl Resizer {
         });
     }
 
-    /// Enqueues the claims of a terminated pod whose volume could not be expanded while in use.
+    /// Enqueues the claims of a terminated or deleted pod whose volume could not be expanded while in use.
     fn pod_changed(&self, change: &Change<Pod>) {
         let is_in_use = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !pod.terminated);
         let Some(old) = change.old.as_ref().filter(|_| is_in_use(&change.old) && !is_in_use(&change.new))
@@ -251,8 +251,11 @@ impl Resizer {
         Ok(Call { deadline: self.context.calls.timeout, secrets })
     }
 
-    /// Prepares a call: reads its Secret, checks that claim and volume have not changed since, and locks the
-    /// claim.
+    /// Prepares a call: reads its Secret if it has one, checks that claim and volume have not changed during
+    /// this read, and locks the claim, so that its expansion and its modification do not overlap.
+    ///
+    /// # Errors
+    /// The action that ends this reconcile. If the other operation holds the lock, its end enqueues this one.
     pub(super) async fn prepare_call(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),
@@ -298,6 +301,7 @@ impl Resizer {
     }
 
     /// Retries after the delay that the driver's error suggests in milliseconds, but not before the back-off.
+    /// Without a suggestion, returns the back-off.
     pub(super) fn requeue_after(
         &self,
         driver: &DriverName,

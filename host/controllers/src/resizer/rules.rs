@@ -1,7 +1,7 @@
 //! Rules of volume expansion. Source: external-resizer 2.2, `pkg/controller/expand_and_recover.go`.
 //!
-//! The target size is written to the claim's status before the driver is called. After a crash or an unknown
-//! result the next process therefore repeats the same call.
+//! The target size is written to the claim's status before the driver is called. After an unknown result, or
+//! after a crash, the same call is therefore repeated, also by the next process.
 
 use std::sync::Arc;
 
@@ -28,12 +28,12 @@ pub struct ResizerAbilities {
 /// State of a claim's expansion in this process. It is empty after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastExpansion {
-    /// Finality of the driver's last error: a result that is not final may still take effect.
+    /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
+    /// once the claim's status shows that the controller's part of the expansion is complete.
     pub finality: Option<Finality>,
-    /// The last call failed with FailedPrecondition: the driver does not expand the volume while it is in
-    /// use.
+    /// The last call failed with FailedPrecondition, and the driver expands only volumes that are not in use.
     pub in_use: bool,
-    /// The size was infeasible, and its slow retry is not due.
+    /// The claim's allocated size was infeasible, and its retry after `--retry-interval-max` is not due.
     pub infeasible: bool,
 }
 
@@ -68,7 +68,7 @@ pub enum ExpansionVerdict {
     NoAction(&'static str),
     /// Remove the annotation of a completed expansion, `pre-resize-capacity`, from the PersistentVolume.
     RemovePreResizeCapacity(Arc<Volume>),
-    /// No effect before the slow retry of an infeasible size is due.
+    /// No effect: the size was infeasible, and its retry after `--retry-interval-max` is not due.
     WaitForRetry,
     /// A transient failure: emit the event and retry with back-off.
     Retry(String),
@@ -114,6 +114,7 @@ pub struct CapacityUpdate {
     /// The new size, if it is larger than the current one.
     pub size: Option<Quantity>,
     /// The claim's current size, which the PersistentVolume records until the node expansion is complete.
+    /// `None` if no node expansion is required, or if the PersistentVolume records a size already.
     pub pre_resize_capacity: Option<Quantity>,
 }
 
@@ -332,8 +333,8 @@ pub struct VolumeTooSmall {
     target: Quantity,
 }
 
-/// Checks that the expanded volume has at least the requested size. A smaller size would be written to the
-/// PersistentVolume.
+/// Checks that the expanded volume has at least the requested size. Without this check, the smaller size
+/// would be written to the PersistentVolume or to the claim.
 ///
 /// # Errors
 /// The volume is smaller than `target`.
@@ -342,8 +343,9 @@ pub fn check_capacity(target: Quantity, response: ExpandedVolume) -> Result<(), 
     if size < target { Err(VolumeTooSmall { size, target }) } else { Ok(()) }
 }
 
-/// Returns true if an update of a claim requires a reconcile of its expansion. The resizer's own writes do
-/// not: otherwise writing a failure would end the back-off that the failure started.
+/// Returns true if an update of a claim requires a reconcile of its expansion. The resizer's own writes of
+/// progress and failures do not: otherwise writing a failure would end the back-off that the failure started.
+/// `old` is `None` for a new claim.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     old.is_none_or(|old| {
         let resize = new.progress().resize;

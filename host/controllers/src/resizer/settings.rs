@@ -8,7 +8,7 @@ pub struct ResizerSettings {
     /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
     /// (`--workers`).
     pub workers: usize,
-    /// Resync period (`--resync-period`).
+    /// Interval at which all claims are reconciled again without a change (`--resync-period`).
     pub resync_period: Duration,
     /// Watches Pods for drivers that cannot expand volumes in use (`--handle-volume-inuse-error`).
     pub handle_volume_inuse_error: bool,

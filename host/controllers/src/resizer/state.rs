@@ -21,10 +21,10 @@ pub(super) enum ResizeOperation {
 /// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
-    /// Finality of the driver's last error; `None` before the first call and after a successful one.
+    /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
+    /// once the claim's status shows that the controller's part of the expansion is complete.
     pub(super) last_finality: Option<Finality>,
-    /// The last call failed with FailedPrecondition: the driver does not expand the volume while it is in
-    /// use.
+    /// The last call failed with FailedPrecondition, and the driver expands only volumes that are not in use.
     pub(super) in_use: bool,
     /// An infeasible size, and the time of its next retry.
     pub(super) infeasible: Option<(Quantity, Instant)>,

@@ -56,8 +56,8 @@ struct CreatedOrWithheld {
 }
 
 impl CreatedObject for CreatedOrWithheld {
-    /// `None` for a withheld volume. Its deletion may stay in doubt, and with an alias this would block a
-    /// repeated create call for the same name.
+    /// `None` for a withheld volume. Otherwise the volume's handle would become an alias of its name, and a
+    /// deletion in doubt would block a repeated create call for the same name.
     fn operation_key(&self) -> Option<OperationKey> {
         self.withheld_reason.is_none().then(|| OperationKey::Volume(self.volume.handle.clone()))
     }
@@ -120,8 +120,9 @@ impl CsiBackend {
         ResponseWarnings::new(self.driver().clone(), Arc::clone(&self.warnings_logged))
     }
 
-    /// The message of CreateVolume. Only a request that CSI cannot express fails finally: it cannot have
-    /// reached any driver.
+    /// Returns the message of CreateVolume. A size that CSI cannot express is a final error, because no
+    /// driver can have received it. Other errors are not final: an earlier attempt may have reached the
+    /// driver.
     fn create_volume_request(
         &self,
         call: &Call,

@@ -55,7 +55,8 @@ pub struct CsiConfig {
 }
 
 impl CsiConfig {
-    /// The sidecars' defaults for a driver at an address.
+    /// Creates the options of a driver at an address: any driver name, no secrets, 60 s for a call, 30 s for
+    /// the first connection, and no limit for readiness.
     pub fn new(address: Address) -> Self {
         Self {
             address,
@@ -113,12 +114,12 @@ impl<Q, R> CsiRequest<Q, R> {
         }
     }
 
-    /// The same for a method whose ResourceExhausted is not final: the driver may still be working.
+    /// Marks the request's ResourceExhausted status as not final: the driver may still be working.
     fn with_resource_exhausted_in_doubt(self) -> Self {
         Self { resource_exhausted: ResourceExhaustedMeaning::InDoubt, ..self }
     }
 
-    /// The same under the concurrency limit of publish and unpublish calls.
+    /// Puts the request under the concurrency limit of publish and unpublish calls.
     fn in_publish_queue(self) -> Self {
         Self { queue: CsiCallQueue::Publishing, ..self }
     }

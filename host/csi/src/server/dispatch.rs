@@ -15,7 +15,7 @@ use super::{
     metrics::{DriverServerMetrics, go_code_name, method_label},
 };
 
-/// Response of a call that panicked. The log has the panic message.
+/// Message of the `INTERNAL` status of a call that panicked.
 pub const PANIC_RESPONSE: &str = "a bug in this program ended the call; see its log";
 
 /// Maximum length of a service name in an error message, in characters.

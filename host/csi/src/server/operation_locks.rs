@@ -1,4 +1,4 @@
-//! Locks that allow one operation at a time per volume, snapshot or name.
+//! Locks that allow one operation at a time per volume, snapshot, group snapshot or name of one.
 
 use std::{collections::HashSet, sync::Arc};
 

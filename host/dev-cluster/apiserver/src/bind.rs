@@ -1,4 +1,5 @@
-//! `pods/binding`: assigns a pod to a node. It is the only way to set `spec.nodeName` of an existing pod.
+//! `pods/binding`: assigns a pod to a node. An update of a pod without scheduling gates cannot set
+//! `spec.nodeName`.
 
 use serde_json::{Value, json};
 

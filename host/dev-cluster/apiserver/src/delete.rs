@@ -37,7 +37,8 @@ pub(crate) struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// Parses the body, or the query if there is no body.
+    /// Parses the body. An option that the body does not set is taken from the query, except preconditions
+    /// and `orphanDependents`.
     pub(crate) fn parse(query: &Query, body: &Value) -> Result<Self, Status> {
         let member = |name: &str| {
             let text = body.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -91,7 +92,8 @@ impl DeleteOptions {
 pub(crate) enum DeleteOutcome {
     /// The object was removed; this is its last state.
     Removed(Arc<StoredObject>),
-    /// The object is terminating until its finalizers, grace period or contents are gone.
+    /// The object is terminating until its finalizers, grace period or contents are gone. A dry run has this
+    /// result for every object.
     Terminating(Arc<StoredObject>),
 }
 

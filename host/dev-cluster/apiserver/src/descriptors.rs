@@ -37,7 +37,8 @@ pub(crate) struct ResourceDescriptor {
     pub(crate) namespaced: bool,
     /// True if the kind has a `status` subresource.
     pub(crate) has_status: bool,
-    /// True if `metadata.generation` counts changes of the spec.
+    /// True if `metadata.generation` is 1 at creation and counts changes of the spec. False for a CSIDriver,
+    /// which has a generation only after the first change.
     pub(crate) has_generation: bool,
     /// True if an update may omit the resourceVersion.
     pub(crate) allow_unconditional_update: bool,

@@ -31,7 +31,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// The discovery document at a path.
+/// The discovery document at a path; `None` if the path has none.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {

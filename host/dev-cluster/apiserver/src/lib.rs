@@ -162,7 +162,8 @@ impl ApiServer {
         self.inner.store.restore(snapshot);
     }
 
-    /// The resourceVersion counter: the number of writes so far, plus one.
+    /// The resourceVersion counter: 1 at first, plus one for each write, including those of the server
+    /// itself. [`ApiServer::restore`] resets it to that of the snapshot.
     #[must_use]
     pub fn resource_version(&self) -> u64 {
         self.inner.store.version()

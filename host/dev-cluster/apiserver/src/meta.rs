@@ -68,7 +68,7 @@ pub(crate) fn set(value: &mut Value, member: &str, to: Value) {
     }
 }
 
-/// Sets a missing member to a default.
+/// Sets a member to a default if it is missing, empty or not a string.
 pub(crate) fn set_default(map: &mut Map<String, Value>, member: &str, value: &str) {
     let absent = map.get(member).and_then(Value::as_str).unwrap_or_default().is_empty();
     if absent {

@@ -93,7 +93,8 @@ fn resource_amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'
     })
 }
 
-/// Reports changes of immutable fields. Pods with scheduling gates are not checked.
+/// Reports changes of immutable fields. Of a pod with scheduling gates only the number of containers is
+/// checked.
 pub(crate) fn validate_pod_update(old: &Value, next: &Value, errors: &mut Vec<FieldError>) {
     for member in ["containers", "initContainers"] {
         let pointer = format!("/spec/{member}");

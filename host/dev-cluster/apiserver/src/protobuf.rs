@@ -1,5 +1,6 @@
-//! Request bodies in Kubernetes' protobuf format, for `kubectl create
-//! namespace|configmap|secret|serviceaccount`. All other bodies and all responses are JSON.
+//! Request bodies in Kubernetes' protobuf format, which `kubectl create
+//! namespace|configmap|secret|serviceaccount` sends. Bodies of other kinds must be JSON or YAML, and objects
+//! are never returned in protobuf.
 
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
 //! Resource quantities: `10Gi`, `500M`, `1e3`.
 
-/// Maximum number of digits for exact arithmetic. More digits cannot change the capped result.
+/// Maximum length of the number without its suffix. Longer numbers are rejected.
 const MAX_DIGITS: usize = 64;
 
 const NANO: i128 = 1_000_000_000;
@@ -10,7 +10,8 @@ const MILLI: i128 = 1_000_000;
 /// Larger values are capped at the largest signed 64-bit number, as in Kubernetes.
 const CAP: i128 = (i64::MAX as i128) * NANO;
 
-/// The value in units of 10⁻⁹, rounded away from zero and capped. `None` if the text is not a quantity.
+/// The value in units of 10⁻⁹, rounded away from zero and capped. `None` if the text is not a quantity or its
+/// number is too long.
 pub(crate) fn parse(text: &str) -> Option<i128> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, text.get(1..)?),
@@ -34,7 +35,8 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-/// The canonical form of a quantity: the largest suffix without a fraction.
+/// The canonical form of a quantity, rounded up to thousandths: the largest suffix without a fraction. `None`
+/// if the text is not a quantity.
 pub(crate) fn canonical(text: &str) -> Option<String> {
     // ResourceLists are rounded up to thousandths.
     let value = parse(text)?;

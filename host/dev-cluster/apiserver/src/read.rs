@@ -320,6 +320,7 @@ struct Watcher {
     pending: VecDeque<Bytes>,
     /// All events up to this version were processed.
     last_version: u64,
+    /// Epoch of the store at the start of the watch; a restore begins a new one.
     epoch: u64,
     changed: watch::Receiver<u64>,
     deadline: Instant,
@@ -407,7 +408,8 @@ impl Watcher {
     }
 
     /// The frame of an event for this watch. An object that starts to match the selector is ADDED, one that
-    /// no longer matches is DELETED.
+    /// no longer matches is DELETED. `None` if the object is in another namespace, or matches neither before
+    /// nor after the event.
     fn frame(&mut self, event: &HistoryEvent) -> Option<Bytes> {
         if !event.key.starts_with(&self.prefix) {
             return None;

@@ -72,7 +72,8 @@ impl Renderer {
         Ok(Self { kind, format: view, include, now, columns_sent: false })
     }
 
-    /// Returns `true` if clients get whole objects, whose stored bytes are used, not metadata or tables.
+    /// Returns `true` if the client gets whole objects, not metadata or tables. The response then contains
+    /// the stored bytes.
     pub(crate) fn is_object_format(&self) -> bool {
         self.format == ResponseFormat::Object
     }

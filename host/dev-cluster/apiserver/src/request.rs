@@ -115,7 +115,7 @@ impl Query {
         self.0.iter().any(|(key, value)| key == name && !matches!(value.as_str(), "" | "0" | "false"))
     }
 
-    /// A number; `None` if absent or empty.
+    /// A number; `None` if absent, empty or negative.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.get(name) {
             "" => Ok(None),

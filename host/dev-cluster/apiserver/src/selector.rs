@@ -297,7 +297,7 @@ fn parse_fields(kind: ResourceKind, selector: &str) -> Result<Vec<(SelectableFie
     Ok(fields)
 }
 
-/// The selectable fields of a kind.
+/// Finds a selectable field of a kind by its name; the error is that of an unknown field.
 fn selectable_field(kind: ResourceKind, name: &str) -> Result<SelectableField, Status> {
     let supported: &[(&str, &'static str, &'static str)] = match kind {
         ResourceKind::Pod => &[

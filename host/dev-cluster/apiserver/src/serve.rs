@@ -113,7 +113,8 @@ impl ServerHandle {
         &self.ca_pem
     }
 
-    /// The bearer token, required for every request: 32 random bytes in hexadecimal digits.
+    /// The bearer token, 32 random bytes in hexadecimal digits. Every request requires it, except for health
+    /// and `/version`.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token

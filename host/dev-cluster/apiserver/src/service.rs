@@ -227,7 +227,7 @@ fn json_body(parts: &Parts, body: &[u8], kind: &str) -> Result<Value, Status> {
     }
 }
 
-/// The start of a body for messages: as text if it may be JSON.
+/// The start of a body for messages: as text if it may be JSON, else in hexadecimal digits.
 fn body_excerpt(body: &[u8]) -> String {
     const MOST: usize = 30;
     let start = body.get(..MOST).unwrap_or(body);

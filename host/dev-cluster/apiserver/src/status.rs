@@ -282,7 +282,7 @@ impl Status {
         )
     }
 
-    /// A patch type that the resource does not support.
+    /// The content type of a PATCH request is not that of a patch.
     pub(crate) fn unsupported_patch() -> Self {
         Self::generic(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,

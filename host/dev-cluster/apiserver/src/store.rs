@@ -243,6 +243,7 @@ struct KindState {
 #[derive(Debug)]
 struct State {
     version: u64,
+    /// Number of restores. A watch that started in an earlier epoch ends.
     epoch: u64,
     kinds: PerKind<KindState>,
     /// Dependents by the uid of their owner.

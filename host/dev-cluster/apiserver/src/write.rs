@@ -17,7 +17,7 @@ use crate::store::{self, CommitError, StoreChange, StoredObject};
 use crate::strategy;
 use crate::validate;
 
-/// Maximum retries of a write without a resourceVersion after conflicts.
+/// Maximum attempts of a write that conflicts with concurrent writes of the same object.
 pub(crate) const MAX_RETRIES: usize = 16;
 
 /// Warnings of a successful request.

@@ -15,8 +15,8 @@ use crate::{
 pub struct FakeHost(Arc<Mutex<State>>);
 
 impl FakeHost {
-    /// Creates a host whose directories and images are those of the real machine, which are only read. It has
-    /// a disk for every stable ID.
+    /// Creates a host in memory. Only the directories and images that the node's operator provides are those
+    /// of the real machine, and they are only read. The host has a disk for every stable ID.
     pub fn new(disks: SharedDisks) -> Self {
         Self(Arc::new(Mutex::new(State::new(OperatorStorage::ThisMachine, disks))))
     }
@@ -93,7 +93,8 @@ impl FakeHost {
         self.lock().remove(path)
     }
 
-    /// Adds a disk of a size in bytes. `users` are messages about other users of it.
+    /// Adds a disk of a size in bytes. `users` are messages about users other than mounts, such as a
+    /// partition; empty for a free disk.
     pub fn add_disk(&self, stable_id: &str, size: u64, content: DeviceContent, users: Vec<String>) {
         let mut state = self.lock();
         state.add_disk(stable_id, size, users);

@@ -9,7 +9,8 @@ use cofferdam_node::{FileId, MounterError, PathKind, RootedPath};
 pub(crate) struct OperatorFile {
     pub(crate) id: FileId,
     pub(crate) kind: PathKind,
-    /// Creation time; None if the filesystem does not store it.
+    /// Creation time; None if the filesystem does not store it, and for a file that was added to the fake
+    /// host.
     pub(crate) created_at: Option<SystemTime>,
 }
 

@@ -38,9 +38,12 @@ pub(crate) enum Entry {
 pub(crate) struct RecordedMount {
     pub(crate) path: String,
     pub(crate) mount: MountPoint,
+    /// Identity of the mounted root; bind mounts of the same volume share it.
     pub(crate) id: FileId,
     pub(crate) kind: PathKind,
+    /// Size of the filesystem in bytes; 0 for a device node.
     pub(crate) size: u64,
+    /// Group that owns the volume; None if it was not set.
     pub(crate) group: Option<u32>,
 }
 

@@ -88,7 +88,8 @@ impl Kubelet {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// Registers the driver of a registration socket. `root_dir` is kubelet's root directory for its volumes.
+    /// Enqueues the registration of the driver that serves a registration socket. `root_dir` is kubelet's
+    /// root directory for its volumes.
     pub(crate) fn add_registration_socket(&self, socket: PathBuf, root_dir: RootDir) {
         self.registration_sockets.lock().insert(socket.clone(), root_dir);
         self.queue.add(Key::Plugin(socket));

@@ -109,7 +109,8 @@ impl Kubelet {
         self.secrets(secret).await
     }
 
-    /// Stages a volume on the node.
+    /// Stages a volume on the node. For a driver without STAGE_UNSTAGE_VOLUME it creates the staging
+    /// directory and does not call NodeStageVolume.
     pub(super) async fn stage(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let plugin = self.plugin(&desired.driver)?;
         let paths = self.volume_paths(desired, &plugin);

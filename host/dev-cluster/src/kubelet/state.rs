@@ -40,10 +40,13 @@ pub(super) struct VolumeToMount {
     pub(super) pod: Arc<FullPod>,
     pub(super) driver: DriverName,
     pub(super) handle: String,
+    /// The PersistentVolume; None for an inline volume.
     pub(super) volume: Option<Arc<FullVolume>>,
+    /// The claim; None for an inline volume, and if the claim or its PersistentVolume can no longer be
+    /// resolved.
     pub(super) claim: Option<Arc<Claim>>,
     pub(super) inline: Option<core::CSIVolumeSource>,
-    /// True if the pod or the PersistentVolume is read-only.
+    /// True if the pod's volume source or the PersistentVolume is read-only.
     pub(super) read_only: bool,
     pub(super) attachable: bool,
 }
@@ -82,7 +85,7 @@ pub(super) struct PodMount {
     pub(super) paths: VolumePaths,
 }
 
-/// A registered driver.
+/// A driver that is registered, or whose registration is in progress.
 #[derive(Clone)]
 pub(super) struct Plugin {
     pub(super) endpoint: PathBuf,
@@ -107,6 +110,7 @@ pub(crate) struct Kubelet {
     pub(super) plugins: Mutex<HashMap<DriverName, Plugin>>,
     /// Registration sockets, and the root directories of their drivers' volumes.
     pub(super) registration_sockets: Mutex<BTreeMap<PathBuf, RootDir>>,
+    /// Registration sockets whose drivers are registered.
     pub(super) registered: watch::Sender<BTreeSet<PathBuf>>,
     pub(super) mounted_volumes: Mutex<BTreeMap<VolumeId, MountedVolume>>,
     pub(super) retries: Retries,

@@ -96,7 +96,8 @@ impl Kubelet {
         }
     }
 
-    /// Unstages a volume from the node.
+    /// Unstages a volume from the node and removes its staging paths. NodeUnstageVolume is called only if
+    /// NodeStageVolume may have taken effect.
     pub(super) async fn unstage(&self, id: &VolumeId) -> Result<(), VolumeError> {
         let Some(mounted_volume) = self.mounted_volume(id) else { return Ok(()) };
         let plugin = self.plugin(&mounted_volume.driver)?;

@@ -26,7 +26,7 @@ pub enum SchedulingDecision {
     NoAction,
     /// A claim is not ready or no node is suitable; the text is the reason.
     Unschedulable(String),
-    /// Assume this node.
+    /// Assume that the pod will run on this node, as kube-scheduler does before it binds the pod's volumes.
     AssumeNode(NodeName),
     /// Reserve this volume for this claim.
     ReserveVolume(VolumeName, ClaimKey),

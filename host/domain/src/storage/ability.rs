@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, fmt};
 pub use super::feature::Feature;
 use crate::storage::Description;
 
-/// An optional driver interface. A component has the ability if it exports the interface; an existing CSI
-/// driver has it if it announces the capability.
+/// An optional part of the driver interface. A WebAssembly component has the ability if it exports the
+/// interface of this name. For an existing CSI driver, the ability is derived from the CSI capabilities that
+/// the driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ability {
     /// Creates volumes from another volume.
@@ -62,7 +63,7 @@ impl Ability {
         }
     }
 
-    /// The ability with an interface name.
+    /// The ability of an interface; `None` for other interfaces.
     pub fn from_interface(interface: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|ability| ability.as_str() == interface)
     }
@@ -121,7 +122,8 @@ impl ControllerCapability {
 
 /// The CSI 1.12 controller capabilities of a driver.
 ///
-/// A feature requires its ability: PUBLISH_READONLY, for example, requires [`Ability::Publishing`].
+/// A feature without the ability that it extends is ignored: PUBLISH_READONLY, for example, requires
+/// [`Ability::Publishing`].
 pub fn controller_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,

@@ -23,11 +23,11 @@ pub struct Description {
     pub name: DriverName,
     /// The vendor's version.
     pub version: String,
-    /// Supported topology keys.
+    /// Supported topology keys. Empty for existing CSI drivers, whose topology keys are in CSINode.
     pub topology_keys: Vec<String>,
     /// The processes that may make the controller calls.
     pub placement: Placement,
-    /// Maximum number of volumes per node; `None` if unlimited.
+    /// Maximum number of volumes per node. `None` if unlimited, and for existing CSI drivers.
     pub volumes_per_node: Option<u32>,
     /// Names of optional behaviours. [`Feature`] has the known names.
     pub features: Vec<String>,

@@ -142,12 +142,12 @@ pub struct StorageError {
 }
 
 impl StorageError {
-    /// The error of a call that will have no further effect.
+    /// An error with [`Finality::Final`], for a call that will have no further effect.
     pub fn with_known_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Final }
     }
 
-    /// The error of a call whose effect is unknown.
+    /// An error with [`Finality::Unknown`].
     pub fn with_unknown_effect(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), retry_after_ms: None, finality: Finality::Unknown }
     }

@@ -28,13 +28,14 @@ pub use status::{Capacity, CapacityQuery, VolumeCondition, VolumePage, VolumeSta
 
 pub use crate::parameters::{Parameters, Segments, total_bytes};
 
-/// CSI `CapacityRange`: the requested size in bytes. At least one bound is set, and `required ≤ limit`.
+/// CSI `CapacityRange`: the requested size in bytes, with `required ≤ limit`. Without bounds, the driver
+/// chooses the size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapacityRange {
-    /// Minimum size in bytes.
+    /// Minimum size in bytes; `None` for no minimum.
     pub required: Option<u64>,
-    /// Maximum size in bytes.
+    /// Maximum size in bytes; `None` for no maximum.
     pub limit: Option<u64>,
 }
 
@@ -70,7 +71,7 @@ pub enum AccessType {
         fs_type: Option<String>,
         /// Mount options, in the order of the StorageClass or PersistentVolume.
         mount_flags: Vec<String>,
-        /// Group that owns the mounted volume.
+        /// CSI `volume_mount_group`: the group that owns the files of the mounted volume.
         mount_group: Option<String>,
     },
 }
@@ -95,8 +96,8 @@ pub struct TopologyRequirement {
     pub preferred: Vec<Segments>,
 }
 
-/// The owner of a volume. Drivers that can store it return it, so that orphans are distinguishable from
-/// volumes of other clusters.
+/// The Kubernetes objects for which a volume was created. A driver that stores the owner returns it in
+/// [`VolumeStatus`], so that the orphan scan can tell this cluster's volumes from others.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeOwner {
@@ -106,7 +107,7 @@ pub struct VolumeOwner {
     pub claim_uid: Uid,
     /// Name of the PersistentVolume.
     pub pv_name: VolumeName,
-    /// Reclaim policy after the deletion of the claim.
+    /// Reclaim policy of the StorageClass at the time of the request.
     pub reclaim_policy: ReclaimPolicy,
 }
 
@@ -121,15 +122,16 @@ pub struct CreateVolume {
     pub capacity: CapacityRange,
     /// Required capabilities; at least one.
     pub capabilities: Vec<VolumeCapability>,
-    /// Parameters of the class, except the reserved ones.
+    /// Parameters of the StorageClass without those for the provisioner, plus the names of claim and volume
+    /// with `--extra-create-metadata`.
     pub parameters: Parameters,
     /// Mutable parameters (VolumeAttributesClass); empty for drivers without [`Ability::Modification`].
     /// Absent in intents of older versions.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub mutable_parameters: Parameters,
-    /// Topology requirement; `None` for drivers without topology.
+    /// Topology requirement; `None` for drivers without topology, and if every segment is allowed.
     pub topology: Option<TopologyRequirement>,
-    /// The owner.
+    /// The owner; `None` if it is unknown, as for a request that the csi-server received.
     pub owner: Option<VolumeOwner>,
     /// Source of the volume's content; `None` for an empty volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,7 +174,7 @@ pub struct ConnectionInfo {
     pub kind: String,
     /// Version of the kind's fields.
     pub version: u32,
-    /// Fields of the kind.
+    /// Key-value pairs, whose keys the kind and its version define.
     pub fields: Parameters,
 }
 
@@ -222,7 +224,7 @@ pub struct PublishVolume {
     pub handle: VolumeHandle,
     /// CSI `node_id` of the node.
     pub node_id: NodeId,
-    /// Names of the node in storage protocols, such as `iscsi-initiator`.
+    /// Names of the node in storage protocols by kind of name, such as `iscsi-initiator`. Empty if unknown.
     pub node_identities: Parameters,
     /// Capability on the node.
     pub capability: VolumeCapability,

@@ -18,7 +18,7 @@ pub struct VolumeCondition {
 }
 
 /// The status of a volume: an entry of CSI ListVolumes or the response of ControllerGetVolume, plus the owner
-/// and the time of the last change.
+/// and the time of the creation or last change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
@@ -26,11 +26,12 @@ pub struct VolumeStatus {
     pub volume: CreatedVolume,
     /// The owner, if the driver stored it.
     pub owner: Option<VolumeOwner>,
-    /// The nodes to which the volume is published.
+    /// The nodes to which the volume is published. Empty if the driver does not report them.
     pub published_node_ids: Vec<NodeId>,
     /// The condition, if known.
     pub condition: Option<VolumeCondition>,
-    /// Time of the last change in milliseconds since the Unix epoch, if known.
+    /// Time of the creation or last change in milliseconds since the Unix epoch. `None` if the driver does
+    /// not know it, and for existing CSI drivers.
     pub changed_at_ms: Option<u64>,
 }
 

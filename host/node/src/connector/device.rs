@@ -13,7 +13,8 @@ use crate::{
     path::KubeletPath,
 };
 
-/// Rejects filesystems with several writing nodes: ext4 and xfs are not cluster filesystems.
+/// Rejects an unknown filesystem type, and a filesystem with a multi-node access mode that allows writing:
+/// ext4 and xfs are not cluster filesystems.
 pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), NodeError> {
     let AccessType::Filesystem { fs_type, .. } = &capability.access_type else { return Ok(()) };
     parse_fs_type(fs_type.as_deref())?;
@@ -33,7 +34,7 @@ pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), Node
     }
 }
 
-/// Parses the requested filesystem type.
+/// Parses the requested filesystem type; `None` if the request names none.
 fn parse_fs_type(fs_type: Option<&str>) -> Result<Option<Filesystem>, NodeError> {
     match fs_type.filter(|name| !name.is_empty()) {
         None => Ok(None),
@@ -79,7 +80,8 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
     if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
 }
 
-/// Returns the device's filesystem. Creates one only on a blank device without a content source.
+/// Returns the device's filesystem. Creates one if the device is blank, or if an earlier format of it was
+/// interrupted. Never formats a read-only volume or a volume with a content source.
 fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<Filesystem, NodeError> {
     let requested = match context.access_type() {
         AccessType::Filesystem { fs_type, .. } => parse_fs_type(fs_type.as_deref())?,
@@ -155,7 +157,7 @@ fn check_filesystem_allowed(context: &StageContext<'_>, filesystem: Filesystem) 
     Err(NodeError::Denied(format!("the filesystem {} is not allowed on this node", filesystem.as_str())))
 }
 
-/// Rejects a size larger than the device: only the driver can expand the device.
+/// Rejects a required size that is larger than the device: only the driver can expand the device.
 pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeError> {
     match required.filter(|required| *required > size) {
         None => Ok(()),
@@ -165,7 +167,8 @@ pub(super) fn check_size(size: u64, required: Option<u64>) -> Result<(), NodeErr
     }
 }
 
-/// Expands the filesystem at a path to the size of its device.
+/// Expands the filesystem at a path to the size of its device. A filesystem that is mounted read-only, or is
+/// neither ext4 nor xfs, stays unchanged.
 pub(super) fn grow_filesystem(
     mounter: &dyn Mounter,
     device: &Device,

@@ -1,5 +1,5 @@
-//! One module for each kind of connection info. [`NodePolicy::connector`](crate::NodePolicy) creates the
-//! connectors and decides which kinds are allowed.
+//! Connectors stage and expand volumes. Each kind of connection info has one. The
+//! [`NodePolicy`](crate::NodePolicy) creates them and decides which kinds are allowed.
 
 mod device;
 mod directory;
@@ -37,9 +37,9 @@ pub(crate) struct StageContext<'a> {
     pub(crate) mounter: &'a dyn Mounter,
     /// The staging path.
     pub(crate) staging_path: &'a KubeletPath,
-    /// The volume's record. Each change is saved before the corresponding effect.
+    /// The volume's record. Each change is saved at once, before the next effect.
     pub(crate) record: VolumeRecord,
-    /// Attributes of every mount.
+    /// Mount attributes that the policy requires: `nosuid` and `nodev`, unless it allows their omission.
     pub(crate) base_attributes: MountAttributes,
     /// Allowed filesystems on devices.
     pub(crate) filesystems: &'a BTreeSet<Filesystem>,
@@ -97,7 +97,8 @@ impl StageContext<'_> {
         }
     }
 
-    /// Bind-mounts a source at the staging path and restricts the mount.
+    /// Bind-mounts a source at the staging path, unless it is already mounted, and sets the mount's
+    /// attributes.
     pub(crate) fn bind_to_staging_path(
         &self,
         source: &BindSource,
@@ -111,8 +112,8 @@ impl StageContext<'_> {
     }
 }
 
-/// Connects one kind of volume. Every step is skipped if it is already done: an earlier call may have been
-/// interrupted at any point.
+/// Stages and expands the volumes of one kind of connection info. A method skips the steps that are already
+/// done: an earlier call may have been interrupted at any point.
 pub(crate) trait Connector: Send + Sync {
     /// Checks that this kind of volume supports a capability.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
@@ -126,8 +127,8 @@ pub(crate) trait Connector: Send + Sync {
     /// Stages the volume at the staging path.
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
-    /// Expands a staged volume to at least `required` bytes, if that is possible on the node. Returns its
-    /// size in bytes if known.
+    /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
+    /// bytes. A directory and the kind `none` have no size on the node: they return `required` unchanged.
     fn expand(
         &self,
         mounter: &dyn Mounter,

@@ -1,5 +1,5 @@
-//! Kind `none`: a volume without storage on the node. Its pods see an empty read-only directory: what they
-//! wrote would be lost on the node.
+//! Kind `none`: a volume without storage on the node. Its pods see an empty directory, which is read-only
+//! because written data would be lost.
 
 use cofferdam_domain::storage::{AccessType, VolumeCapability};
 

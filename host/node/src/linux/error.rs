@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// A node that does not meet the requirements of its policy.
+/// An error of [`LinuxMounter::open`](super::LinuxMounter::open).
 #[derive(Debug, thiserror::Error)]
 pub enum MounterSetupError {
     /// Tools are not installed.

@@ -42,8 +42,8 @@ pub struct LinuxMounter {
 }
 
 impl LinuxMounter {
-    /// Finds the tools that the policy needs and locks the record directory. `records` must survive reboots
-    /// and belong to this process alone.
+    /// Finds the tools that the policy needs and locks `records`, the directory of the volume records. The
+    /// directory must survive reboots and belong to this process alone.
     ///
     /// # Errors
     /// [`MounterSetupError`]

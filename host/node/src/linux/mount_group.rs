@@ -33,7 +33,7 @@ fn open_beneath(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io:
     openat2(parent, name, flags, Mode::empty(), resolve)
 }
 
-/// Returns a directory's group if it may write and new files inherit it.
+/// Returns a directory's group if the group may write and new files inherit it, otherwise `None`.
 pub(super) fn read_group(directory: &OwnedFd) -> rustix::io::Result<Option<u32>> {
     let stat = fstat(directory)?;
     let mode = Mode::from_raw_mode(stat.st_mode);

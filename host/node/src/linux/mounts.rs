@@ -1,4 +1,5 @@
-//! Mounts through file descriptors. Source and target are opened first, and no path is resolved twice.
+//! Mounts with the kernel calls that take file descriptors, such as `move_mount`. A target is opened below
+//! its kubelet root without following symbolic links; for an unmount, its parent is.
 
 use rustix::{
     fd::OwnedFd,
@@ -133,8 +134,9 @@ pub(super) fn unmount(kubelet_path: &KubeletPath) -> Result<()> {
     rustix::mount::unmount(path, UnmountFlags::NOFOLLOW).map_err(|error| errno_error(kubelet_path, error))
 }
 
-/// Returns other paths below the same kubelet root at which the top mount of this path is mounted. Paths
-/// outside the root may be other views of the same directory.
+/// Returns the other paths below the same kubelet root that show the same file or directory of the same
+/// filesystem as the path's top mount. Paths outside the root are ignored: the kubelet root itself may be
+/// mounted elsewhere.
 pub(super) fn mount_refs(path: &KubeletPath) -> Result<Vec<String>> {
     let mount_path = paths::canonical_path(path)?;
     let root = mount_path.strip_suffix(path.relative_path().as_str()).unwrap_or(&mount_path).to_owned();

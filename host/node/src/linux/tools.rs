@@ -1,4 +1,5 @@
-//! External tools. They are located at start in the system directories and run with an empty environment.
+//! External tools. They are located at start in the system directories. Their environment has only `PATH` and
+//! `LC_ALL`.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,7 @@ use super::{error::MounterSetupError, paths::Result};
 use crate::{connection::ConnectionKind, error::MounterError, filesystem::Filesystem, policy::NodePolicy};
 
 const TOOL_DIRECTORIES: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// Maximum bytes of standard error that an error message includes.
+/// Maximum length of the standard error that an error message includes, in characters.
 const MAX_STDERR_BYTES: usize = 512;
 
 /// An external tool.
@@ -41,13 +42,14 @@ impl Tool {
 
 /// The result of a tool.
 pub(super) struct ToolOutput {
+    /// `None` if a signal ended the tool.
     pub(super) exit_code: Option<i32>,
     pub(super) stdout: String,
     /// The end of standard error, on one line.
     pub(super) stderr: String,
 }
 
-/// The tools that a policy needs, by path.
+/// The tools that a policy needs, with their paths.
 #[derive(Debug, Default)]
 pub(super) struct Tools(BTreeMap<Tool, PathBuf>);
 
@@ -107,7 +109,7 @@ impl Tools {
         })
     }
 
-    /// Runs a tool and fails unless the exit code is one of `codes`.
+    /// Runs a tool and returns its standard output. Fails unless the exit code is one of `codes`.
     pub(super) fn run_checked(&self, tool: Tool, arguments: &[&str], codes: &[i32]) -> Result<String> {
         let output = self.run(tool, arguments)?;
         if output.exit_code.is_some_and(|code| codes.contains(&code)) {

@@ -47,7 +47,7 @@ pub struct PublishRequest {
     pub target_path: String,
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// True if the target is read-only.
+    /// CSI's `readonly`. A read-only access mode also makes the target read-only.
     pub read_only: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct PublishInlineRequest {
     pub target_path: String,
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// True if the target is read-only.
+    /// CSI's `readonly`. A read-only access mode also makes the target read-only.
     pub read_only: bool,
     /// Size in bytes. If absent, the maximum that the policy allows.
     pub size: Option<u64>,

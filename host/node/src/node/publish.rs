@@ -286,7 +286,7 @@ impl<M: Mounter> NodeVolumes<M> {
     /// data is removed.
     ///
     /// # Errors
-    /// [`NodeError::NotFound`] if the target path belongs to another volume.
+    /// [`NodeError::NotFound`] if the path belongs to another volume or is a staging path.
     pub fn unpublish(&self, volume: &str, target_path: &str) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", target_path)?;
         let path = target.to_string();

@@ -121,7 +121,7 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Returns the record to continue with: the existing one if the arguments are the same, or a new one if
-    /// nothing of the volume is mounted.
+    /// nothing of the volume is mounted. `others` are the records of all volumes, this one included.
     fn prepare_record(
         &self,
         request: &StageRequest,
@@ -178,7 +178,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(VolumeRecord { format_in_progress, ..new_record })
     }
 
-    /// Rejects storage that another volume of this node uses: a staging path, an image, a device.
+    /// Rejects a staging path, an image or a device that another volume uses: a volume that is mounted, or
+    /// that has a stage or unstage call in flight.
     fn check_exclusive(
         &self,
         record: &VolumeRecord,
@@ -206,7 +207,8 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Unstages a volume. Succeeds if the volume is not staged. No data is removed.
     ///
     /// # Errors
-    /// [`NodeError::FailedPrecondition`] while the volume is published.
+    /// [`NodeError::FailedPrecondition`] while the volume is published or is staged at another path, and
+    /// [`NodeError::NotFound`] if another volume is staged at the path.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", staging_path)?;
         let _active_guard = self.active_volumes.mark_active(volume);

@@ -80,10 +80,11 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(VolumeStats { usage, is_block, condition })
     }
 
-    /// Expands a volume on this node to the size of its storage. Returns its size in bytes if known.
+    /// Expands a volume on this node: a filesystem to the size of its device, a tmpfs to the required size.
+    /// Returns the volume's size in bytes; `None` if the volume has no size on the node and none is required.
     ///
     /// # Errors
-    /// [`NodeError::OutOfRange`] if the storage is smaller than required.
+    /// [`NodeError::OutOfRange`] if the storage is smaller than required, or larger than the limit.
     pub fn expand(&self, request: &ExpandRequest) -> Result<Option<u64>, NodeError> {
         let (record, _) = self.find_record(&request.volume, &request.volume_path)?;
         if let (Some(required), Some(limit)) = (request.required, request.limit)

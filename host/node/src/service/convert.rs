@@ -123,7 +123,7 @@ fn required_capability(capability: Option<v1::VolumeCapability>) -> Result<Volum
     volume_capability(capability.ok_or_else(|| Status::invalid_argument("volume_capability is missing"))?)
 }
 
-/// Converts a capacity range to (required, limit).
+/// Converts a capacity range to (required, limit) in bytes. CSI's 0 becomes `None`.
 pub(super) fn capacity_range(range: Option<CapacityRange>) -> Result<(Option<u64>, Option<u64>)> {
     let Some(CapacityRange { required_bytes, limit_bytes }) = range else { return Ok((None, None)) };
     let bytes = |field: &str, bytes: i64| match u64::try_from(bytes) {
@@ -134,12 +134,12 @@ pub(super) fn capacity_range(range: Option<CapacityRange>) -> Result<(Option<u64
     Ok((bytes("required_bytes", required_bytes)?, bytes("limit_bytes", limit_bytes)?))
 }
 
-/// Converts a size to CSI's signed bytes.
+/// Converts a size to CSI's signed number of bytes. A size that does not fit becomes the maximum.
 pub(super) fn to_csi_bytes(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// Converts a NodeStageVolume request.
+/// Converts a NodeStageVolume request. With `has_publishing`, the connection info is in the publish context.
 pub(super) fn stage_request(request: NodeStageVolumeRequest, has_publishing: bool) -> Result<StageRequest> {
     check_volume_id(&request.volume_id)?;
     check_required("staging_target_path", &request.staging_target_path)?;
@@ -204,7 +204,8 @@ pub(super) fn publish_request(request: NodePublishVolumeRequest) -> Result<AnyPu
     }))
 }
 
-/// Parses the attributes of an inline volume, which the pod's author wrote. Unknown attributes are rejected.
+/// Returns the size in bytes from an inline volume's attributes, which the pod's author wrote; `None` if they
+/// have no size. Unknown attributes are rejected.
 fn inline_size(
     context: &BTreeMap<String, String>,
     publish_context: &BTreeMap<String, String>,

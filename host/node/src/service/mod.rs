@@ -42,7 +42,7 @@ pub struct NodeIdentity {
     pub topology_segments: BTreeMap<String, String>,
 }
 
-/// The services of one driver.
+/// The Identity and Node services of one driver.
 #[derive(Debug)]
 pub struct NodeService<M> {
     node: Arc<NodeVolumes<M>>,

@@ -15,7 +15,7 @@ pub enum UserAction {
     Patch(&'static str, Value),
     /// Saves the state of the cluster.
     Backup,
-    /// Restores the saved state of the cluster.
+    /// Restores the state that the last [`Backup`](Self::Backup) saved.
     Restore,
     /// Compacts the history, so that every watch expires (410 Gone).
     Compact,
@@ -23,14 +23,15 @@ pub enum UserAction {
     Settle,
     /// Waits for this time.
     Wait(Duration),
-    /// Waits for a condition, or until all processes are idle without it.
+    /// Waits until the condition is met, or until all processes are idle although it is not met.
     Until(WaitFor),
 }
 
 /// A condition to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitFor {
-    /// The driver has completed this many calls.
+    /// At least this many driver calls have ended since the start of the simulation. Failed calls and
+    /// ListVolumes calls count, GetCapacity calls do not.
     CallsCompleted(usize),
     /// The event exists, in the form of [`FinalState::events`](crate::FinalState::events).
     Event(&'static str),

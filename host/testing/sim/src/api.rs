@@ -42,7 +42,7 @@ pub(crate) async fn send_request(
     Ok((status, serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
 }
 
-/// Reads the object at a path; absent if it does not exist.
+/// Reads the object at a path. `None` if it does not exist or the request fails.
 pub(crate) async fn get(api: &ApiTransport, path: &str) -> Option<Value> {
     let (status, object) = send_request(api, Method::GET, path, "", &Value::Null).await.ok()?;
     status.is_success().then_some(object)

@@ -40,11 +40,14 @@ pub enum DriverFault {
     ConcurrentAction(UserAction),
     /// The user acts during the call, then the other fault applies.
     ConcurrentActionThen(UserAction, Box<DriverFault>),
-    /// The process's watches end and new ones hang, as with a stuck connection; then the other fault applies.
+    /// The process's open watches expire and new ones hang, as with a stuck connection; then the other fault
+    /// applies.
     StaleWatchesThen(Box<DriverFault>),
-    /// The response has this size in bytes, whatever was requested.
+    /// The response to a create or expand call has this size in bytes, whatever was requested. Other calls
+    /// have no fault.
     WrongSize(u64),
-    /// The call takes effect and is reverted outside of Kubernetes.
+    /// The publish call succeeds, but the volume is unpublished at once, as by an administrator of the array.
+    /// Other calls have no fault.
     Reverted,
 }
 
@@ -77,7 +80,8 @@ pub struct ArrayVolume {
     pub size: u64,
     /// Time of creation, in milliseconds since the Unix epoch. Later calls of the driver do not change it.
     pub changed_at_ms: u64,
-    /// Nodes that the volume is published to.
+    /// Nodes that ListVolumes returns for the volume, in addition to those of publish calls. Publish calls do
+    /// not change this list.
     pub published_nodes: Vec<NodeId>,
 }
 
@@ -86,13 +90,14 @@ pub struct ArrayVolume {
 pub struct ListingBehavior {
     /// Entries contain the owners of volumes.
     pub owners: bool,
-    /// Entries contain the times of the last changes.
+    /// Entries contain [`ArrayVolume::changed_at_ms`].
     pub change_times: bool,
-    /// Maximum page size, whatever is requested; 0 for the requested size.
+    /// Maximum number of entries of a page, if the request allows more; 0 for the limit of the request only.
     pub page_size: usize,
     /// The last page is followed by another one, without end.
     pub endless: bool,
-    /// Entries contain the nodes that volumes are published to.
+    /// The driver has the capability LIST_VOLUMES_PUBLISHED_NODES, and entries contain the nodes of publish
+    /// calls.
     pub published_nodes: bool,
 }
 
@@ -134,7 +139,7 @@ pub struct TopologyBehavior {
     pub keys_only_in_csi_node: bool,
 }
 
-/// A volume and a node.
+/// A volume handle and a node ID.
 type VolumeOnNode = (String, String);
 
 #[derive(Default)]
@@ -169,7 +174,8 @@ struct Array {
     calls: Vec<String>,
     completed_calls: usize,
     violations: Vec<String>,
-    /// Create requests that may still take effect: a repeated request must have the same arguments.
+    /// Create requests that have taken effect or still may, by the key of `volumes`. They stay until a
+    /// refusal or a deletion. A repeated request must have the same arguments.
     pending_creates: BTreeMap<String, CreateVolume>,
 }
 
@@ -243,7 +249,7 @@ impl ScriptedDriver {
         }
     }
 
-    /// Handles and nodes of the published volumes.
+    /// Handle and node ID of each publication.
     pub fn published(&self) -> Vec<(String, String)> {
         self.lock().published.keys().cloned().collect()
     }
@@ -263,17 +269,18 @@ impl ScriptedDriver {
         self.lock().delete_faults.clear();
     }
 
-    /// Volumes of the array, by name.
+    /// Volumes of the array, by name, or by `node/name` if the driver is node-local.
     pub fn volumes(&self) -> BTreeMap<String, ArrayVolume> {
         self.lock().volumes.clone()
     }
 
-    /// Every call that reached the driver, in order, such as `create a`. ListVolumes calls are not included.
+    /// Every create, delete, publish, unpublish, expand and modify call that reached the driver, in order,
+    /// such as `create a`. Refused calls are included.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }
 
-    /// Number of completed calls, including ListVolumes.
+    /// Number of calls that have ended, including failed calls and ListVolumes, without GetCapacity.
     pub(crate) fn completed_calls(&self) -> usize {
         self.lock().completed_calls
     }

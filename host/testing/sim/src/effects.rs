@@ -36,11 +36,11 @@ pub struct ApiFault {
 /// Kind of an [`ApiFault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The write takes effect; the response is lost.
+    /// The write takes effect; the process gets 503 Service Unavailable instead of the response.
     LostResponse,
-    /// The write has no effect; the response is lost.
+    /// The write has no effect; the process gets 503 Service Unavailable.
     LostRequest,
-    /// The response is lost; the write takes effect after this time.
+    /// The process gets 503 Service Unavailable at once; the write takes effect after this time.
     Delayed(Duration),
     /// The write is rejected with 409 Conflict, as for an outdated resource version.
     Conflict,
@@ -80,7 +80,8 @@ impl Drop for ActivityGuard {
 }
 
 impl Effects {
-    /// Creates the effects of a process that crashes after the `n`-th effect, or never.
+    /// Creates the effects of a process that crashes after effect number `crash_after`, counted from 1. With
+    /// `None` it does not crash.
     pub fn new(crash_after: Option<usize>) -> Arc<Self> {
         Arc::new(Self { crash_after, ..Self::default() })
     }
@@ -101,8 +102,9 @@ impl Effects {
         }
     }
 
-    /// Number of starts and ends of requests so far; absent while a request is in progress. With `in_call`
-    /// driver calls may be in progress, because the caller is one of them.
+    /// Number of starts and ends of API requests and driver calls so far. `None` while one is in progress,
+    /// and after a crash. With `in_call`, driver calls in progress are ignored, because the caller is one of
+    /// them.
     pub(crate) fn activity(&self, in_call: bool) -> Option<usize> {
         let is_pending = self.pending_requests.load(Ordering::SeqCst) > 0
             || (!in_call && self.pending_calls.load(Ordering::SeqCst) > 0)

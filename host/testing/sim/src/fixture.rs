@@ -93,8 +93,8 @@ impl SimulationFixture {
         self.cluster.environment() != EnvironmentKind::InProcess
     }
 
-    /// Maximum back-off of the roles in real time, so that tests do not wait five minutes; None in paused
-    /// time.
+    /// Maximum back-off of the roles in real time, so that tests do not wait five minutes. `None` in paused
+    /// time: the default applies.
     pub(crate) fn max_retry_interval(&self) -> Option<Duration> {
         self.is_real_time().then_some(Duration::from_secs(1))
     }
@@ -190,7 +190,7 @@ impl SimulationFixture {
         self.processes.lock()
     }
 
-    /// Performs an action of a user or an administrator.
+    /// Performs an action of a user or an administrator. `Settle`, `Wait` and `Until` do nothing here.
     pub(crate) async fn perform(&self, action: &UserAction) {
         let json = "application/json";
         self.wait_after_setup(action).await;
@@ -298,7 +298,7 @@ impl SimulationFixture {
     }
 
     /// Waits until every cache is current and for the time `quiet` no request was sent to the API server or
-    /// the driver.
+    /// the driver. Reports a violation after `limit`.
     async fn wait_for_quiet(&self, quiet: Duration, in_call: bool, limit: Duration) {
         let started = Instant::now();
         let mut interval = POLL_INTERVAL;
@@ -332,12 +332,12 @@ impl SimulationFixture {
         self.report_violation(format!("the processes are not idle after {limit:?}"));
     }
 
-    /// Number of requests and calls so far; absent while one is in progress.
+    /// Sum of [`Effects::activity`] over all processes. `None` if it is `None` for one of them.
     fn activity(&self, in_call: bool) -> Option<usize> {
         self.lock_processes().iter().map(|live| live.effects.activity(in_call)).sum()
     }
 
-    /// Returns true if the caches of all processes match the API server.
+    /// Returns true if all processes are ready and their caches match the API server.
     async fn is_every_cache_current(&self) -> bool {
         let claims = self.list("/api/v1/persistentvolumeclaims").await;
         let volumes = self.list("/api/v1/persistentvolumes").await;
@@ -375,7 +375,7 @@ impl SimulationFixture {
         })
     }
 
-    /// The objects of a collection.
+    /// The objects of a collection. Reports a violation if there is no response.
     pub(crate) async fn list(&self, path: &str) -> Vec<Value> {
         match send_request(&self.user_api, Method::GET, path, "", &Value::Null).await {
             Ok((_, body)) => body.get("items").and_then(Value::as_array).cloned().unwrap_or_default(),
@@ -387,7 +387,8 @@ impl SimulationFixture {
     }
 }
 
-/// Returns true if the cache contains exactly these objects of a kind, in the same versions.
+/// Returns true if the cache contains exactly these objects of a kind, in the same versions. The version of
+/// an object that cannot be decoded is not compared.
 fn is_cache_current<K: CachedKind>(cache: &Cache, objects: &[Value]) -> bool {
     let store = K::store(cache);
     let mut keys = HashSet::new();

@@ -1,8 +1,13 @@
-//! Invariants of VolumeAttachments that the attach-detach controller creates. They are checked in paused
-//! time, against the API server, when a process creates or deletes a VolumeAttachment:
+//! Invariants of VolumeAttachments that the attach-detach controller creates.
+//!
+//! They are checked in paused time, against the API server, when a process creates or deletes a
+//! VolumeAttachment:
 //! - a single-node volume is never attached to two nodes;
-//! - a volume in `volumesAttached` or `volumesInUse` is not detached, except by force-detach;
+//! - a volume in `volumesAttached` is never detached;
+//! - a volume in `volumesInUse` is not detached, except by force-detach;
 //! - a volume that a pod uses is never detached.
+//!
+//! [`stale_volumes_attached`] is checked at the end of a run, also in real time.
 
 use std::time::Duration;
 
@@ -148,7 +153,8 @@ pub(crate) fn is_response_checked(fixture: &SimulationFixture, method: &Method, 
     *method == Method::POST && path == VOLUME_ATTACHMENTS_PATH && !fixture.is_real_time()
 }
 
-/// Checks a VolumeAttachment that was created.
+/// Reports a violation if a single-node volume has VolumeAttachments for two nodes after the creation of this
+/// one.
 pub(crate) async fn check_created_attachment(fixture: &SimulationFixture, attachment: &Value) {
     let (name, node) = (text(attachment, "/metadata/name"), text(attachment, "/spec/nodeName"));
     let volume_name = text(attachment, "/spec/source/persistentVolumeName");

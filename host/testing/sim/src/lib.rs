@@ -1,8 +1,9 @@
-//! Simulation of the roles: the real roles with a scripted driver, on the embedded API server in paused time
-//! or on any other [`TestCluster`].
-//! A [`Simulation`] outlives its processes. It kills a process after any of its effects (a write that the API
-//! server accepted, a call that the driver carried out) before the response arrives, and starts another one
-//! on the state that remains. Time is tokio's paused clock: an hour of back-off takes no real time, and a
+//! Simulation of Cofferdam's controller roles: their production code with a scripted driver, on the embedded
+//! API server in tokio's paused time, or on another [`TestCluster`] in real time.
+//!
+//! A [`Simulation`] outlives its processes. It can kill a process after any of its effects (a write that the
+//! API server accepted, a call that the driver carried out) before the response arrives. It then starts
+//! another process on the state that remains. In paused time, an hour of back-off takes no real time, and a
 //! scenario always runs in the same order.
 #![forbid(unsafe_code)]
 

@@ -56,12 +56,13 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// The reason why the environment cannot run the scenario; absent if it can.
+    /// The reason why the environment cannot run the scenario; `None` if it can.
     pub fn skip_reason(&self, environment: EnvironmentKind) -> Option<&'static str> {
         self.skipped_on.iter().find(|(skipped, _)| *skipped == environment).map(|(_, reason)| *reason)
     }
 
-    /// Configures the driver of a simulation.
+    /// Applies the behavior of the driver, the faults of API writes and the storage nodes to a simulation.
+    /// The faults of create and delete calls are arguments of [`Simulation::new`].
     pub fn configure(&self, simulation: Simulation) -> Simulation {
         simulation
             .with_publishing(self.publishing.clone(), self.lists_published_nodes)
@@ -80,7 +81,8 @@ impl Scenario {
         self.differences(&final_state, crashed)
     }
 
-    /// Differences from the expected final state. After a crash, calls may be repeated and events lost.
+    /// Differences from the expected final state. With `crashed`, events, driver calls and unused faults are
+    /// not compared: after a crash, calls may be repeated and events lost.
     pub fn differences(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |field: &str, found: &[String], expected: &[&str]| {

@@ -73,11 +73,11 @@ pub struct FinalState {
     pub published: Vec<String>,
     /// Owners of the array's volumes: names of claims, sorted.
     pub array_owners: Vec<String>,
-    /// Number of intents that remain in the journals.
+    /// Number of intents, which are entries of the ConfigMaps `cofferdam-intents-…`, that remain.
     pub intents: usize,
     /// `object type reason` of every event, sorted, each once.
     pub events: Vec<String>,
-    /// Calls that reached the driver, with the names of claims.
+    /// [`ScriptedDriver::calls`], with the names of claims in place of their UIDs.
     pub calls: Vec<String>,
     /// API faults whose request was never sent.
     pub unused_faults: Vec<String>,
@@ -263,7 +263,8 @@ impl Simulation {
     }
 
     /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
-    /// process has the roles that need no driver. The process of the first node may be killed.
+    /// process has pv-controller and protection. The process of the first node may be killed. Without nodes,
+    /// nothing changes.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -281,7 +282,7 @@ impl Simulation {
         }
     }
 
-    /// Selects, by index, the process that may be killed.
+    /// Selects, by index modulo their number, the process that may be killed.
     #[must_use]
     pub fn with_crashing_process(mut self, index: usize) -> Self {
         let count = self.process_specs.len().max(1);
@@ -309,7 +310,7 @@ impl Simulation {
         (self.clock)()
     }
 
-    /// Reads the object at a path; absent if it does not exist.
+    /// Reads the object at a path. `None` if it does not exist or the request fails.
     pub async fn object(&self, path: &str) -> Option<Value> {
         get(&self.fixture.user_api, path).await
     }
@@ -323,7 +324,9 @@ impl Simulation {
         text
     }
 
-    /// Runs a scenario. With `crash_after`, the first process is killed after that effect and replaced.
+    /// Runs a scenario. With `crash_after`, the first process is killed after its effect of this number,
+    /// counted from 1, and replaced. Returns the final state, and the effects of the first process without
+    /// those of its replacement.
     pub async fn run(&self, actions: &[UserAction], crash_after: Option<usize>) -> (FinalState, Vec<Effect>) {
         let (Some(crashing), others) =
             (self.process_specs.first(), self.process_specs.get(1..).unwrap_or_default())

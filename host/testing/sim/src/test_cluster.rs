@@ -81,7 +81,8 @@ pub trait TestCluster: Send + Sync + 'static {
     /// Saves the state of the cluster.
     fn backup(&self) -> ClusterFuture<'_>;
 
-    /// Restores the saved state of the cluster.
+    /// Restores the state that the last [`backup`](Self::backup) saved. Fails if there is none. The embedded
+    /// API server keeps a backup for one restore only.
     fn restore(&self) -> ClusterFuture<'_>;
 }
 

@@ -36,8 +36,8 @@ pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, StructureError> {
     Ok(found)
 }
 
-/// The crates of the workspace, each with the workspace crates that it depends on. Build and test
-/// dependencies are excluded.
+/// The crates of the workspace, each with the workspace crates in its table `[dependencies]`. Development,
+/// build and target-specific dependencies are excluded.
 ///
 /// # Errors
 /// A `Cargo.toml` cannot be read.

@@ -1,4 +1,4 @@
-//! References among the modules of one crate, test modules aside.
+//! References among the modules of one crate, without test modules and generated modules.
 //!
 //! A module refers to another if it imports from it or names it in a path. A re-export (`pub use`) is not a
 //! reference: a parent that re-exports items of its children does not depend on them.
@@ -156,7 +156,8 @@ fn finish(path: &mut Vec<String>, colons: &mut usize, paths: &mut Vec<Vec<String
     *colons = 0;
 }
 
-/// The module that a path leads to: the longest prefix that is a module of this crate.
+/// The module that a path leads to: the longest prefix that is a module of this crate. `None` if the path
+/// begins neither with `crate`, `self` or `super` nor with a child module.
 fn resolve(
     module: &ModulePath,
     path: &[String],

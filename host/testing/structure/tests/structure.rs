@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs};
 
 use cofferdam_structure::{crates, modules, repository};
 
-/// Maximum number of module cycles in the whole workspace. It may only fall; the aim is 3.
+/// Maximum number of module cycles in the whole workspace. It may only fall.
 const MAX_CYCLES: usize = 1;
 
 #[test]

@@ -29,7 +29,7 @@ use crate::{
 };
 use cofferdam_backend::{Call, CallContext, CallRunner, CallSpec, ConcurrencyLimit, Exchange, Redactor};
 
-/// A loaded component.
+/// A loaded component. Clones are the same backend.
 #[derive(Clone)]
 pub struct WasmBackend {
     inner: Arc<BackendInner>,
@@ -88,9 +88,9 @@ impl WasmBackend {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns a second backend with the same component, settings and state, but its own operation table and
-    /// circuit breaker, as a second process would have it. The conformance suite tests two such processes
-    /// that call one driver.
+    /// Returns a second backend with its own operation table, limit of concurrent calls and circuit breaker,
+    /// as a second process would have them. Both share the component, its settings and all that its imports
+    /// store, also sessions. The conformance suite tests two such processes that call one driver.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
@@ -112,12 +112,14 @@ impl WasmBackend {
         &self.inner.shared_state.compiled.interfaces
     }
 
-    /// Resource usage of the last finished call that reached the guest; all zero before the first.
+    /// Resource usage of the last finished call that reached the guest; all zero before the first. The calls
+    /// that load the component do not count.
     pub fn last_usage(&self) -> CallUsage {
         *self.inner.last_usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys that the backend stores through its `state` import, sorted.
+    /// Keys that the backend stores through its `state` import, sorted. Empty, with a warning in the log, if
+    /// the state file cannot be read.
     pub fn state_keys(&self) -> Vec<String> {
         self.inner.shared_state.capabilities.state.keys()
     }

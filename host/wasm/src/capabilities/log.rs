@@ -9,7 +9,7 @@ use cofferdam_backend::{Redactor, checks};
 const LOG_TARGET: &str = "cofferdam_wasm::guest";
 /// Bytes that a line, and each of its fields, costs in addition to its text: empty lines count too.
 const LINE_OVERHEAD: usize = 16;
-/// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\\u{7f}`.
+/// Most bytes that one byte of a guest's text becomes when it is written out: an escape such as `\u{7f}`.
 const MAX_ESCAPE_BYTES: usize = 6;
 
 /// The remaining log allowance of a call.

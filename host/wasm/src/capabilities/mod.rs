@@ -1,6 +1,7 @@
-//! Capabilities of guests: one module for each import, each with its own policy.
+//! The imports of guests: one module for each, with its own policy. `secrets` implements `types` and `reveal`
+//! too. `lock_file` and `workers` are helpers of the others.
 //!
-//! A module defines what its import needs during one call, a `…View`, and nothing about other imports.
+//! A module defines a `…View`: what its import needs during one call.
 
 pub(crate) mod ambient;
 pub(crate) mod http;
@@ -49,7 +50,7 @@ pub(crate) struct SharedCapabilities {
     pub(crate) http: Arc<HttpClient>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) state: Arc<StateStore>,
-    /// The backend's directory, when the operator gives it one.
+    /// The backend's pool; `None` if none is configured.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) pool_workers: Workers,
     pub(crate) faults: FaultPlan,

@@ -11,8 +11,8 @@ use crate::bindings::{
     cofferdam::storage::{reveal, secrets, types},
 };
 
-/// Identifies the secrets of a call: equal only for calls with the same secrets. Resources that were opened
-/// with some secrets never serve calls with others.
+/// SHA-256 of the names and texts of a call's secrets: equal only for calls with the same secrets. Sessions
+/// and connections that were opened with some secrets never serve calls with others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Tenant([u8; 32]);
 

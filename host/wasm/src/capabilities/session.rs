@@ -1,5 +1,5 @@
-//! `session`: logins that outlive a call, in memory, separate for each set of secrets. One call at a time
-//! creates a login.
+//! `session`: values that outlive a call, such as the token of a login. They are in memory, and separate for
+//! each set of secrets. One call at a time creates the value of a key; others wait for it.
 
 use std::{
     collections::HashMap,
@@ -28,7 +28,7 @@ const MAX_KEY: usize = 128;
 /// Largest value in bytes, by contract.
 const MAX_VALUE: usize = 8 << 10;
 
-/// The logins of one backend.
+/// The keys and values of one backend.
 #[derive(Debug)]
 pub(crate) struct SessionStore {
     max_keys: usize,
@@ -224,8 +224,8 @@ impl SessionSlots {
         Ok(self.slots.entry(name.clone()).or_default())
     }
 
-    /// Drops the value that would expire first among those without a lock or waiting call: a client with many
-    /// sets of secrets must not prevent all other logins.
+    /// Drops the value that would expire first among those without a lock or waiting call: calls with many
+    /// sets of secrets must not prevent all others from storing a value.
     fn evict_one(&mut self) {
         let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
         let expiry = |slot: &SessionSlot| slot.value.as_ref().map(|value| value.expires);
@@ -255,7 +255,7 @@ fn check_key(key: &str) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// The logins as one call uses them, with the lock that the call holds.
+/// The store as one call uses it, with the lock that the call holds, if any.
 #[derive(Debug)]
 pub(crate) struct Session {
     store: Arc<SessionStore>,

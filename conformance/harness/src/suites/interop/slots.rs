@@ -36,7 +36,7 @@ impl ControllerSlot {
         }
     }
 
-    /// The sidecar; none for a controller of kube-controller-manager.
+    /// The sidecar; `None` for attach-detach, whose upstream controller runs in kube-controller-manager.
     const fn sidecar(self) -> Option<&'static str> {
         match self {
             Self::Provisioner => Some("csi-provisioner"),

@@ -29,7 +29,7 @@ struct CrashPoint {
     syscall: &'static str,
     /// The invocation of `syscall` that is interrupted. strace counts from 1 in each thread.
     nth: u32,
-    /// Expected text in the trace, in the line of the system call or in an earlier one.
+    /// Text that the trace contains: in the line of the system call, or in an earlier one.
     trace: &'static str,
 }
 

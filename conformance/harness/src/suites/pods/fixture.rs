@@ -42,7 +42,7 @@ pub(super) const MOUNT_PATH: &str = "/volume";
 /// A StorageClass of the driver `memory` or `pool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VolumeClass {
-    /// Name.
+    /// Name of the StorageClass.
     pub(super) name: &'static str,
     backend: &'static str,
     kind: &'static str,
@@ -50,17 +50,17 @@ pub(super) struct VolumeClass {
     pub(super) is_immediate: bool,
 }
 
-/// Memory of the node, attached by Cofferdam's attacher.
+/// tmpfs volumes of the driver `memory`, attached by Cofferdam's attacher.
 pub(super) const MEMORY: VolumeClass =
     VolumeClass { name: "memory", backend: "memory", kind: "", is_immediate: true };
-/// Directories of the node.
+/// Volumes of the driver `pool` that are directories of the node.
 pub(super) const DIRECTORY: VolumeClass =
     VolumeClass { name: "directory", backend: "pool", kind: "directory", is_immediate: false };
-/// Images of the node.
+/// Volumes of the driver `pool` that are disk image files of the node, attached as loop devices.
 pub(super) const IMAGE: VolumeClass =
     VolumeClass { name: "image", backend: "pool", kind: "image", is_immediate: false };
 
-/// Images of the node with xfs.
+/// As [`IMAGE`], with the file system xfs.
 pub(super) const XFS: VolumeClass =
     VolumeClass { name: "xfs", backend: "pool", kind: "image", is_immediate: false };
 
@@ -250,7 +250,7 @@ impl ContainerVolume {
         self
     }
 
-    /// Makes the volume read-only.
+    /// Sets `readOnly` of the source `persistentVolumeClaim`. Volumes of other sources do not change.
     pub(super) fn read_only(mut self) -> Self {
         if let Some(claim) = self.volume.get_mut("persistentVolumeClaim").and_then(Value::as_object_mut) {
             claim.insert("readOnly".to_owned(), json!(true));
@@ -258,7 +258,7 @@ impl ContainerVolume {
         self
     }
 
-    /// Sets the user of the pod and the group of the volume.
+    /// Sets `runAsUser` of the pod, and one group as its `runAsGroup` and `fsGroup`.
     pub(super) fn with_user(mut self, user: u32, group: u32) -> Self {
         self.security_context = json!({ "runAsUser": user, "runAsGroup": user, "fsGroup": group });
         self

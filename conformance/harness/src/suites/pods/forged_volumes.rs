@@ -1,4 +1,5 @@
-//! Forged PersistentVolumes: their pods do not start.
+//! Forged PersistentVolumes, whose connection info no driver returned for them: the role `node` rejects them,
+//! and their pods do not start.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};

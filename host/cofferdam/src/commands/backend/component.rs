@@ -57,7 +57,7 @@ impl ConfiguredComponent {
     /// Loads the component.
     ///
     /// # Errors
-    /// [`CommandError::Backend`]
+    /// [`CommandError::Component`]
     pub(crate) async fn load(&self) -> Result<Arc<WasmBackend>, CommandError> {
         let result = self.engine.load(self.source.clone(), self.config.clone()).await;
         result.map_err(|source| CommandError::Component { name: self.name.clone(), source: source.into() })
@@ -88,8 +88,8 @@ pub(crate) fn load_configuration(
     Ok((name, resolved))
 }
 
-/// Applies `--state`, `--pool` and `--origin`. An origin on the command line replaces the configured one and
-/// its settings.
+/// Applies `--state`, `--pool`, `--origin` and `--origin-address`. An origin on the command line replaces a
+/// configured entry of the same origin with all its settings; other configured origins remain.
 fn apply_flags(config: &mut BackendConfig, flags: &ComponentFlags) {
     if let Some(file) = &flags.state {
         config.state.file = Some(file.clone());

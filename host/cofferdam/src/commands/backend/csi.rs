@@ -17,7 +17,8 @@ use crate::{
     table::TextTable,
 };
 
-/// Timeout for the driver's socket to accept connections, and again for its Probe to report ready.
+/// Timeout for the driver's socket to accept connections, and again for its Probe to report ready. `inspect`
+/// also uses it as the timeout of a call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns `true` if a file on the command line is the socket of a CSI driver: an address with a scheme,

@@ -34,7 +34,8 @@ impl From<KubeconfigError> for CommandError {
 #[derive(Debug)]
 pub(crate) struct KubeconfigFile {
     path: PathBuf,
-    /// The directory that was created for the file, and is removed with it.
+    /// The directory that was created for the file, and is removed with it; `None` for a path that the user
+    /// chose.
     directory: Option<PathBuf>,
 }
 
@@ -63,7 +64,7 @@ impl KubeconfigFile {
         Ok(file)
     }
 
-    /// The path.
+    /// Path of the written file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

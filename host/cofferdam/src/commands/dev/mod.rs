@@ -47,7 +47,7 @@ use crate::{
     supervisor::{self, SupervisedProcess, Workload},
 };
 
-/// Namespace of the intent journal, as for other components of a cluster.
+/// Namespace of the intent journal, the restore marker and the orphan reports.
 const NAMESPACE: &str = "kube-system";
 /// Kubernetes' annotation of the default StorageClass.
 const IS_DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
@@ -171,7 +171,7 @@ async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     }
 }
 
-/// Components of a running dev mode.
+/// The parts of a running dev mode: the API server, its kubeconfig, the drivers, their classes and the nodes.
 struct DevSession {
     serving: ServerHandle,
     kubeconfig: KubeconfigFile,
@@ -183,8 +183,8 @@ struct DevSession {
 }
 
 impl DevSession {
-    /// Builds all components and waits until the roles run. Dropping the future removes the files; nothing is
-    /// mounted yet.
+    /// Starts the API server, the roles and the nodes, and waits until the roles run. Dropping the future
+    /// removes the files; nothing is mounted yet.
     async fn build(
         flags: &DevFlags,
         configuration: &Configuration,
@@ -229,7 +229,8 @@ impl DevSession {
         Ok((Self { serving, kubeconfig, drivers, classes, nodes, node_local_node }, running))
     }
 
-    /// Waits until the nodes' drivers are registered.
+    /// Waits until the drivers are registered on the nodes, or until a timeout. Without nodes it returns
+    /// immediately.
     async fn wait_for_registration(&self) {
         if let Some(nodes) = &self.nodes {
             nodes.wait_for_registration().await;
@@ -243,7 +244,7 @@ impl DevSession {
         }
     }
 
-    /// Runs the demo if enabled; returns `true` if it ran.
+    /// Runs the demo with the first driver if enabled; returns `true` if it ran.
     async fn run_demo(&self, enabled: bool, timeline: &Timeline) -> Result<bool, CommandError> {
         let Some(driver) = self.drivers.first().filter(|_| enabled) else { return Ok(false) };
         // Connect as a user does: through the socket, with the kubeconfig.

@@ -37,12 +37,12 @@ const MAX_TMPFS_BYTES: u64 = 16 << 30;
 const FIRST_NODE: &str = "node-1";
 /// Setting of node-local drivers with the node's name.
 const NODE_SETTING: &str = "node";
-/// The built-in driver with that setting.
+/// Section of the built-in pool driver, which has that setting.
 const POOL_BACKEND: &str = "pool";
 
-/// Running nodes.
+/// The simulated nodes of this process. One task runs all of them.
 pub(crate) struct RunningNodes {
-    /// View of pods, mounts and registrations.
+    /// View of the drivers' registrations, and of the mounts and files that remain on the nodes.
     pub(crate) view: NodesView,
     /// Names of the nodes.
     pub(crate) names: Vec<String>,
@@ -51,7 +51,8 @@ pub(crate) struct RunningNodes {
     /// Drivers with their own Node service, which mounts on this machine.
     pub(crate) with_own_node_service: Vec<String>,
     real_mounts: bool,
-    /// Set if every driver has its own Node service.
+    /// Set if every driver that the nodes serve has its own Node service. Drivers without a Node service do
+    /// not count.
     all_with_own_node_service: bool,
     stop: CancellationToken,
     task: JoinHandle<Result<(), DevError>>,

@@ -45,7 +45,7 @@ const MESSAGE_WIDTH: usize = 52;
 pub(crate) struct TimelineLine {
     /// End of the step, since the start of dev mode.
     pub(crate) finished_at: Duration,
-    /// Claim, volume or pod.
+    /// The object of the step, such as a claim, a volume, a pod or a node.
     pub(crate) object: String,
     /// A role, a simulated component such as `scheduler`, `demo`, or `api`.
     pub(crate) component: &'static str,
@@ -114,7 +114,8 @@ impl Timeline {
         (Self { shared }, TimelinePrinter { task })
     }
 
-    /// Adds a line.
+    /// Adds a line for a step that ends now. A line that repeats the component's last waiting or up-to-date
+    /// step of the object is dropped.
     pub(crate) fn line(
         &self,
         component: &'static str,

@@ -61,7 +61,8 @@ async fn connect(
     Ok((client::connect(&resolved.configuration, &ClientEnvironment::from_process()).await?, namespace_flag))
 }
 
-/// Lists the reports of one driver or of all, sorted by driver.
+/// Lists the reports of one driver or of all, sorted by driver. Without a namespace it lists all namespaces,
+/// or only the connection's if that is forbidden.
 async fn find_reports(
     cluster: &ClusterConnection,
     namespace: Option<&str>,

@@ -28,7 +28,7 @@ impl DriverReport {
         Ok(Self { config_map: map, driver })
     }
 
-    /// The request that is waiting or in progress.
+    /// The request that is waiting or in progress; `None` if there is neither.
     pub(super) fn pending_request(&self) -> Option<PendingRequest> {
         let text = self.config_map.data_value(DELETING).or(self.config_map.data_value(DELETE))?;
         Some(DeletionRequest::parse(text).map_or(PendingRequest::Unreadable, PendingRequest::Known))

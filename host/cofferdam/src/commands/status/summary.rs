@@ -37,7 +37,7 @@ pub(super) struct StatusObjects {
     pub(super) events: Vec<Event>,
     /// Number of orphans by driver, from the reports.
     pub(super) orphans: BTreeMap<String, u64>,
-    /// Kinds that this user may not list.
+    /// Resources that this user may not list, such as `csinodes`.
     pub(super) forbidden: Vec<&'static str>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct StatusObjects {
 pub(super) struct ClusterStatus {
     /// Drivers by name. Claims and volumes without a CSI driver are in a last entry, if there are any.
     pub(super) drivers: Vec<DriverStatus>,
-    /// Kinds that could not be listed; their counts are missing.
+    /// Resources that this user may not list, such as `csinodes`; their counts are missing.
     pub(super) forbidden: Vec<&'static str>,
 }
 
@@ -65,13 +65,13 @@ pub(super) struct DriverStatus {
     pub(super) nodes: usize,
     /// Number of orphans; absent without a report.
     pub(super) orphans: Option<u64>,
-    /// Claims by state.
+    /// Number of claims by state, such as `bound`, `resizing` or `deleting`.
     pub(super) claims: BTreeMap<&'static str, usize>,
-    /// Volumes by state.
+    /// Number of PersistentVolumes by state, such as `bound` or `released`.
     pub(super) volumes: BTreeMap<&'static str, usize>,
-    /// Attachments by state.
+    /// Number of VolumeAttachments by state: `attaching`, `attached` or `detaching`.
     pub(super) attachments: BTreeMap<&'static str, usize>,
-    /// Waiting operations by kind.
+    /// Waiting operations by name, such as `provision`, `attach` or `delete`.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
     /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user; the
     /// oldest first.
@@ -225,7 +225,8 @@ impl<'a> StatusBuilder<'a> {
     }
 
     /// The driver of a claim: that of its volume; if it is not bound, that of its class or else of its
-    /// provisioner annotation. `None` for a volume without CSI source.
+    /// provisioner annotation. `None` for a volume without CSI source, for a class without a provisioner, and
+    /// if neither class nor annotation exists.
     fn driver_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
         let spec = claim.spec.as_ref();
         let volume =

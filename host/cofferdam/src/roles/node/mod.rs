@@ -1,5 +1,6 @@
 //! The node roles: `node` serves kubelet, `registrar` registers the driver with kubelet, `liveness` serves
-//! health checks. They do not run drivers: they use the manifest or the socket of one.
+//! health checks. They do not run drivers: they read the description of one from a file, or connect to its
+//! socket.
 
 mod error;
 mod health;
@@ -47,7 +48,8 @@ pub(crate) fn check_single_process(configuration: &Configuration) -> Result<(), 
     if shared && !configuration.single_process { Err(NodeRoleError::SharedProcess) } else { Ok(()) }
 }
 
-/// Running node roles.
+/// The running node roles of this process. Each has a task, except `liveness`, which is only a check of
+/// `/healthz`.
 pub(crate) struct RunningNodeRoles {
     tasks: JoinSet<(&'static str, Result<(), SocketError>)>,
     stop: CancellationToken,
@@ -136,7 +138,8 @@ async fn start(
 }
 
 impl RunningNodeRoles {
-    /// Waits for a role to end without a signal, which is an error.
+    /// Waits for a role to end without a signal, which is an error. With the role `liveness` alone it never
+    /// returns.
     async fn wait_for_exit(&mut self) -> NodeRoleError {
         match self.tasks.join_next().await {
             Some(Ok((_, Err(error)))) => error.into(),

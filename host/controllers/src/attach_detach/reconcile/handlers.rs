@@ -12,7 +12,8 @@ use cofferdam_domain::{
 use super::{AttachDetach, Key, VolumeOperation, desired_state};
 use crate::reconcile::subscribe;
 
-/// Fields of a pod that the controller reads.
+/// Fields of a pod whose changes enqueue keys: UID, node, terminated, claims, and claims of generic ephemeral
+/// volumes.
 type RelevantPodFields<'a> = (&'a Uid, Option<&'a NodeName>, bool, &'a [Arc<str>], &'a [Arc<str>]);
 
 fn relevant_pod_fields(pod: &Pod) -> RelevantPodFields<'_> {

@@ -88,8 +88,11 @@ impl AttachDetach {
     }
 
     /// Returns true if no earlier update of `volumesAttached` can still take effect. `node` already has the
-    /// desired list. Returns false if a live read shows that the Node has changed, and an action if an update
-    /// may still take effect.
+    /// desired list. Returns false if a live read shows that the Node has changed.
+    ///
+    /// # Errors
+    /// An earlier update may still take effect, or the live read failed. The error is the action that ends
+    /// the reconcile.
     async fn is_update_final(&self, node: &Node, unanswered_for: Option<Duration>) -> Result<bool, Action> {
         let Some(unanswered_for) = unanswered_for else { return Ok(true) };
         if let Err(error) = self.context.writer.refresh::<Node>(&node.name).await {
@@ -106,8 +109,9 @@ impl AttachDetach {
         }
     }
 
-    /// Entries of CSI volumes in a Node's `volumesAttached` that other writers own: their VolumeAttachments
-    /// are of migrated in-tree plugins, or cannot be decoded.
+    /// Entries of CSI volumes in a Node's `volumesAttached` that an update keeps although `listed` lacks
+    /// them: their VolumeAttachments are for volumes of migrated in-tree plugins, or the VolumeAttachment or
+    /// its PersistentVolume cannot be decoded.
     fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
         let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));

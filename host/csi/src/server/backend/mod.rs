@@ -48,7 +48,7 @@ impl fmt::Debug for BackendServer {
 }
 
 impl BackendServer {
-    /// Serves a component. Its responses must be within CSI's limits.
+    /// Serves a sandboxed driver (a WebAssembly component). Its ids and maps must be within CSI's limits.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         let (abilities, description) = (backend.abilities(), backend.description());
         let controller = controller_capabilities(abilities, description);

@@ -33,7 +33,7 @@ const MAX_SECRETS_BYTES: usize = 1 << 20;
 /// Maximum length of a page token in bytes.
 const MAX_TOKEN_BYTES: usize = 4 << 10;
 
-/// The capabilities of a backend and the limits of its ids.
+/// The announced capabilities of a backend, and the limits of the ids and maps in requests to it.
 #[derive(Clone, Debug)]
 pub(super) struct RequestValidator {
     pub(super) controller_capabilities: BTreeSet<ControllerCapability>,
@@ -108,7 +108,7 @@ impl RequestValidator {
         }
     }
 
-    /// Validates the id of a volume.
+    /// Validates the id of a volume. An id in the form of kubelet's inline volume handles cannot exist.
     pub(super) fn volume_id<H: From<String>>(&self, field: &str, id: String) -> Result<CheckedId<H>, Status> {
         let is_inline = is_inline_volume_id(&id);
         Ok(match self.object_id(field, id)? {
@@ -192,7 +192,7 @@ impl RequestValidator {
         messages.into_iter().map(|message| self.supported_capability(message)).collect()
     }
 
-    /// Validates the parameters of a class.
+    /// Checks the size of a map of parameters, such as those of a StorageClass.
     pub(super) fn parameters(&self, field: &str, map: Parameters) -> Result<Parameters, Status> {
         check_length(field, total_bytes(&map), self.limits.max_map_bytes.max(MAX_MAP_BYTES))?;
         Ok(map)

@@ -1,4 +1,5 @@
-//! The state of the driver: one blob, so that every change is atomic.
+//! The state of the driver: one entry, so that every change is atomic. Rules about crashes write further
+//! entries, the markers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +33,7 @@ pub(crate) struct VolumeEntry {
     pub(crate) is_multi_node: bool,
     pub(crate) origin: Option<String>,
     pub(crate) owner: Option<OwnerEntry>,
-    /// Publications by node.
+    /// Capability strings of the publications, by node.
     pub(crate) published: BTreeMap<String, String>,
     pub(crate) changed_at_ms: u64,
 }
@@ -143,7 +144,7 @@ pub(crate) fn with_marker<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Res
     Ok(answer)
 }
 
-/// The name of a volume.
+/// The name of a volume; empty if the volume does not exist.
 pub(crate) fn name_of(handle: &str) -> Result<String> {
     Ok(load()?.volumes.get(handle).map(|found| found.name.clone()).unwrap_or_default())
 }

@@ -73,7 +73,8 @@ fn expand_without_lock(wanted: &ExpandRequest) -> Result<ExpandResponse> {
     Ok(ExpandResponse { capacity_bytes: before.max(required), node_expansion: false })
 }
 
-/// Leaves a key that makes a repetition of the call fail.
+/// If the rule `crashes/expand` is broken, writes a key that makes a repetition of the call fail. Returns the
+/// key, which the caller removes when the call succeeds; otherwise `None`.
 fn write_crash_marker(handle: &str) -> Result<Option<String>> {
     let is_crash_case = |name: &str| is_broken_for("crashes/expand", name, "dying-expansion");
     if !db::load()?.volumes.get(handle).is_some_and(|found| is_crash_case(&found.name)) {

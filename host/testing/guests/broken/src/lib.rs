@@ -45,12 +45,13 @@ cofferdam_guest::export!(
 const FEATURES: &str = "publish-readonly published-nodes volume-condition online-expansion \
      single-node-multi-writer volume-mount-group";
 
-/// Returns true if this rule is broken.
+/// Returns true if the setting `broken-rule` names this rule.
 pub(crate) fn is_broken(rule: &str) -> bool {
     settings::get("broken-rule").is_some_and(|broken| broken == rule)
 }
 
-/// Returns true if this rule is broken for names with this label.
+/// Returns true if the setting `broken-rule` names this rule and the name contains `-label-`. The conformance
+/// suite puts such labels into the names of its volumes and snapshots.
 pub(crate) fn is_broken_for(rule: &str, name: &str, label: &str) -> bool {
     name.contains(&format!("-{label}-")) && is_broken(rule)
 }
@@ -60,18 +61,18 @@ pub(crate) fn has_feature(feature: &str) -> bool {
     settings::get("features").unwrap_or_else(|| FEATURES.to_owned()).split(' ').any(|named| named == feature)
 }
 
-/// Topology segment of all volumes.
+/// Topology segment of all volumes, if the setting `topology` has one.
 pub(crate) fn topology_segment() -> Option<(String, String)> {
     let place = settings::get("topology")?;
     place.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()))
 }
 
-/// Maximum volumes per node.
+/// Maximum volumes per node; `None` for no limit.
 pub(crate) fn volumes_per_node() -> Option<u32> {
     settings::get("volumes-per-node")?.parse().ok()
 }
 
-/// Rejects the delete of a volume or snapshot with this name.
+/// Rejects the delete of a volume or snapshot if its name contains the setting `undeletable`.
 pub(crate) fn check_deletable(handle: &str, name: &str) -> Result<()> {
     match settings::get("undeletable") {
         Some(part) if name.contains(&part) => {

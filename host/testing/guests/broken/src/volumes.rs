@@ -125,7 +125,8 @@ fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result
     })
 }
 
-/// Rules about crashes: keys that are written too early make a repetition of the call fail.
+/// If a rule about crashes or deadlines is broken, writes a key that makes a repetition of the call fail.
+/// Returns the key, which the caller removes after the volume is created; otherwise `None`.
 fn write_crash_marker(name: &str, handle: &str) -> Result<Option<String>> {
     let is_crash_case = is_broken_for("crashes/create", name, "dying-create")
         || is_broken_for("crashes/clone", name, "dying-clone")

@@ -1,4 +1,4 @@
-//! Optional interfaces that lie.
+//! Optional interfaces that return invalid responses.
 
 use cofferdam_guest::{
     Condition, Result, Snapshot, SnapshotHandle, Volume, VolumeHandle, VolumeStatus,
@@ -32,7 +32,7 @@ fn status(handle: &str) -> VolumeStatus {
     }
 }
 
-/// Number of entries of the requested page, and its next token.
+/// The number of entries of a page and the token of the next page. The token of the page selects them.
 fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
     let limit = limit.unwrap_or(1).try_into().unwrap_or(usize::MAX);
     match after.as_deref() {

@@ -207,7 +207,7 @@ fn text(response: &http::Response) -> String {
     String::from_utf8_lossy(&response.body).into_owned()
 }
 
-/// Status, the headers that are not the same for all responses, and the body.
+/// The status, the headers except `date` and `content-length`, and the body.
 fn describe_response(response: &http::Response) -> String {
     let mut shown = response.status.to_string();
     for (name, value) in &response.headers {

@@ -31,9 +31,9 @@ pub struct OriginConfig {
     /// PEM file of the client's private key.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The only allowed addresses and networks of the host. Loopback, link-local, multicast, unspecified and
-    /// cloud metadata addresses are denied unless listed as such: a wide network such as `0.0.0.0/0` does not
-    /// allow them.
+    /// The only addresses and networks of the host that requests may go to; any, if absent. Loopback,
+    /// link-local, multicast, unspecified and cloud metadata addresses are denied unless listed as such: a
+    /// wide network such as `0.0.0.0/0` does not allow them.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }

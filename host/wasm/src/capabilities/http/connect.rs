@@ -1,4 +1,5 @@
-//! Connections to an origin: resolve, check addresses, connect, TLS handshake. No part of a request is sent.
+//! Connections to an origin: name resolution, check of the addresses, connect and TLS handshake, without any
+//! part of a request; and the pool of idle connections.
 
 use std::{
     collections::VecDeque,
@@ -89,7 +90,7 @@ pub(crate) struct HttpConnection {
 
 impl HttpConnection {
     /// Waits until the connection has closed, and returns the reason: the failed request only reports that it
-    /// closed.
+    /// closed. `None` if it closed without an error.
     pub(super) async fn close_error(&mut self) -> Option<hyper::Error> {
         (&mut self.task.0).await.ok().flatten()
     }
@@ -226,7 +227,7 @@ struct SendTracker<S> {
 }
 
 impl<S> SendTracker<S> {
-    /// Records a completed write. A write that failed may have sent a part.
+    /// Records a finished write, also a failed one: it may have sent a part.
     fn mark_sent<T>(&self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.is_sent.store(true, Ordering::Release);

@@ -8,7 +8,7 @@ pub(crate) struct ExchangeError {
     pub(super) failure: Failure,
     pub(super) message: String,
     pub(super) maybe_sent: bool,
-    /// Reason of a denial, as a metric label.
+    /// The metric label `origin` or `address` if the request was denied because of it; otherwise `None`.
     denial_reason: Option<&'static str>,
 }
 

@@ -91,7 +91,8 @@ pub(crate) struct Pool {
 
 #[derive(Debug, Default)]
 struct PoolIndex {
-    /// All items by name: an image with its reserved bytes, a directory with `None`.
+    /// All items by name: an image with its reserved bytes, also while it is created, and a directory with
+    /// `None`.
     items: BTreeMap<String, Option<u64>>,
     uses: HashMap<String, ItemUse>,
 }

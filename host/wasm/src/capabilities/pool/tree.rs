@@ -1,5 +1,5 @@
-//! Operations on whole trees: copy, count and remove. Links are copied as links, sockets and pipes are
-//! skipped, and mounts are not entered.
+//! Operations on whole directory trees: copy, disk usage and removal. A copy has links as links and lacks
+//! sockets and pipes. Mounts are not entered.
 //!
 //! A pod may write to a tree at any time, also during these operations. They follow no link, cross no mount,
 //! open no device, wait for no pipe and do not recurse: a tree can be deeper than a stack.
@@ -19,7 +19,8 @@ use rustix::{
 use super::sys;
 use crate::bindings::cofferdam::storage::pool::CopyMode;
 
-/// Maximum depth of a tree that is copied or counted: every level keeps up to two files open.
+/// Maximum depth of a tree that is copied or whose disk usage is counted: every level keeps up to two files
+/// open.
 const MAX_DEPTH: usize = 200;
 /// Maximum bytes of one copy call.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
@@ -31,7 +32,8 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub(super) enum TreeError {
     /// The system's error.
     Errno(Errno),
-    /// The tree has an entry that cannot be copied or counted.
+    /// The tree has an entry that cannot be copied, counted or removed, or is too deep; or the filesystem
+    /// cannot make the requested copy.
     Unsupported(String),
     /// An entry of the tree changed while it was read.
     Changed(String),

@@ -46,7 +46,7 @@ const FILE_MODE: u32 = 0o600;
 /// A state file that cannot be used. The message follows the file's name.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
-    /// The path ends in `..` or `/`.
+    /// The path does not exist, and is empty or ends in `..`.
     #[error("is no name of a file: expected one such as `state.redb`")]
     NotAFileName,
     /// The directory of a new file cannot be used.
@@ -91,7 +91,7 @@ pub enum StateFileError {
     /// The database is damaged in a way that its library does not check for.
     #[error("is damaged: expected a whole state file of this program")]
     Damaged,
-    /// The database has other tables.
+    /// The database lacks a table of state files, or has it with other types.
     #[error("is another program's database: {0}: expected a state file")]
     OtherDatabase(#[source] redb::Error),
     /// The file's metadata table or its number of entries cannot be read.
