@@ -9,6 +9,8 @@ use crate::run;
 /// The lines of a document before and after the table.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
+/// Maximum characters of a suite's notes in the table. Longer notes are a list below it.
+const MAX_CELL_LENGTH: usize = 250;
 
 /// Results of suites, in the order of [`add`](Self::add).
 #[derive(Debug, Default)]
@@ -70,16 +72,24 @@ impl SuiteResults {
     fn markdown(&self, date: &str, seconds: f64) -> String {
         let cores = thread::available_parallelism().map_or(0, usize::from);
         let mut text = format!(
-            "`make conformance` on {date}: {seconds:.0} s on {cores} cores, unoptimised build; do not \
-             edit.\n\n\
+            "`make conformance` on {date}: {seconds:.0} s on {cores} cores; do not edit.\n\n\
              | suite | result | seconds | notes |\n|---|---|---:|---|\n"
         );
+        let mut lists = String::new();
         for SuiteResult { suite, failure: failed, seconds, notes } in &self.rows {
             let passed = failed.as_deref().unwrap_or("ok");
-            let notes = notes.lines().map(escape_cell).collect::<Vec<_>>().join("<br>");
-            let _ = writeln!(text, "| `{suite}` | {} | {seconds:.0} | {notes} |", escape_cell(passed));
+            let cell = if notes.len() > MAX_CELL_LENGTH {
+                let _ = write!(lists, "\n### Results of `{suite}`\n\n");
+                for note in notes.lines() {
+                    let _ = writeln!(lists, "- {note}");
+                }
+                format!("[below](#results-of-{suite})")
+            } else {
+                notes.lines().map(escape_cell).collect::<Vec<_>>().join("<br>")
+            };
+            let _ = writeln!(text, "| `{suite}` | {} | {seconds:.0} | {cell} |", escape_cell(passed));
         }
-        text
+        text + &lists
     }
 }
 
@@ -122,6 +132,17 @@ mod tests {
         );
         let rows = "| `a` | ok | 1 |  |\n| `b` | FAILED | 2 | one \\| two<br>three |\n";
         assert!(text.ends_with(&format!("{rows}{RESULTS_END}\ntail\n")), "{text}");
+
+        let long = "a note that is long\n".repeat(20);
+        fs::write(run::notes_file(directory.path()), &long).unwrap();
+        results.add("c", None, 1.0, directory.path()).unwrap();
+        results.write(&document, "2026-01-02", 3.4).unwrap();
+        let text = fs::read_to_string(&document).unwrap();
+        let list = "- a note that is long\n".repeat(20);
+        let expected = format!(
+            "| `c` | ok | 1 | [below](#results-of-c) |\n\n### Results of `c`\n\n{list}{RESULTS_END}\ntail\n"
+        );
+        assert!(text.ends_with(&expected), "{text}");
 
         fs::write(&document, "no section").unwrap();
         let error = format!("{:#}", results.write(&document, "2026-01-02", 3.4).unwrap_err());
