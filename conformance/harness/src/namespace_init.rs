@@ -60,8 +60,8 @@ pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// Sets up a mount namespace like that of a machine: mounts propagate to containers, and no write reaches the
-/// real file system.
+/// Sets up the mount namespace of the run. Mounts propagate to containers, as on a machine. Writes below
+/// `/run` and the [`OVERLAY_DIRECTORIES`] stay in a tmpfs.
 fn set_up_mounts(scratch: &Path) -> Result<()> {
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .context("cannot share mounts within the namespace")?;

@@ -10,7 +10,7 @@
 //! resourceVersion in the response of each list, create, merge patch and strategic merge patch, and of the
 //! journal's reads and writes, is compared with the highest one that this process has observed, per kind and
 //! in memory: a process that starts after the restore cannot detect it, and relies on the marker. A read that
-//! does not find a claim returns no version; [`check_live`] compares the version of a later list. Responses
+//! does not find a claim returns no version; [`detect_restore_live`] compares the version of a later list. Responses
 //! of JSON patches are not compared: one that removes the last finalizer of a deleted object returns the
 //! object's old version.
 
@@ -23,7 +23,7 @@ use serde_json::json;
 use crate::{
     api::{ApiError, Scope},
     objects::Kind,
-    store::{Cache, CachedKind, RestoreDetector},
+    store::{Cache, CachedKind},
     writer::Writer,
 };
 pub use crate::{
@@ -31,28 +31,8 @@ pub use crate::{
     store::RestoreDetected,
 };
 
-/// Timeout of [`check_live`]. Its callers block other work.
+/// Timeout of [`detect_restore_live`]. Its callers block other work.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Result of [`check_live`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a deletion in a restored cluster can delete a volume in use"]
-pub enum RestoreCheckResult {
-    /// No restore of the cluster was reported to this cache.
-    NotRestored,
-    /// A restore was reported, by this check or before. [`is_frozen`] returns `true` for this cache.
-    Restored,
-}
-
-impl RestoreCheckResult {
-    /// The result of all reports to the cache so far, of checks and of other readers.
-    pub fn of_detector(detector: &RestoreDetector) -> Self {
-        match detector.reported() {
-            None => Self::NotRestored,
-            Some(_) => Self::Restored,
-        }
-    }
-}
 
 /// Returns `true` if a restore was reported to this cache, or if the cache has the restore marker.
 pub fn is_frozen(cache: &Cache) -> bool {
@@ -61,19 +41,18 @@ pub fn is_frozen(cache: &Cache) -> bool {
 }
 
 /// Compares the current resourceVersions of claims and PersistentVolumes with the highest observed ones, and
-/// reports a restore to the [`RestoreDetector`]. Call this after all reads that a deletion is based on,
-/// because they may come from the restored cluster. Both kinds are checked: one may be unchanged since the
-/// backup, and each may have its own etcd.
+/// reports a restore to the [`RestoreDetector`](crate::store::RestoreDetector). [`is_frozen`] then returns
+/// `true`. Call this and then [`is_frozen`] after all reads that a deletion is based on, because the reads
+/// may come from the restored cluster. Both kinds are compared: one may be unchanged since the backup, and
+/// each may have its own etcd.
 ///
 /// # Errors
-/// [`ApiError`] of the reads.
-pub async fn check_live(writer: &Writer) -> Result<RestoreCheckResult, ApiError> {
-    let checks =
-        futures::future::try_join(check_kind_live::<Claim>(writer), check_kind_live::<Volume>(writer));
-    match tokio::time::timeout(CHECK_TIMEOUT, checks).await {
-        Ok(result) => {
-            result.map(|((), ())| RestoreCheckResult::of_detector(&writer.cache().restore_detector))
-        }
+/// [`ApiError`] of the reads. A detected restore is not an error.
+pub async fn detect_restore_live(writer: &Writer) -> Result<(), ApiError> {
+    let comparisons =
+        futures::future::try_join(compare_kind_live::<Claim>(writer), compare_kind_live::<Volume>(writer));
+    match tokio::time::timeout(CHECK_TIMEOUT, comparisons).await {
+        Ok(result) => result.map(|((), ())| ()),
         Err(_) => Err(ApiError::Unavailable {
             target: "the current resourceVersions of claims and PersistentVolumes".to_owned(),
             message: format!("no response within {CHECK_TIMEOUT:?}"),
@@ -81,7 +60,7 @@ pub async fn check_live(writer: &Writer) -> Result<RestoreCheckResult, ApiError>
     }
 }
 
-async fn check_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiError> {
+async fn compare_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiError> {
     let store = K::store(writer.cache());
     let highest_seen = store.highest_version();
     let found = writer.api().current_version(K::RESOURCE, &Scope::default()).await?;

@@ -742,7 +742,7 @@ impl Journal {
                 }
             }
         });
-        let intents = intents.filter(|(_, intent)| !has_removal_of(batch, intent)).collect();
+        let intents = intents.filter(|(_, intent)| !retain_removal_of(batch, intent)).collect();
         self.recover(index, version, intents);
         for uid in undecodable {
             self.reject_changes_of_undecodable(uid, index, batch);
@@ -795,7 +795,7 @@ impl Journal {
             let uid = intent.claim_uid.clone();
             let Some(shard) = state.shards.get_mut(index) else { return };
             match state.intents.get(&uid) {
-                None if has_removal_of(&mut shard.pending_changes, &intent) => continue,
+                None if retain_removal_of(&mut shard.pending_changes, &intent) => continue,
                 Some(tracked) if tracked.durable && tracked.shard != index => {
                     // The claim is in two shards; remove one intent.
                     shard.pending_changes.insert(uid, ShardChange::Remove(Arc::new(intent)));
@@ -829,8 +829,9 @@ impl Journal {
     }
 }
 
-/// Returns `true` if the changes remove this intent. A removal of another intent of the claim is dropped.
-fn has_removal_of(changes: &mut BTreeMap<Uid, ShardChange>, intent: &Intent) -> bool {
+/// Drops a pending removal of another intent of the claim. Returns `true` if a removal of this intent is
+/// pending.
+fn retain_removal_of(changes: &mut BTreeMap<Uid, ShardChange>, intent: &Intent) -> bool {
     let Some(ShardChange::Remove(removed)) = changes.get(&intent.claim_uid) else { return false };
     let is_same = **removed == *intent;
     if !is_same {

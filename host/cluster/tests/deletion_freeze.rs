@@ -3,12 +3,7 @@
 
 mod common;
 
-use cofferdam_cluster::{
-    Kind as _, Writer,
-    deletion_freeze::{self, RestoreCheckResult},
-    reflector::Scope,
-    writer::PatchTarget,
-};
+use cofferdam_cluster::{Kind as _, Writer, deletion_freeze, reflector::Scope, writer::PatchTarget};
 use cofferdam_domain::{Claim, Volume};
 use common::{FaultyApi, api, call};
 use http::Method;
@@ -55,7 +50,7 @@ async fn no_restore_is_detected_in_normal_operation() {
     assert_eq!(label(&writer, &first, "b").await.resource_version(), first.resource_version());
     assert!(first.resource_version() < second.resource_version());
     label(&writer, &first, "c").await;
-    assert_eq!(deletion_freeze::check_live(&writer).await.unwrap(), RestoreCheckResult::NotRestored);
+    deletion_freeze::detect_restore_live(&writer).await.unwrap();
     assert!(!deletion_freeze::is_frozen(writer.cache()));
 }
 
@@ -88,12 +83,12 @@ async fn a_live_check_detects_a_restore_and_the_first_report_is_kept() {
     let backup = api.snapshot();
     create_volume(&writer, "lost").await;
     create_volume(&writer, "lost-too").await;
-    assert_eq!(deletion_freeze::check_live(&writer).await.unwrap(), RestoreCheckResult::NotRestored);
+    deletion_freeze::detect_restore_live(&writer).await.unwrap();
     assert!(!deletion_freeze::is_frozen(writer.cache()));
     api.restore(&backup);
     let reported = writer.cache().restore_detector.wait_reported();
-    let (detected, checked) = tokio::join!(reported, deletion_freeze::check_live(&writer));
-    assert_eq!(checked.unwrap(), RestoreCheckResult::Restored);
+    let (detected, checked) = tokio::join!(reported, deletion_freeze::detect_restore_live(&writer));
+    checked.unwrap();
     assert!(deletion_freeze::is_frozen(writer.cache()));
     create_volume(&writer, "later").await;
     assert_eq!(writer.cache().restore_detector.reported(), Some(detected));
@@ -122,7 +117,7 @@ async fn a_live_check_detects_a_restore_by_claims_alone() {
     let backup = api.snapshot();
     let lost = writer.create::<Claim>(Some("default"), &claim("lost")).await.unwrap();
     api.restore(&backup);
-    assert_eq!(deletion_freeze::check_live(&writer).await.unwrap(), RestoreCheckResult::Restored);
+    deletion_freeze::detect_restore_live(&writer).await.unwrap();
     let detected = writer.cache().restore_detector.reported().unwrap();
     assert_eq!((detected.kind, detected.highest_seen), ("PersistentVolumeClaim", lost.resource_version()));
 }
@@ -134,8 +129,8 @@ async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let writer = FaultyApi::new(&api).writer();
     let backup = api.snapshot();
     call(&api, Method::POST, CLAIMS, claim("lost")).await;
-    assert_eq!(deletion_freeze::check_live(&writer).await.unwrap(), RestoreCheckResult::NotRestored);
+    deletion_freeze::detect_restore_live(&writer).await.unwrap();
     api.restore(&backup);
-    assert_eq!(deletion_freeze::check_live(&writer).await.unwrap(), RestoreCheckResult::Restored);
+    deletion_freeze::detect_restore_live(&writer).await.unwrap();
     assert!(deletion_freeze::is_frozen(writer.cache()));
 }

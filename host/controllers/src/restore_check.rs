@@ -2,10 +2,7 @@
 
 use std::sync::Arc;
 
-use cofferdam_cluster::{
-    ApiError, Writer,
-    deletion_freeze::{self, RestoreCheckResult},
-};
+use cofferdam_cluster::{ApiError, Writer, deletion_freeze};
 
 use crate::live_reads::SingleFlightReads;
 
@@ -21,14 +18,12 @@ impl RestoreCheck {
         Self { writer, reads: Arc::default() }
     }
 
-    /// As [`deletion_freeze::check_live`]. Concurrent callers share the reads.
+    /// As [`deletion_freeze::detect_restore_live`]. Concurrent callers share the reads.
     ///
     /// # Errors
     /// [`ApiError`] of the reads.
-    pub(crate) async fn check_live(&self) -> Result<RestoreCheckResult, ApiError> {
-        let read = |_| async { deletion_freeze::check_live(&self.writer).await.map(|_| ()) };
-        self.reads.read_live("", read).await?;
-        // Another caller may have done the reads; the detector has their result.
-        Ok(RestoreCheckResult::of_detector(&self.writer.cache().restore_detector))
+    pub(crate) async fn detect_live(&self) -> Result<(), ApiError> {
+        let read = |_| async { deletion_freeze::detect_restore_live(&self.writer).await };
+        self.reads.read_live("", read).await
     }
 }

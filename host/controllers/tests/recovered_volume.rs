@@ -1,4 +1,5 @@
-//! A volume that an administrator recovers before its claim is deleted.
+//! An administrator creates a PersistentVolume for a volume whose CreateVolume response was lost. The
+//! provisioner does not delete the volume, even if its claim is deleted.
 
 use cofferdam_controllers::Role;
 use cofferdam_sim::{

@@ -12,7 +12,7 @@ pub enum MounterError {
     /// type, a file that was replaced during the call, content that must not be removed or overwritten.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// A system call or a tool failed.
+    /// A system call or a tool failed, or a record, a path or the kernel's mount table is invalid.
     #[error("{0}")]
     Failed(String),
 }

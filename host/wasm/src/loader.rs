@@ -72,7 +72,7 @@ impl ComponentSource {
 /// Configuration of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendConfig {
-    /// The expected digest; not checked if absent.
+    /// The component's expected SHA-256 digest; `None` accepts any component.
     pub sha256: Option<Digest>,
     /// The entries of the backend's `settings` import.
     pub settings: BTreeMap<String, String>,
@@ -178,11 +178,7 @@ impl Engine {
             let name = name.clone();
             move || compile_blocking(&inner, &name, &source, limit, expected_digest)
         };
-        tokio::task::spawn_blocking(work).await.map_err(|source| LoadError::Internal {
-            name,
-            step: "compiling",
-            source,
-        })?
+        tokio::task::spawn_blocking(work).await.map_err(join_error(&name, "compiling"))?
     }
 
     /// Loads a component as a backend, and calls its `describe` and `probe`.
@@ -223,11 +219,7 @@ impl Engine {
         }
         let policy = tokio::task::spawn_blocking(move || OriginPolicy::new(&http)).await;
         let policy = policy
-            .map_err(|source| LoadError::Internal {
-                name: name.clone(),
-                step: "reading certificates",
-                source,
-            })?
+            .map_err(join_error(&name, "reading certificates"))?
             .map_err(|error| origin_error(&name, error))?;
         let state = open_state(&name, state, limits.state_bytes).await?;
         let pool = open_pool(&name, pool).await?;
@@ -264,6 +256,11 @@ pub struct ComponentInfo {
     pub interfaces: ComponentInterfaces,
 }
 
+/// Returns the conversion of the error of a task that panicked or was cancelled.
+fn join_error(name: &str, step: &'static str) -> impl FnOnce(tokio::task::JoinError) -> LoadError {
+    move |source| LoadError::Internal { name: name.to_owned(), step, source }
+}
+
 fn origin_error(name: &str, OriginConfigError { origin, error }: OriginConfigError) -> LoadError {
     LoadError::Http { name: name.to_owned(), origin, source: error }
 }
@@ -271,11 +268,7 @@ fn origin_error(name: &str, OriginConfigError { origin, error }: OriginConfigErr
 async fn open_state(name: &str, config: StateConfig, limit: usize) -> Result<state::StateStore, LoadError> {
     let file = config.file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
     let opened = tokio::task::spawn_blocking(move || state::StateStore::open(&config, limit)).await;
-    let opened = opened.map_err(|source| LoadError::Internal {
-        name: name.to_owned(),
-        step: "opening its state",
-        source,
-    })?;
+    let opened = opened.map_err(join_error(name, "opening its state"))?;
     opened.map_err(|source| LoadError::StateFile { name: name.to_owned(), file, source: Box::new(source) })
 }
 
@@ -283,15 +276,12 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     let Some(config) = config else { return Ok(None) };
     let directory = config.directory.display().to_string();
     let opened = tokio::task::spawn_blocking(move || Pool::open(&config)).await;
-    let opened = opened.map_err(|source| LoadError::Internal {
-        name: name.to_owned(),
-        step: "opening its pool",
-        source,
-    })?;
+    let opened = opened.map_err(join_error(name, "opening its pool"))?;
     opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
 
-/// Rejects limits with which no call could succeed, and limits that exceed the size of an instance slot.
+/// Rejects limits of zero, more than a semaphore holds or fewer queued than concurrent calls, and limits that
+/// exceed the size of an instance slot.
 fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
     let max_permits = tokio::sync::Semaphore::MAX_PERMITS;
     let checks = [

@@ -241,12 +241,12 @@ impl InputSources<'_> {
             detach_error: attachment.detach_error.as_ref().map(|error| error.message.clone()),
             needed_by_pod,
             unneeded_for: if is_for_pod {
-                self.state.unneeded_for(name, needed_by_pod, is_there)
+                self.state.track_unneeded(name, needed_by_pod, is_there)
             } else {
                 Default::default()
             },
             attaching_for: if is_attaching {
-                self.state.attaching_for(name, is_there)
+                self.state.track_attach(name, is_there)
             } else {
                 Default::default()
             },

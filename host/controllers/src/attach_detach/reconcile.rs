@@ -120,7 +120,7 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles one key: performs the steps of [`ReconcileInput::next`] until it returns `NoAction` or a
+    /// Reconciles one key: performs the steps of [`ReconcileInput::next_step`] until it returns `NoAction` or a
     /// step fails.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
@@ -141,19 +141,17 @@ impl AttachDetach {
         let mut done = 0;
         while let Some(input) = self.sources().reconcile_input(key, &reconcile_state) {
             self.emit_attach_events(&input);
-            let step = input.next();
+            let step = input.next_step();
             if matches!(step, AttachDetachStep::NoAction) {
-                let action = self.requeue(key, &input, refused);
-                return match action {
-                    action if reconcile_state.refused_nodes.is_empty() => action,
-                    // A refused write of one node does not delay the other nodes.
-                    Action::RequeueAfter(left) => {
-                        let failures = self.volumes.failures(key).saturating_add(1);
-                        Action::BackoffFor(left.min(self.backoff.delay(failures)))
-                    }
-                    Action::Done | Action::Requeue | Action::Backoff | Action::BackoffFor(_) => {
-                        Action::Backoff
-                    }
+                // A detach begins once the update of the Node has removed the volume from `volumesAttached`.
+                input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
+                refused.extend(input.failures());
+                self.emit_failures(key, &refused);
+                let recheck = self.recheck_after(&input, !refused.is_empty());
+                return if reconcile_state.refused_nodes.is_empty() {
+                    recheck.map_or(Action::Done, Action::RequeueAfter)
+                } else {
+                    self.backoff_within(key, recheck)
                 };
             }
             // The limit grows with the number of nodes, because each node needs its own effects.
@@ -171,19 +169,20 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Returns the action for a key that has no effect left. `failures` are the events of this reconcile's
-    /// refused writes.
-    fn requeue(&self, key: &Key, input: &ReconcileInput, mut failures: Vec<(Arc<Pod>, EventSpec)>) -> Action {
-        input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
-        failures.extend(input.failures());
-        self.emit_failures(key, &failures);
-        let repeat = (!failures.is_empty()).then_some(EVENT_REPEAT_INTERVAL);
-        let delays = input
-            .recheck_after()
-            .into_iter()
-            .chain(repeat)
-            .chain(self.state.csi_driver_grace_left(&input.driver));
-        delays.min().map_or(Action::Done, Action::RequeueAfter)
+    /// Returns the time until a key without an effect is reconciled again; `None` if only a change of an
+    /// object can give it one.
+    fn recheck_after(&self, input: &ReconcileInput, has_failures: bool) -> Option<Duration> {
+        let repeat = has_failures.then_some(EVENT_REPEAT_INTERVAL);
+        let grace = self.state.csi_driver_grace_left(&input.driver);
+        input.recheck_after().into_iter().chain(repeat).chain(grace).min()
+    }
+
+    /// Returns the action after the API has rejected an effect for a node: the back-off, or `recheck` if it
+    /// is earlier. A rejected effect for one node does not delay the other nodes.
+    fn backoff_within(&self, key: &Key, recheck: Option<Duration>) -> Action {
+        let Some(recheck) = recheck else { return Action::Backoff };
+        let failures = self.volumes.failures(key).saturating_add(1);
+        Action::BackoffFor(recheck.min(self.backoff.delay(failures)))
     }
 
     /// Performs one step. An error ends the reconcile with its action.
@@ -354,7 +353,7 @@ impl AttachDetach {
         let error = match recorder.record_effect(&format!("attaches the volume to {node}"), write).await {
             Ok(_) => {
                 self.state.clear_uncertain(key);
-                self.state.attaching_for(&name, || self.has_attachment(&name));
+                self.state.track_attach(&name, || self.has_attachment(&name));
                 return Ok(());
             }
             Err(error) => error,
@@ -437,7 +436,7 @@ impl AttachDetach {
         let failures: Vec<_> = pods
             .filter_map(|pod| problem(&pod).map(|problem| (pod, rules::unusable_claim_event(&problem))))
             .collect();
-        let since = self.state.unusable_claim_for(claim, failures.is_empty());
+        let since = self.state.track_unusable_claim(claim, failures.is_empty());
         if !failures.is_empty() && since < CLAIM_EVENT_DELAY {
             return Action::RequeueAfter(CLAIM_EVENT_DELAY.saturating_sub(since));
         }

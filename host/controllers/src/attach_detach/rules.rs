@@ -215,7 +215,7 @@ pub enum DetachDecision {
     Detach(Option<ForceDetachReason>),
 }
 
-/// The next effect. A detach has these phases: its conditions are met (see [`detach_decision`]); the
+/// The next effect. A detach has these phases: its conditions are met (see [`decide_detach`]); the
 /// reconcile of the Node removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume
 /// is excluded from later lists ([`StartDetach`](Self::StartDetach)); a live read confirms that kubelet does
 /// not use it ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is deleted
@@ -247,7 +247,7 @@ pub enum AttachDetachStep {
 /// 6. The volume is not in use: detach.
 /// 7. The node is ready, a pod needs the volume, or force detach is off: wait for the unmount.
 /// 8. Otherwise force detach after [`MAX_WAIT_FOR_UNMOUNT`].
-pub fn detach_decision(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> DetachDecision {
+pub fn decide_detach(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> DetachDecision {
     if !actual_attachment.purpose.is_for_pod() || actual_attachment.deleting {
         return DetachDecision::Keep;
     }
@@ -280,8 +280,8 @@ pub fn detach_decision(actual_attachment: &ActualAttachment, force_on_timeout: b
 }
 
 /// Returns true if the volume belongs in the node's `volumesAttached`.
-pub fn is_reported_as_attached(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> bool {
-    let is_kept = match detach_decision(actual_attachment, force_on_timeout) {
+pub fn belongs_in_volumes_attached(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> bool {
+    let is_kept = match decide_detach(actual_attachment, force_on_timeout) {
         DetachDecision::Keep | DetachDecision::Wait(_) => true,
         DetachDecision::Detach(_) => false,
     };
@@ -351,13 +351,13 @@ impl ReconcileInput {
 
     /// Returns the next effect. Detach has precedence: when a pod moves, it releases the volume for the other
     /// node.
-    pub fn next(&self) -> AttachDetachStep {
+    pub fn next_step(&self) -> AttachDetachStep {
         for actual_attachment in self
             .actual
             .iter()
             .filter(|actual_attachment| !self.refused_nodes.contains(&actual_attachment.node))
         {
-            let detach = match detach_decision(actual_attachment, self.force_on_timeout) {
+            let detach = match decide_detach(actual_attachment, self.force_on_timeout) {
                 DetachDecision::Detach(force)
                     if !actual_attachment.in_volumes_attached
                         || actual_attachment.detach_state == Some(DetachState::Requested) =>
@@ -402,7 +402,7 @@ impl ReconcileInput {
     pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
         let needs_update = |actual_attachment: &&ActualAttachment| {
             actual_attachment.in_volumes_attached
-                != is_reported_as_attached(actual_attachment, self.force_on_timeout)
+                != belongs_in_volumes_attached(actual_attachment, self.force_on_timeout)
         };
         self.actual
             .iter()
@@ -415,7 +415,7 @@ impl ReconcileInput {
     /// create request whose result is unknown. Returns `None` if no timer runs.
     pub fn recheck_after(&self) -> Option<Duration> {
         let forced = self.actual.iter().filter_map(|actual_attachment| {
-            match detach_decision(actual_attachment, self.force_on_timeout) {
+            match decide_detach(actual_attachment, self.force_on_timeout) {
                 DetachDecision::Wait(left) => left,
                 DetachDecision::Keep | DetachDecision::Detach(_) => None,
             }

@@ -135,9 +135,10 @@ pub(super) struct AttachState {
 }
 
 impl AttachState {
-    /// Returns the time for which no pod has needed the volume of an attachment. No timer is started if
-    /// `is_there` returns false: the timer of a VolumeAttachment that does not exist would never be removed.
-    pub(super) fn unneeded_for(
+    /// Returns the time for which no pod has needed the volume of an attachment. Starts the timer with the
+    /// first call, and removes it while a pod needs the volume. No timer is started if `is_there` returns
+    /// false: the timer of a VolumeAttachment that does not exist would never be removed.
+    pub(super) fn track_unneeded(
         &self,
         name: &VolumeAttachmentName,
         needed_by_pod: bool,
@@ -151,8 +152,8 @@ impl AttachState {
         elapsed_since_first(&mut state.unneeded_since, name, is_there)
     }
 
-    /// Returns the duration of an attach so far. `is_there` as for [`unneeded_for`](Self::unneeded_for).
-    pub(super) fn attaching_for(
+    /// Returns the duration of an attach so far, from the first call on. `is_there` as for [`track_unneeded`](Self::track_unneeded).
+    pub(super) fn track_attach(
         &self,
         name: &VolumeAttachmentName,
         is_there: impl FnOnce() -> bool,
@@ -417,8 +418,9 @@ impl AttachState {
         self.state.lock().emitted_failures.contains_key(key)
     }
 
-    /// Returns the time for which a claim has had no attachable volume. `usable` resets it.
-    pub(super) fn unusable_claim_for(&self, claim: &ClaimKey, usable: bool) -> Duration {
+    /// Returns the time for which a claim has had no attachable volume, from the first such call on. `usable`
+    /// removes the timer.
+    pub(super) fn track_unusable_claim(&self, claim: &ClaimKey, usable: bool) -> Duration {
         let mut state = self.state.lock();
         if usable {
             state.unusable_claims.remove(claim);
@@ -534,10 +536,10 @@ mod tests {
     async fn a_removed_attachment_leaves_no_timers() {
         let (state, name) = (AttachState::default(), VolumeAttachmentName::from("a"));
         state.remove(&name);
-        assert_eq!(state.unneeded_for(&name, false, || false), Duration::ZERO);
-        assert_eq!(state.attaching_for(&name, || false), Duration::ZERO);
+        assert_eq!(state.track_unneeded(&name, false, || false), Duration::ZERO);
+        assert_eq!(state.track_attach(&name, || false), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO, "a new VolumeAttachment");
+        assert_eq!(state.track_unneeded(&name, false, || true), Duration::ZERO, "a new VolumeAttachment");
         assert_eq!(state.finish_attach(&name), None);
     }
 
@@ -545,12 +547,12 @@ mod tests {
     async fn timers_run_until_the_state_changes() {
         let state = AttachState::default();
         let name = VolumeAttachmentName::from("a");
-        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO);
+        assert_eq!(state.track_unneeded(&name, false, || true), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(state.unneeded_for(&name, false, || true), Duration::from_secs(5));
-        state.unneeded_for(&name, true, || true);
-        assert_eq!(state.unneeded_for(&name, false, || true), Duration::ZERO);
-        state.attaching_for(&name, || true);
+        assert_eq!(state.track_unneeded(&name, false, || true), Duration::from_secs(5));
+        state.track_unneeded(&name, true, || true);
+        assert_eq!(state.track_unneeded(&name, false, || true), Duration::ZERO);
+        state.track_attach(&name, || true);
         state.request_detach(&name, &"d".into());
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(state.finish_attach(&name), Some(Duration::from_secs(2)));

@@ -172,10 +172,10 @@ pub struct AccessModesError {
 /// Decides the next effect for a VolumeAttachment of a managed driver. Source: external-attacher's
 /// `SyncNewOrUpdatedVolumeAttachment`.
 pub fn decide_attachment(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
-    if attachment.meta.deleting { detach(input, attachment) } else { attach(input, attachment) }
+    if attachment.meta.deleting { decide_detach(input, attachment) } else { decide_attach(input, attachment) }
 }
 
-fn attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
+fn decide_attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
     if !input.abilities.publishes {
         return if attachment.attached {
             AttachmentVerdict::NoAction("the volume is attached")
@@ -186,10 +186,10 @@ fn attach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Attachment
     if attachment.attached && !input.force_sync {
         return AttachmentVerdict::NoAction("the volume is attached");
     }
-    try_attach(input, attachment).unwrap_or_else(|error| AttachmentVerdict::Fail(error.to_string()))
+    next_attach_step(input, attachment).unwrap_or_else(|error| AttachmentVerdict::Fail(error.to_string()))
 }
 
-fn try_attach(
+fn next_attach_step(
     input: AttacherInput<'_>,
     attachment: &VolumeAttachment,
 ) -> Result<AttachmentVerdict, AttachmentError> {
@@ -202,8 +202,8 @@ fn try_attach(
     let node = node_id(input.cache, attachment)?;
     let recorded = recorded_node_id(attachment);
     let finalizer = names::attacher_finalizer(&attachment.attacher);
-    let claimed = attachment.meta.finalizer_index(&finalizer).is_some();
-    if let Some(former) = recorded.as_ref().filter(|former| claimed && **former != node)
+    let has_finalizer = attachment.meta.finalizer_index(&finalizer).is_some();
+    if let Some(former) = recorded.as_ref().filter(|former| has_finalizer && **former != node)
         && !input.unpublished_from.contains(former)
     {
         // A publish call with the former node ID may have taken effect. The annotation, its only record, is
@@ -214,7 +214,7 @@ fn try_attach(
     if volume.meta.finalizer_index(&finalizer).is_none() {
         return Ok(AttachmentVerdict::AddVolumeFinalizer(volume));
     }
-    if !claimed || recorded.as_ref() != Some(&node) {
+    if !has_finalizer || recorded.as_ref() != Some(&node) {
         return Ok(AttachmentVerdict::RecordNodeId(node));
     }
     Ok(AttachmentVerdict::Publish(Box::new(PublishVolume {
@@ -227,11 +227,11 @@ fn try_attach(
     })))
 }
 
-fn detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
+fn decide_detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
     let finalizer = names::attacher_finalizer(&attachment.attacher);
-    let claimed = attachment.meta.finalizer_index(&finalizer);
+    let finalizer_at = attachment.meta.finalizer_index(&finalizer);
     if !input.abilities.publishes {
-        return claimed.map_or(
+        return finalizer_at.map_or(
             AttachmentVerdict::NoAction("the VolumeAttachment is being deleted"),
             AttachmentVerdict::RemoveFinalizer,
         );
@@ -239,17 +239,17 @@ fn detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Attachment
     // Without the attacher's finalizer the VolumeAttachment exists only because of other finalizers. Its
     // status is still set: a process may have died between the removal of the finalizer and the status
     // update.
-    if claimed.is_none() && !attachment.attached && !input.force_sync {
+    if finalizer_at.is_none() && !attachment.attached && !input.force_sync {
         return AttachmentVerdict::NoAction("the VolumeAttachment is being deleted");
     }
     match next_unpublish(input, attachment) {
         Ok(Some(unpublish)) => AttachmentVerdict::Unpublish(unpublish),
-        Ok(None) => match claimed {
+        Ok(None) => match finalizer_at {
             Some(at) => AttachmentVerdict::RemoveFinalizer(at),
             None if attachment.attached => AttachmentVerdict::MarkDetached,
             None => AttachmentVerdict::NoAction("the volume is detached"),
         },
-        Err(error) if claimed.is_some() => AttachmentVerdict::Fail(error.to_string()),
+        Err(error) if finalizer_at.is_some() => AttachmentVerdict::Fail(error.to_string()),
         Err(_) => AttachmentVerdict::NoAction("the finalizer is not set"),
     }
 }

@@ -2,12 +2,7 @@
 //! decides again, calls the driver, then writes the response.
 
 use cofferdam_backend::Call;
-use cofferdam_cluster::{
-    ApiError, OrphanReport,
-    deletion_freeze::{self, RestoreCheckResult},
-    queue::Action,
-    reflector::Scope,
-};
+use cofferdam_cluster::{ApiError, OrphanReport, deletion_freeze, queue::Action, reflector::Scope};
 use cofferdam_domain::{
     Volume, VolumeHandle,
     storage::{Ability, ErrorKind, Finality, VolumeOwner, VolumeStatus},
@@ -184,10 +179,9 @@ impl OrphanScanner {
             Some(owner) => driver.journal.has_intent_for_live(&owner.claim_uid, &owner.pv_name).await?,
             None => false,
         };
-        let restore_check = self.context.restore_check.check_live().await?;
+        self.context.restore_check.detect_live().await?;
         let has_marker = deletion_freeze::is_frozen_live(writer, namespace).await?;
-        let is_restored = restore_check == RestoreCheckResult::Restored;
-        if is_restored || has_marker || deletion_freeze::is_frozen(&self.context.cache) {
+        if has_marker || deletion_freeze::is_frozen(&self.context.cache) {
             return Ok(frozen());
         }
         let has_intent = |owner: &VolumeOwner| {

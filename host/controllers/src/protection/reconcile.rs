@@ -143,8 +143,8 @@ impl Protection {
             let Lookup::Found(volume) = self.context.cache.volumes.get(name) else { return Action::Done };
             let recorder = self.context.recorders.of_volume(&volume);
             let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);
-            let has_local_provisioner = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
-            let verdict = rules::decide_volume(&volume, has_local_provisioner);
+            let is_provisioned_here = provisioner::rules::is_managed_volume(&has_provisioner, &volume);
+            let verdict = rules::decide_volume(&volume, is_provisioned_here);
             match self.perform(&recorder, &*volume, verdict, names::PV_PROTECTION).await {
                 None => return Action::Done,
                 Some(Ok(())) => {}

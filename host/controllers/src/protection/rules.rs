@@ -25,9 +25,9 @@ pub enum FinalizerVerdict {
 
 /// Decides for a PersistentVolume. If its provisioner runs in this process, the provisioner's finalizer is
 /// removed first: two writers of one list would conflict.
-pub fn decide_volume(volume: &Volume, has_local_provisioner: bool) -> FinalizerVerdict {
+pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
-    let has_provisioner_finalizer = has_local_provisioner
+    let has_provisioner_finalizer = is_provisioned_here
         && volume.phase == VolumePhase::Released
         && volume.meta.finalizer_index(names::PROVISIONER_FINALIZER).is_some();
     if matches!(verdict, FinalizerVerdict::Remove(_)) && has_provisioner_finalizer {

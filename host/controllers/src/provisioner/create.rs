@@ -53,8 +53,8 @@ impl Provisioner {
             CreateVerdict::Save(created, capacity) => {
                 self.save(driver, intent, created, capacity, &recorder, started).await
             }
-            CreateVerdict::DeleteUnclaimed(created, message) => {
-                self.delete_unclaimed(driver, intent, &created, message, &recorder).await
+            CreateVerdict::DeleteUnneeded(created, message) => {
+                self.delete_unneeded(driver, intent, &created, message, &recorder).await
             }
             CreateVerdict::Failed { message, permanent } => {
                 recorder.record(StepResult::Failed, message.clone(), Some(elapsed));

@@ -3,10 +3,7 @@
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Lookup, Precondition,
-    deletion_freeze::{self, RestoreCheckResult},
-    observer::StepResult,
-    queue::Action,
+    ApiError, Lookup, Precondition, deletion_freeze, observer::StepResult, queue::Action,
 };
 use cofferdam_domain::{Claim, DriverName, Volume, VolumeName, VolumePhase, names, storage::Ability};
 use tokio::time::Instant;
@@ -30,12 +27,10 @@ enum ReleaseCheck {
     Released,
     /// The PersistentVolume is deleted or has changed, or its claim still exists and may use it.
     NotReleased,
-    /// As `Released`, but the cluster was restored from a backup.
-    Restored,
 }
 
 impl Provisioner {
-    /// Reconciles one PersistentVolume. See [`rules::reclaim`].
+    /// Reconciles one PersistentVolume. See [`rules::decide_reclaim`].
     pub(super) async fn reconcile_volume(&self, name: &VolumeName) -> Action {
         let mut deleted = None;
         for _ in 0..MAX_EFFECTS {
@@ -50,7 +45,7 @@ impl Provisioner {
             let writer = &self.context.writer;
             let uid = &volume.meta.uid;
             let finalizer = names::PROVISIONER_FINALIZER;
-            let result = match rules::reclaim(
+            let result = match rules::decide_reclaim(
                 &is_managed_driver,
                 &volume,
                 deleted.as_ref() == Some(uid),
@@ -181,14 +176,13 @@ impl Provisioner {
             Ok(ReleaseCheck::Released) => {}
             // The PersistentVolume or its claim differs from the cache; the change enqueues the volume.
             Ok(ReleaseCheck::NotReleased) => return Some(Action::Backoff),
-            Ok(ReleaseCheck::Restored) => return Some(self.report_deletion_frozen(volume, recorder)),
             Err(error) => {
                 return Some(
                     action_for_write_error::<Volume>(&self.context.writer, &volume.name, &error).await,
                 );
             }
         }
-        // A restore may have been detected before the release hint, or elsewhere during the reads.
+        // A restore may have been detected by these reads, by others, or before the release hint.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return Some(self.report_deletion_frozen(volume, recorder));
         }
@@ -234,19 +228,13 @@ impl Provisioner {
             return Ok(ReleaseCheck::NotReleased);
         };
         let claim = self.context.writer.get::<Claim>(&claim_ref.key).await?;
-        let restore_check = self.context.restore_check.check_live().await?;
+        self.context.restore_check.detect_live().await?;
         // A claim of this uid that is bound to another volume was provisioned twice; this volume is unused.
         let is_unclaimed = claim.is_none_or(|claim| {
             claim_ref.uid.as_ref() != Some(&claim.meta.uid)
                 || claim.volume.is_some_and(|name| name != live.name)
         });
-        if !is_unclaimed {
-            return Ok(ReleaseCheck::NotReleased);
-        }
-        Ok(match restore_check {
-            RestoreCheckResult::NotRestored => ReleaseCheck::Released,
-            RestoreCheckResult::Restored => ReleaseCheck::Restored,
-        })
+        Ok(if is_unclaimed { ReleaseCheck::Released } else { ReleaseCheck::NotReleased })
     }
 
     fn report_deletion_frozen(&self, volume: &Volume, recorder: &StepRecorder) -> Action {

@@ -7,9 +7,9 @@
 //! | step | function |
 //! |---|---|
 //! | the watch delivers the claim | `claim_changed` |
-//! | decide | [`rules::provision`] |
+//! | decide | [`rules::decide_provisioning`] |
 //! | write the intent to the journal | `super::create`: `write_intent` |
-//! | decide again | [`rules::provision`] |
+//! | decide again | [`rules::decide_provisioning`] |
 //! | call the driver | `super::create`: `create` |
 //! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
@@ -267,7 +267,7 @@ impl Provisioner {
         self.context.drivers.values().find_map(|driver| Some((driver, driver.journal.get(uid)?)))
     }
 
-    /// Reconciles one claim. Decides with [`rules::provision`] again after each effect, except after
+    /// Reconciles one claim. Decides with [`rules::decide_provisioning`] again after each effect, except after
     /// CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
@@ -285,7 +285,7 @@ impl Provisioner {
                 infeasible: infeasible.as_ref().map(|(class, _)| class),
                 options: &self.context.options,
             };
-            let done = match rules::provision(input, uid) {
+            let done = match rules::decide_provisioning(input, uid) {
                 // 3. Write the intent, then decide again.
                 ProvisionVerdict::WriteIntent(intent) => self.write_intent(*intent).await,
 

@@ -60,7 +60,7 @@ impl ProvisionerOptions {
     }
 }
 
-/// Input of [`provision`].
+/// Input of [`decide_provisioning`].
 #[derive(Clone, Copy)]
 pub struct ProvisionerInput<'a> {
     /// The cached objects.
@@ -123,7 +123,7 @@ pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
 }
 
 /// Decides the next effect for the claim with this UID.
-pub fn provision(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
+pub fn decide_provisioning(input: ProvisionerInput<'_>, uid: &Uid) -> ProvisionVerdict {
     let claim = input.cache.claim_by_uid(uid);
     if let Some(intent) = input.intent {
         let name = VolumeName::from(intent.request.name.as_str());
@@ -508,9 +508,9 @@ pub fn modes_of(request: &CreateVolume) -> AccessModes {
 pub enum CreateVerdict {
     /// Create the PersistentVolume with this capacity in bytes.
     Save(CreatedVolume, u64),
-    /// Delete the volume, then remove the intent: the volume is unclaimed or too small. The message, if any,
+    /// Delete the volume, then remove the intent: no claim needs the volume, or it is too small. The message, if any,
     /// is for the claim's event.
-    DeleteUnclaimed(CreatedVolume, Option<String>),
+    DeleteUnneeded(CreatedVolume, Option<String>),
     /// Remove the intent and emit the event: the error is final.
     Failed {
         /// Event message.
@@ -555,15 +555,15 @@ pub fn decide_after_create(
                     "created volume capacity {capacity} less than requested capacity {required}; \
                      deleting the volume"
                 );
-                CreateVerdict::DeleteUnclaimed(volume, Some(message))
-            } else if is_claimed(cache, local_node, intent)
+                CreateVerdict::DeleteUnneeded(volume, Some(message))
+            } else if is_needed(cache, local_node, intent)
                 || (intent.class.reclaim_policy != ReclaimPolicy::Delete
                     && !is_superseded(cache, local_node, intent))
             {
                 // With Retain, the volume is kept without its claim: its PersistentVolume becomes Released.
                 CreateVerdict::Save(volume, capacity)
             } else {
-                CreateVerdict::DeleteUnclaimed(volume, None)
+                CreateVerdict::DeleteUnneeded(volume, None)
             }
         }
         Err(error) => {
@@ -621,7 +621,7 @@ fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent)
 }
 
 /// Returns true if the claim still needs the requested volume.
-pub fn is_claimed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
+pub fn is_needed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if is_superseded(cache, local_node, intent) {
         return false;
     }
@@ -657,7 +657,7 @@ pub enum ReclaimVerdict {
 ///
 /// `is_managed_driver` returns true for drivers of this process and, for a node-local driver, only if the
 /// volume is on its node. `deleted` is true if `DeleteVolume` has succeeded in this reconcile.
-pub fn reclaim(
+pub fn decide_reclaim(
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
     deleted: bool,

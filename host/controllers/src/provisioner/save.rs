@@ -82,7 +82,7 @@ impl Provisioner {
             // The claim has a volume on another node. No PersistentVolume refers to this one, whatever its
             // handle is.
             Ok(Some(volume)) if self.is_on_other_node(intent, &volume) => {
-                self.delete_unclaimed(driver, intent, created, None, recorder).await
+                self.delete_unneeded(driver, intent, created, None, recorder).await
             }
             Ok(Some(volume))
                 if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) =>
@@ -100,7 +100,7 @@ impl Provisioner {
             }
             Ok(Some(_)) => {
                 let message = format!("a PersistentVolume {name} exists already and is not of this claim");
-                self.delete_unclaimed(driver, intent, created, Some(message), recorder).await
+                self.delete_unneeded(driver, intent, created, Some(message), recorder).await
             }
             Ok(None) => Action::Backoff,
             Err(error) => self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),

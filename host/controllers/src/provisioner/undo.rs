@@ -5,11 +5,7 @@ use std::sync::Arc;
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
-    ApiError, Intent, Lookup,
-    deletion_freeze::{self, RestoreCheckResult},
-    observer::StepResult,
-    queue::Action,
-    reflector::Scope,
+    ApiError, Intent, Lookup, deletion_freeze, observer::StepResult, queue::Action, reflector::Scope,
 };
 use cofferdam_domain::{Claim, Volume, VolumeName, storage::CreatedVolume};
 use tokio::time::Instant;
@@ -19,12 +15,10 @@ use crate::{drivers::ManagedDriver, step_recorder::StepRecorder};
 
 /// Result of live reads about a created volume that its claim seems not to need.
 enum CreatedVolumeCheck {
-    /// No claim and no PersistentVolume refers to the volume.
-    Unclaimed,
-    /// No claim and no PersistentVolume refers to the volume, but the cluster was restored from a backup.
-    Restored,
+    /// No claim needs the volume, and no PersistentVolume refers to it.
+    Unneeded,
     /// The claim needs the volume, or has it.
-    Claimed,
+    Needed,
     /// A PersistentVolume refers to the volume; the message names it.
     Referenced(String),
     /// A PersistentVolume that cannot be decoded may refer to the volume; the message names it.
@@ -44,7 +38,7 @@ pub(super) fn referenced_volume_message(
 impl Provisioner {
     /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message`: the
     /// reason, if the claim has to be retried.
-    pub(super) async fn delete_unclaimed(
+    pub(super) async fn delete_unneeded(
         &self,
         driver: &ManagedDriver,
         intent: &Arc<Intent>,
@@ -57,11 +51,10 @@ impl Provisioner {
             return self.requeue_while_frozen(recorder);
         }
 
-        // 2. Check with live reads that the volume is unclaimed.
+        // 2. Check with live reads that no claim needs the volume.
         match self.check_created_volume(intent, created).await {
-            Ok(CreatedVolumeCheck::Unclaimed) => {}
-            Ok(CreatedVolumeCheck::Restored) => return self.requeue_while_frozen(recorder),
-            Ok(CreatedVolumeCheck::Claimed) => return Action::Backoff,
+            Ok(CreatedVolumeCheck::Unneeded) => {}
+            Ok(CreatedVolumeCheck::Needed) => return Action::Backoff,
             Ok(CreatedVolumeCheck::Undecided(message)) => {
                 // The intent stays: it may be the only reference to the volume.
                 recorder.record(StepResult::Failed, message.clone(), None);
@@ -80,7 +73,7 @@ impl Provisioner {
             Err(error) => return self.backoff_after_failure(&intent.claim_uid, error.to_string(), false),
         }
 
-        // 3. A restore may have been detected elsewhere during the reads.
+        // 3. A restore may have been detected by these reads, or by others.
         if deletion_freeze::is_frozen(&self.context.cache) {
             return self.requeue_while_frozen(recorder);
         }
@@ -101,7 +94,7 @@ impl Provisioner {
             }
             Err(error) => {
                 let text = format!(
-                    "{} cannot delete the unclaimed volume {}: {error}",
+                    "{} cannot delete the unneeded volume {}: {error}",
                     intent.driver, created.handle
                 );
                 recorder.record(StepResult::Failed, text.clone(), Some(started.elapsed()));
@@ -132,7 +125,7 @@ impl Provisioner {
             && !self.is_on_other_node(intent, &volume)
         {
             if volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(&intent.claim_uid) {
-                return Ok(CreatedVolumeCheck::Claimed);
+                return Ok(CreatedVolumeCheck::Needed);
             }
             if volume.csi.as_ref().is_some_and(|csi| csi.handle == created.handle) {
                 return Ok(CreatedVolumeCheck::Referenced(referenced_volume_message(intent, created, &name)));
@@ -154,22 +147,16 @@ impl Provisioner {
 
         // 3. The claim, and then the current resourceVersions: the reads above may be of a restored one.
         self.context.writer.refresh::<Claim>(&intent.claim).await?;
-        let restore_check = self.context.restore_check.check_live().await?;
+        self.context.restore_check.detect_live().await?;
 
         // 4. The claim does not need a volume that is too small, or whose name is taken.
         let too_small =
             created.capacity.is_some_and(|bytes| bytes > 0 && Some(bytes) < intent.request.capacity.required);
         let is_name_taken = matches!(self.context.cache.volumes.get(&name), Lookup::Found(_));
         let local_node = self.context.local_node.as_ref();
-        let is_claimed =
-            !too_small && !is_name_taken && rules::is_claimed(&self.context.cache, local_node, intent);
-        if is_claimed {
-            return Ok(CreatedVolumeCheck::Claimed);
-        }
-        Ok(match restore_check {
-            RestoreCheckResult::NotRestored => CreatedVolumeCheck::Unclaimed,
-            RestoreCheckResult::Restored => CreatedVolumeCheck::Restored,
-        })
+        let is_needed =
+            !too_small && !is_name_taken && rules::is_needed(&self.context.cache, local_node, intent);
+        Ok(if is_needed { CreatedVolumeCheck::Needed } else { CreatedVolumeCheck::Unneeded })
     }
 
     /// Another PersistentVolume that refers to the volume. A node-local driver may use the same handle on

@@ -9,7 +9,6 @@ use std::{
 
 use cofferdam_cluster::{
     ApiError, Cache, Change, Lookup, Writer,
-    deletion_freeze::RestoreCheckResult,
     metrics::Metrics,
     observer::StepResult,
     queue::{Action, ExponentialBackoff, Queue},
@@ -375,7 +374,7 @@ impl PvController {
             // 2. Write or refresh, then decide again; or finish.
             match rules::decide_volume(input, &volume, refreshed_claim.as_ref().map(|(claim, _)| claim)) {
                 VolumeBindingVerdict::Apply(effect, event) => {
-                    if let VolumeEffect::RefreshClaim(_) = effect {
+                    if let VolumeEffect::RefreshBeforeRelease(_) = effect {
                         refreshed_claim = volume.claim_ref.clone().map(|claim| (claim, Instant::now()));
                     }
                     let refreshed_at = refreshed_claim
@@ -450,13 +449,12 @@ impl PvController {
                     )
                     .await?;
             }
-            VolumeEffect::RefreshClaim(key) => {
+            VolumeEffect::RefreshBeforeRelease(key) => {
                 writer.refresh::<Claim>(&key).await?;
                 // The provisioner may delete the volume after this read without a check of its own (release
                 // hint). The phase is written also after a restore: Released deletes nothing by itself, and
                 // the provisioner deletes nothing while deletions are frozen.
-                let (RestoreCheckResult::NotRestored | RestoreCheckResult::Restored) =
-                    self.context.restore_check.check_live().await?;
+                self.context.restore_check.detect_live().await?;
             }
         }
         Ok(())

@@ -462,8 +462,9 @@ pub enum VolumeEffect {
         /// True if the whole claimRef is removed.
         whole: bool,
     },
-    /// Reads the claim live. What follows may delete data.
-    RefreshClaim(ClaimKey),
+    /// Reads the claim live, and detects a restore of the cluster: the provisioner may delete a Released volume
+    /// without reads of its own.
+    RefreshBeforeRelease(ClaimKey),
 }
 
 /// The next effect for a volume.
@@ -502,11 +503,17 @@ pub fn decide_volume(
         Lookup::Found(claim) if claim.meta.uid == *uid => Some(claim),
         Lookup::Found(_) | Lookup::Missing if refreshed_claim => None,
         Lookup::Found(_) => {
-            return VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(claim_ref.key.clone()), None);
+            return VolumeBindingVerdict::Apply(
+                VolumeEffect::RefreshBeforeRelease(claim_ref.key.clone()),
+                None,
+            );
         }
         Lookup::Missing if is_released => None,
         Lookup::Missing => {
-            return VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(claim_ref.key.clone()), None);
+            return VolumeBindingVerdict::Apply(
+                VolumeEffect::RefreshBeforeRelease(claim_ref.key.clone()),
+                None,
+            );
         }
     };
     let Some(claim) = claim else {

@@ -292,7 +292,7 @@ fn pod_in_use(cache: &Cache, claim: &Claim) -> Option<String> {
 pub enum ResizeFailure {
     /// The result is unknown: the same call is repeated.
     InDoubt,
-    /// The call had no effect: another size or class may be requested.
+    /// The call has no further effect: another size or class may be requested.
     Final,
     /// The size or class is infeasible: it is retried after `--retry-interval-max`.
     Infeasible,

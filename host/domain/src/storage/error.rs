@@ -119,7 +119,7 @@ impl fmt::Display for ErrorKind {
 /// The possible effect of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Finality {
-    /// The call had and will have no effect.
+    /// The call has ended and has no further effect. In a driver's response, it had no effect at all.
     Final,
     /// The call may still complete. A repeated call returns the result.
     InProgress,

@@ -125,7 +125,7 @@ impl AttachDetach {
             && new.attach_error != old.attach_error
             && names::is_pod_attachment(&new.name)
         {
-            let took = self.state.attaching_for(&new.name, || true);
+            let took = self.state.track_attach(&new.name, || true);
             self.context.metrics.observe_operation(VolumeOperation::Attach, &new.attacher, took, false);
         }
         if let (Some(old), Some(new)) = (&change.old, &change.new)

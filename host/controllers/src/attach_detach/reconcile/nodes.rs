@@ -150,7 +150,7 @@ impl AttachDetach {
                 .map(|(actual_attachment, volume)| (attachment, actual_attachment, volume))
         });
         let reported = known.filter(|(_, actual_attachment, _)| {
-            rules::is_reported_as_attached(actual_attachment, sources.force_on_timeout)
+            rules::belongs_in_volumes_attached(actual_attachment, sources.force_on_timeout)
         });
         let named = reported.filter_map(|(attachment, actual_attachment, volume)| {
             // An attachment of a deleted PersistentVolume keeps its entry.

@@ -81,7 +81,7 @@ impl AttachDetachFixture {
 
     /// The next effect and its nodes.
     fn next(&self) -> String {
-        match self.input().next() {
+        match self.input().next_step() {
             AttachDetachStep::NoAction => "no action".to_owned(),
             AttachDetachStep::StartDetach(actual_attachment) => format!("start {}", actual_attachment.node),
             AttachDetachStep::CancelDetach(actual_attachment) => format!("cancel {}", actual_attachment.node),
@@ -189,18 +189,18 @@ fn detach_decisions_follow_pods_nodes_and_timeouts() {
         ("deletion requested, needed again", needed(requested), true, Detach(None)),
     ];
     for (name, actual_attachment, force_detach_on_timeout, expected) in table {
-        assert_eq!(detach_decision(&actual_attachment, force_detach_on_timeout), expected, "{name}");
-        let reported = is_reported_as_attached(&actual_attachment, force_detach_on_timeout);
+        assert_eq!(decide_detach(&actual_attachment, force_detach_on_timeout), expected, "{name}");
+        let reported = belongs_in_volumes_attached(&actual_attachment, force_detach_on_timeout);
         let stays = !matches!(expected, Detach(_))
             && actual_attachment.purpose.is_for_pod()
             && !actual_attachment.deleting;
         assert_eq!(reported, stays, "{name}");
     }
-    assert!(!is_reported_as_attached(
+    assert!(!belongs_in_volumes_attached(
         &ActualAttachment { needed_by_pod: true, attached: false, ..actual_attachment() },
         true
     ));
-    assert!(!is_reported_as_attached(
+    assert!(!belongs_in_volumes_attached(
         &ActualAttachment {
             needed_by_pod: true,
             detach_state: Some(DetachState::Started),
@@ -263,7 +263,7 @@ fn the_oldest_pod_gets_the_volume_and_the_other_a_multi_attach_error() {
     assert_eq!(fixture.next(), "attach n");
     let refused = ReconcileInput { refused_nodes: ["n".into()].into(), ..fixture.input() };
     assert!(
-        matches!(refused.next(), AttachDetachStep::NoAction),
+        matches!(refused.next_step(), AttachDetachStep::NoAction),
         "an exclusive volume is not attached to a second node instead"
     );
     fixture.attachment("n", json!({"status": {"attached": false}}));
@@ -290,12 +290,14 @@ fn a_multi_node_volume_is_attached_to_all_nodes_in_one_step() {
         fixture.pod("ns", &node, &node);
     }
     fixture.attachment("n500", json!({}));
-    let AttachDetachStep::Attach(desired_attachments) = fixture.input().next() else {
+    let AttachDetachStep::Attach(desired_attachments) = fixture.input().next_step() else {
         panic!("{}", fixture.next())
     };
     assert_eq!((desired_attachments.len(), desired_attachments[0].node.as_str()), (MANY - 1, "n000"));
     let refused = ReconcileInput { refused_nodes: ["n000".into()].into(), ..fixture.input() };
-    let AttachDetachStep::Attach(desired_attachments) = refused.next() else { panic!("{}", fixture.next()) };
+    let AttachDetachStep::Attach(desired_attachments) = refused.next_step() else {
+        panic!("{}", fixture.next())
+    };
     assert_eq!(
         (desired_attachments.len(), desired_attachments[0].node.as_str()),
         (MANY - 2, "n001"),
@@ -379,7 +381,7 @@ fn a_volume_is_detached_only_after_it_left_volumes_attached() {
     let reconcile_state = ReconcileState { refreshed: [name].into(), ..ReconcileState::default() };
     let input =
         sources.reconcile_input(&Key::Volume("kubernetes.io/csi/d^h".into()), &reconcile_state).unwrap();
-    assert!(matches!(input.next(), AttachDetachStep::Detach(..)), "a requested detach is completed");
+    assert!(matches!(input.next_step(), AttachDetachStep::Detach(..)), "a requested detach is completed");
 }
 
 #[test]

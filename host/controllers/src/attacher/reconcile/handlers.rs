@@ -42,7 +42,7 @@ impl Attacher {
         };
         if change.old.as_ref().is_none_or(other) {
             let attachments = self.context.cache.attachments_of_volume(&change.key);
-            self.enqueue_out_of_sync(attachments.iter());
+            self.enqueue_unfinished(attachments.iter());
         }
     }
 
@@ -54,12 +54,12 @@ impl Attacher {
         let other = attachments
             .iter()
             .filter(|attachment| id(&change.old, attachment) != id(&change.new, attachment));
-        self.enqueue_out_of_sync(other);
+        self.enqueue_unfinished(other);
     }
 
-    /// Enqueues those of the attachments that are not in their desired state: they may have waited for
+    /// Enqueues those of the attachments that are not yet attached or detached: they may have waited for
     /// another object.
-    fn enqueue_out_of_sync<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
+    fn enqueue_unfinished<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
         attachments
             .filter(|attachment| attachment.meta.deleting || !attachment.attached)
             .for_each(|attachment| self.enqueue(attachment));

@@ -33,9 +33,9 @@ fn a_volume_is_in_use_while_it_is_bound() {
     ];
     for (finalizers, deleting, phase, expected) in cases {
         let object = json!({"metadata": metadata(finalizers, deleting), "status": {"phase": phase}});
-        for has_local_provisioner in [false, true] {
-            let found = decide_volume(&read::<Volume>(&object), has_local_provisioner);
-            assert_eq!(found, expected, "{finalizers:?} {deleting} {phase} {has_local_provisioner}");
+        for is_provisioned_here in [false, true] {
+            let found = decide_volume(&read::<Volume>(&object), is_provisioned_here);
+            assert_eq!(found, expected, "{finalizers:?} {deleting} {phase} {is_provisioned_here}");
         }
     }
 }
@@ -45,7 +45,7 @@ fn the_local_provisioner_removes_its_finalizer_first() {
     const BOTH: &[&str] =
         &["external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"];
     let waits = FinalizerVerdict::NoAction("waiting for the provisioner's finalizer");
-    for (phase, has_local_provisioner, expected) in [
+    for (phase, is_provisioned_here, expected) in [
         ("Released", true, waits),
         ("Released", false, FinalizerVerdict::Remove(1)),
         // The provisioner does not change its finalizer.
@@ -54,9 +54,9 @@ fn the_local_provisioner_removes_its_finalizer_first() {
     ] {
         let object = json!({"metadata": metadata(BOTH, true), "status": {"phase": phase}});
         assert_eq!(
-            decide_volume(&read::<Volume>(&object), has_local_provisioner),
+            decide_volume(&read::<Volume>(&object), is_provisioned_here),
             expected,
-            "{phase} {has_local_provisioner}"
+            "{phase} {is_provisioned_here}"
         );
     }
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     CreateVerdict, ProvisionVerdict, ProvisionerInput, ProvisionerOptions, ReclaimVerdict, capability_modes,
-    decide_after_create, provision, reclaim,
+    decide_after_create, decide_provisioning, decide_reclaim,
 };
 use crate::node_local::LocalNode;
 
@@ -113,7 +113,7 @@ impl ProvisionerFixture {
             infeasible: self.infeasible.as_ref(),
             options: &self.options,
         };
-        provision(input, &UID.into())
+        decide_provisioning(input, &UID.into())
     }
 }
 
@@ -491,8 +491,8 @@ fn decisions_after_create_volume() {
         intent.class.reclaim_policy = cofferdam_domain::ReclaimPolicy::parse(policy);
         let shown = match decide_after_create(&fixture.cache, None, &intent, response) {
             CreateVerdict::Save(_, capacity) => format!("save {capacity}"),
-            CreateVerdict::DeleteUnclaimed(_, None) => "delete".to_owned(),
-            CreateVerdict::DeleteUnclaimed(_, Some(_)) => "delete with event".to_owned(),
+            CreateVerdict::DeleteUnneeded(_, None) => "delete".to_owned(),
+            CreateVerdict::DeleteUnneeded(_, Some(_)) => "delete with event".to_owned(),
             CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
             CreateVerdict::Failed { permanent: true, .. } => "failed permanently".to_owned(),
             CreateVerdict::Reschedule { node, .. } => format!("reschedule {node}"),
@@ -590,7 +590,7 @@ fn resource_exhausted_on_the_selected_node_is_rescheduled() {
             CreateVerdict::Failed { permanent: false, .. } => "failed".to_owned(),
             CreateVerdict::Retry(_) => "repeat".to_owned(),
             other @ (CreateVerdict::Save(..)
-            | CreateVerdict::DeleteUnclaimed(..)
+            | CreateVerdict::DeleteUnneeded(..)
             | CreateVerdict::Failed { .. }) => format!("{other:?}"),
         };
         assert_eq!(shown, expected, "{selected:?} {kind:?} {finality:?}");
@@ -664,7 +664,8 @@ fn released_volumes_are_deleted_and_finalizers_removed() {
     ];
     for (name, change, deleted, is_frozen, expected) in cases {
         let json = merged(volume_json(), change);
-        let verdict = reclaim(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, is_frozen);
+        let verdict =
+            decide_reclaim(&|driver| driver.as_str() == "drv", &read::<Volume>(&json), deleted, is_frozen);
         match (verdict, expected) {
             (ReclaimVerdict::NoAction(_), None) => {}
             (verdict, expected) => assert_eq!(Some(verdict), expected, "{name}"),

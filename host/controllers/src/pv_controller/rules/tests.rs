@@ -419,7 +419,7 @@ impl FakeApi {
                 return "absent".to_owned();
             };
             match decide_volume(self.input(&|_| false), &current, refreshed_claim.as_ref()) {
-                VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(key), _) => {
+                VolumeBindingVerdict::Apply(VolumeEffect::RefreshBeforeRelease(key), _) => {
                     refreshed_claim = current.claim_ref.clone();
                     if let Some(live) = live {
                         self.version += 1;
@@ -875,7 +875,10 @@ fn refreshing_one_claim_does_not_release_the_volume_of_another() {
         |refreshed_claim: Option<&ClaimRef>| decide_volume(api.input(&|_| false), &current, refreshed_claim);
     // After the live read of the other claim the volume was reserved for this claim, whose watch event is
     // delayed.
-    assert!(matches!(decide(Some(&other)), VolumeBindingVerdict::Apply(VolumeEffect::RefreshClaim(_), _)));
+    assert!(matches!(
+        decide(Some(&other)),
+        VolumeBindingVerdict::Apply(VolumeEffect::RefreshBeforeRelease(_), _)
+    ));
     assert!(matches!(
         decide(current.claim_ref.as_ref()),
         VolumeBindingVerdict::Apply(VolumeEffect::SetPhase(VolumePhase::Released, _), _)
