@@ -4,10 +4,11 @@
 //! Implement the traits that the storage supports and name them in [`export!`](crate::export). Every exported
 //! interface is announced as a capability of the driver.
 //!
-//! Most functions have no default because every result is a statement about the storage. [`Snapshots::get`]
-//! has a default, which its documentation describes.
+//! The functions have no default because every result is a statement about the storage. The only exception is
+//! [`Snapshots::get`], whose documentation describes the default.
 //!
-//! The examples use an array at `http://array`, simulated by a [mock host](crate::mock).
+//! The examples run on a [mock host](crate::mock). Their storage is an array at `http://array`; that of
+//! [`Snapshots`] is the import `state`.
 
 pub use crate::bindings::{
     capacity::exports::cofferdam::storage::capacity::{CapacityReport, CapacityRequest},
@@ -63,7 +64,7 @@ pub trait Cloning {
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the size is smaller than the source.
-    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other arguments.
+    /// - The errors of [`Backend::create`](crate::Backend::create).
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume>;
 }
 
@@ -107,7 +108,7 @@ pub trait Restoring {
     /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the requested size is smaller than the
     ///   snapshot.
-    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other arguments.
+    /// - The errors of [`Backend::create`](crate::Backend::create).
     fn create_from_snapshot(request: CreateRequest, source: SnapshotHandle) -> Result<Volume>;
 }
 
@@ -223,13 +224,14 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
 /// assert_eq!(MyArray::expand(to(1)).unwrap().capacity_bytes, 2 << 20, "it is large enough");
 /// ```
 pub trait Expansion {
-    /// Expands a volume to at least the required size. Succeeds with the current size if the volume is large
-    /// enough.
+    /// Expands a volume to at least the required size. Succeeds with the current size if that is large enough
+    /// and within the limit.
     ///
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the volume does not exist.
     /// - [`out_of_range`](crate::StorageError::out_of_range) if the volume cannot have a size in the range.
+    /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published and the
     ///   driver lacks the feature `online-expansion`.
     fn expand(request: ExpandRequest) -> Result<ExpandResponse>;
@@ -362,6 +364,7 @@ pub trait Snapshots {
     /// # Errors
     ///
     /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with another source.
+    /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
     fn create(request: SnapshotRequest) -> Result<Snapshot>;
 
@@ -370,7 +373,8 @@ pub trait Snapshots {
     /// # Errors
     ///
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if the snapshot is a member of a group.
-    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the snapshot is in use.
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if another object depends on the
+    ///   snapshot.
     fn delete(handle: SnapshotHandle) -> Result<()>;
 
     /// Returns a snapshot.
@@ -483,12 +487,13 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 /// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
 /// ```
 pub trait GroupSnapshots {
-    /// Creates snapshots of all sources at the same point in time, or returns the group that an earlier
-    /// identical call created.
+    /// Creates snapshots of all sources at the same point in time, or none of them, or returns the group that
+    /// an earlier identical call created.
     ///
     /// # Errors
     ///
     /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other sources.
+    /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if a source does not exist.
     fn create(request: GroupRequest) -> Result<GroupSnapshot>;
 
@@ -496,6 +501,8 @@ pub trait GroupSnapshots {
     ///
     /// # Errors
     ///
+    /// - [`failed_precondition`](crate::StorageError::failed_precondition) if another object depends on a
+    ///   member. Then no member is deleted.
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if `snapshots` are not exactly the
     ///   members of the group.
     fn delete(handle: String, snapshots: Vec<SnapshotHandle>) -> Result<()>;

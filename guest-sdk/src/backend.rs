@@ -68,7 +68,8 @@ pub trait Backend {
     /// Identity and features of the backend. It does no I/O and always returns the same value.
     fn describe() -> Result<Description>;
 
-    /// Readiness of the backend and its storage. It is called often and without secrets.
+    /// Readiness of the backend and its storage. It is called often. It has the secrets of the operator's
+    /// configuration, but none from a caller.
     ///
     /// The default reports ready. It suits a backend that accepts any settings and whose calls fail with
     /// [`StorageError::unavailable`](crate::StorageError::unavailable) while the storage is unreachable. A
@@ -84,10 +85,22 @@ pub trait Backend {
     ///
     /// - [`StorageError::already_exists`](crate::StorageError::already_exists) if the name exists with other
     ///   arguments.
+    /// - [`StorageError::out_of_range`](crate::StorageError::out_of_range) if the storage does not offer the
+    ///   size.
+    /// - [`StorageError::resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little
+    ///   space.
+    /// - [`StorageError::invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown
+    ///   or a capability is not supported.
     /// - Any failure of the storage.
     fn create(request: CreateRequest) -> Result<Volume>;
 
-    /// Deletes a volume. Succeeds if it does not exist.
+    /// Deletes a volume. Succeeds if it does not exist, whatever the form of the handle.
+    ///
+    /// # Errors
+    ///
+    /// - [`StorageError::failed_precondition`](crate::StorageError::failed_precondition) if the volume is
+    ///   published or another object depends on it.
+    /// - Any failure of the storage.
     fn delete(handle: String) -> Result<()>;
 
     /// Checks that a volume supports all the given capabilities. There is no default: only the storage knows

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::{ErrorKind, Finality, StorageError};
 
 impl ErrorKind {
-    /// The finality that the constructors of [`StorageError`] set for the kind.
+    /// The finality that the constructors of [`StorageError`] set for the kind. `Cancelled` and `Unknown`
+    /// have no constructor; their default is [`Finality::Unknown`].
     pub const fn default_finality(self) -> Finality {
         match self {
             Self::Aborted => Finality::InProgress,

@@ -9,10 +9,11 @@ const DIGEST_PREFIX: &str = "sha-";
 /// Hexadecimal digits of a digest: 128 bits, which makes collisions infeasible.
 const DIGEST_DIGITS: usize = 32;
 
-/// Returns the handle of a name. Different names never share a handle.
+/// Returns the handle of a name. With the same prefix, different names never share a handle.
 ///
-/// The handle is `prefix-name` if the name fits and consists of a-z, A-Z, 0-9, `-`, `_` and `.`. Otherwise it
-/// is `prefix-sha-` and 32 hexadecimal digits of a digest.
+/// The handle is `prefix-name` if the name fits, is not empty and consists of a-z, A-Z, 0-9, `-`, `_` and
+/// `.`. Otherwise it is `prefix-sha-` and 32 hexadecimal digits of a digest. It is also a digest if the name
+/// starts with `sha-`, or if `prefix-name` has the form of a handle of kubelet's inline volumes.
 ///
 /// ```
 /// use cofferdam_guest::handle;

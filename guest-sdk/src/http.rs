@@ -41,13 +41,15 @@
 //! # Finality of errors
 //!
 //! An error that results from a request never claims more than is known. `?` on an [`HttpError`] returns a
-//! final error only if the request changed nothing *and* no earlier request of this call may have had an
-//! effect ([`has_changed`](crate::has_changed)).
+//! final error only if the request changed nothing *and* this call cannot have changed anything before
+//! ([`has_changed`](crate::has_changed)).
 //!
 //! A request has changed nothing if it was never sent or is read-only. GET, HEAD and OPTIONS are read-only.
-//! Other requests, such as a search by POST or a login, are marked with [`Request::read_only`].
+//! The backend marks other requests that change nothing, such as a search by POST or a login, with
+//! [`Request::read_only`].
 //!
-//! [`Response::ok_or`] and [`Response::json`] follow the same rule.
+//! The errors of [`Response::error`] and [`Response::json`] follow the same rule. An error that a backend
+//! returns from the function given to [`Response::ok_or`] keeps its finality.
 
 use std::{fmt, time::Duration};
 
@@ -198,7 +200,8 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// Adds a header. The host sets `host`, `connection` and other headers that frame the message.
+    /// Adds a header. The host sets `host`, `connection` and other headers that frame the message; a request
+    /// with one of them fails with [`Failure::Invalid`].
     pub fn header(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.push((name.to_owned(), value.into()));
         self
@@ -320,7 +323,7 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
-    /// True if the request was read-only, so that a failure is never uncertain.
+    /// True if the request was read-only: an error made from this response then has no unknown effect.
     of_read_only_request: bool,
 }
 
@@ -383,8 +386,8 @@ impl Response {
     ///
     /// # Errors
     ///
-    /// - [`internal`](StorageError::internal) if the body is not the JSON of a `T`. The outcome is unknown
-    ///   unless the request was read-only.
+    /// - [`internal`](StorageError::internal) if the body is not the JSON of a `T`. It is final if the
+    ///   request was read-only and this call has changed nothing before. Otherwise the outcome is unknown.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_slice(&self.body).map_err(|error| {
             self.with_known_finality(StorageError::internal(format!(
@@ -412,7 +415,8 @@ impl Response {
     /// - 400, 401, 403 to 406, 409 to 417, 422, 428, 429, 501 and 507 are final unless this call has changed
     ///   something before. After 429, the storage is overloaded and did nothing.
     /// - 423 and 425 are in progress: the storage is processing this operation.
-    /// - Every other status leaves the outcome unknown unless the request was read-only.
+    /// - Every other status leaves the outcome unknown. After a read-only request it is final instead, unless
+    ///   this call has changed something before.
     pub fn error(&self) -> StorageError {
         let message = self.error_message();
         let error = match self.status {
@@ -436,7 +440,8 @@ impl Response {
         }
     }
 
-    /// Adjusts the finality to the known outcome of the request.
+    /// Makes an unknown outcome final after a read-only request, and a final one unknown if this call has
+    /// changed something before.
     fn with_known_finality(&self, error: StorageError) -> StorageError {
         let error = if self.of_read_only_request && error.finality == Finality::Unknown {
             error.without_effect()

@@ -1,4 +1,5 @@
-//! Finality of errors from failed requests.
+//! Tests of HTTP requests on a mock host: the finality of errors, the content of a request, messages from
+//! error responses, and rejected URLs.
 
 use super::*;
 use crate::{ErrorKind, Finality, mock::MockHost, secrets};
@@ -29,7 +30,8 @@ fn a_request_error_is_final_only_if_nothing_was_sent() {
     }
 }
 
-/// Sends these requests in one call. The last one is never sent, and its error is returned.
+/// Sends these requests in one call, and then another request that has no server and is never sent. Returns
+/// the finality of the error of that request.
 fn finality_after(first: Vec<Request<'static>>) -> Finality {
     let answers = |status: u16| move |_: &crate::mock::ReceivedRequest| Ok(Response::new(status));
     let host = MockHost::new()

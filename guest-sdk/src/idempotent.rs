@@ -56,7 +56,7 @@ pub enum Created<T> {
 /// - The errors of `find`, `check` and `create`.
 /// - [`in_progress`](StorageError::in_progress) if the name is taken, but `find` returns nothing.
 ///
-/// An error of `find` without a response of the storage (kind `unavailable`, `deadline-exceeded`,
+/// An error of `find` that does not tell whether the item exists (kind `unavailable`, `deadline-exceeded`,
 /// `cancelled`, `internal` or `unknown`) is never final. An earlier call may have created an item that `find`
 /// did not see, and a caller does not clean up after a final error.
 pub fn find_or_create<T>(
@@ -77,7 +77,7 @@ pub fn find_or_create<T>(
     }
 }
 
-/// Makes the error of a lookup not final if its kind means that the storage gave no response.
+/// Makes the error of a lookup not final if its kind does not tell whether the item exists.
 fn not_final_without_response(error: StorageError) -> StorageError {
     match error.kind.default_finality() {
         Finality::Unknown => error.after_change(),

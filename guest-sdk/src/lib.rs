@@ -95,13 +95,15 @@ pub use bindings::{
 };
 pub use types::to_map;
 
-/// Returns true if this call may have changed something outside: it committed to the state or the pool, or
-/// sent a request that may have had an effect. The SDK uses this so that an error it converts is never final
-/// after a change.
+/// Returns true if this call may have changed something outside: it committed to the state, changed or may
+/// have changed the pool, or sent a request that may have had an effect. The SDK uses this so that an error
+/// it converts is never final after a change.
 ///
-/// A request counts if its method is not read-only, it is not marked with
-/// [`read_only`](http::Request::read_only), and its response is neither 4xx (except 408) nor 501, 505 or 507.
-/// The requests of a login by [`session::login`] do not count.
+/// A request counts if its method is not GET, HEAD or OPTIONS, it is not marked with
+/// [`read_only`](http::Request::read_only), and the server may have processed it. A request that was never
+/// sent does not count, and neither does one with a response of 4xx (except 408), 501, 505 or 507.
+///
+/// Nothing that the login function of [`session::login`] and [`session::with_login`] does counts.
 pub fn has_changed() -> bool {
     host::has_changed()
 }

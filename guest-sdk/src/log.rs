@@ -1,4 +1,5 @@
-//! Log lines in the host's log. The host redacts the secrets of the call.
+//! Log lines in the host's log. The host redacts the secrets of the call, limits the bytes per call, and
+//! drops the lines above the limit.
 //!
 //! ```
 //! use cofferdam_guest::{log::{self, Level}, mock};
@@ -33,7 +34,7 @@ pub fn info(message: impl Display) {
     write(Level::Info, message, &[]);
 }
 
-/// Writes a line about a possible problem.
+/// Writes a line about an unexpected condition that the call handled.
 pub fn warn(message: impl Display) {
     write(Level::Warn, message, &[]);
 }

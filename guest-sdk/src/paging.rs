@@ -18,8 +18,8 @@ pub struct Page<T> {
 ///
 /// # Errors
 ///
-/// - [`aborted`](StorageError::aborted), final: [`token`] did not create the token. The caller restarts the
-///   listing.
+/// - [`aborted`](StorageError::aborted) with finality final if [`token`] did not create the token. The caller
+///   restarts the listing.
 pub fn key_of_token(after: Option<&str>) -> Result<Option<&str>> {
     let Some(token) = after else { return Ok(None) };
     match token.split_once('.') {

@@ -1,4 +1,5 @@
-//! Reads class parameters and settings. Errors name the key, its value and the expected values.
+//! Reads class parameters, mutable parameters and settings. The error of an invalid value names the key, the
+//! value and the expected values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,8 +46,9 @@ pub struct ParameterReader {
 }
 
 impl ParameterReader {
-    /// Reads the parameters of a class. Errors are [`invalid_argument`](StorageError::invalid_argument). Keys
-    /// with the prefix `csi.storage.k8s.io/` are ignored.
+    /// Reads the parameters of a StorageClass, VolumeSnapshotClass or VolumeGroupSnapshotClass. Errors are
+    /// [`invalid_argument`](StorageError::invalid_argument). Keys with the prefix `csi.storage.k8s.io/` are
+    /// ignored.
     pub fn parameters(pairs: KeyValues) -> Self {
         let pairs = pairs.into_iter().filter(|(key, _)| !key.starts_with(METADATA_PREFIX));
         Self::new("parameter", ErrorKind::InvalidArgument, pairs.collect())
@@ -102,8 +104,8 @@ impl ParameterReader {
         self.choice(key, &[("true", true), ("false", false)])
     }
 
-    /// Reads a parameter that must be one of these words, and returns the value of the word. `None` if the
-    /// parameter is absent.
+    /// Reads a key whose text must be one of these words, and returns the value of the word. `None` if the
+    /// key is absent.
     ///
     /// # Errors
     ///
@@ -140,7 +142,7 @@ impl ParameterReader {
     ///
     /// # Errors
     ///
-    /// There are such keys. The message names the first one and all known keys.
+    /// There are such keys. The message names the first one, and as known keys those that were read.
     pub fn finish(self) -> Result<()> {
         let Some(key) = self.remaining.keys().next() else { return Ok(()) };
         let known = match self.read_keys.len() {

@@ -1,11 +1,11 @@
 //! A directory of the host, chosen by the operator, that contains directories and image files under plain
 //! names.
 //!
-//! Every change is atomic with respect to a crash. A copy that has started runs to its end even if its call
-//! has ended; until then its name is [`PoolError::Busy`].
+//! Every change is atomic with respect to a crash. An operation that has started runs to its end even if its
+//! call has ended; until then the item that it creates or changes is [`PoolError::Busy`].
 //!
-//! Failed functions that create an item have created nothing, with one exception. After
-//! [`PoolError::Unknown`] the item may exist, and the same call again returns the result.
+//! Failed functions have changed nothing, with one exception. After [`PoolError::Unknown`] the change may
+//! have been made, and the same call again returns the result.
 
 pub use crate::bindings::cofferdam::storage::{
     pool::{CopyMode, Item, ItemKind, Page, PoolError, Space},
@@ -27,7 +27,8 @@ pub trait Pool {
     /// - Any other failure of the pool.
     fn create_directory(&self, name: &str) -> Result<(), PoolError>;
 
-    /// Creates a sparse image of `size_bytes` zero bytes. Its blocks are allocated when they are written.
+    /// Creates a sparse image of `size_bytes` zero bytes. The pool reserves the full size; blocks are
+    /// allocated when they are written.
     ///
     /// # Errors
     ///
@@ -37,6 +38,7 @@ pub trait Pool {
     /// - [`PoolError::InvalidSize`] if the size is 0, is not a multiple of 4096, or exceeds the operator's
     ///   limit.
     /// - [`PoolError::NoSpace`] if the pool has too little space.
+    /// - Any other failure of the pool.
     fn create_image(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
 
     /// Removes an item and its content.
@@ -70,6 +72,9 @@ pub trait Pool {
     /// - [`PoolError::Exists`] if the name is taken.
     /// - [`PoolError::Busy`] if the name is in use, such as by an earlier copy that is still running, or the
     ///   source is being changed.
+    /// - [`PoolError::WrongKind`] if the source is a directory and `size_bytes` is not `None`.
+    /// - [`PoolError::InvalidSize`] and [`PoolError::NoSpace`] as for [`create_image`](Self::create_image),
+    ///   and `InvalidSize` if the size is below that of the source.
     /// - [`PoolError::Unsupported`] if the pool cannot make a [`CopyMode::PointInTime`] copy.
     /// - Any other failure of the pool.
     fn copy(
@@ -86,6 +91,7 @@ pub trait Pool {
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
     /// - [`PoolError::Busy`] if the item is being created, changed or removed.
+    /// - Any other failure of the pool.
     fn measure(&self, name: &str) -> Result<Item, PoolError>;
 
     /// Lists the items with a name prefix after a given name: at most `limit`, and at most 1000.

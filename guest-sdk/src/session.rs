@@ -1,8 +1,8 @@
 //! Sessions that are kept across calls.
 //!
-//! A login per call makes an array slow and soon exceeds its session limit. [`with_login`] keeps one session:
-//! it logs in if there is no session, in one call at a time, and once more if the array no longer accepts the
-//! session.
+//! A login per call makes an array slow and soon exceeds its session limit. [`with_login`] keeps one session
+//! per key: it logs in if there is no session, in one call at a time, and once more if the array no longer
+//! accepts the session.
 //!
 //! ```
 //! use std::time::Duration;
@@ -54,7 +54,8 @@ pub fn acquire(key: &str) -> std::result::Result<Acquired, SessionError> {
     host::session_acquire(key)
 }
 
-/// Stores a value of at most 8 KiB for `ttl` and releases the lock. The operator may limit `ttl`.
+/// Stores a value of at most 8 KiB for `ttl` and releases this call's lock on the key. The operator may limit
+/// `ttl`.
 ///
 /// # Errors
 ///
@@ -109,8 +110,8 @@ impl Login {
 /// Returns the stored session of a key, or the one that `log_in` creates. If several calls find no session,
 /// one logs in and the others wait. If it fails, the next one logs in.
 ///
-/// A login does not count as a change of the storage, so a later error may still be final. If the host
-/// already stores the maximum number of sessions, the new session is used for this call only.
+/// A login does not count as a change of the storage, so a later error may still be final. If the host has no
+/// room for another session ([`SessionError::Full`]), the new session is used for this call only.
 ///
 /// # Errors
 ///
@@ -165,8 +166,9 @@ pub enum SessionOutcome<T> {
     Expired,
 }
 
-/// Runs an operation with a session. If the storage rejects the session, it is removed and the operation runs
-/// once more with a new one. A session that another call has created in the meantime is reused.
+/// Runs an operation with a session. If the storage rejects the session, the session is removed, and the
+/// operation runs once more with a new one. A session that another call has created in the meantime is
+/// reused.
 ///
 /// # Errors
 ///

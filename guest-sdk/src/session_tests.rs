@@ -1,4 +1,5 @@
-//! One login at a time, and removal by generation.
+//! Tests of sessions on a mock host: reuse and expiry of a login, the lock of a key, a login that cannot be
+//! stored, and renewal of a login that the storage rejects.
 
 use std::cell::Cell;
 

@@ -44,31 +44,31 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// All sizes from `minimum` to `maximum`. The default is `minimum`.
+    /// All sizes from `minimum` to `maximum` in bytes, both included. The default is `minimum`.
     pub const fn between(minimum: u64, maximum: u64) -> Self {
         Self { minimum, maximum, step: 1, default: minimum }
     }
 
-    /// Restricts sizes to multiples of `step`. A step of 0 counts as 1.
+    /// Restricts sizes to multiples of `step` bytes. A step of 0 counts as 1.
     #[must_use]
     pub const fn in_steps_of(mut self, step: u64) -> Self {
         self.step = if step == 0 { 1 } else { step };
         self
     }
 
-    /// Sets the size for requests without a size.
+    /// Sets the size in bytes for requests without a required size.
     #[must_use]
     pub const fn by_default(mut self, default: u64) -> Self {
         self.default = default;
         self
     }
 
-    /// The smallest supported size from `required_bytes` on. Without `required_bytes`, the default size, or
-    /// the largest supported size within the limit if that is smaller.
+    /// The smallest supported size from `required_bytes` on. Without `required_bytes`, the default size or
+    /// the limit, whichever is smaller, rounded down to a multiple of the step.
     ///
     /// # Errors
     ///
-    /// - [`out_of_range`](StorageError::out_of_range) if the range contains no supported size.
+    /// - [`out_of_range`](StorageError::out_of_range) if that size is not supported or not in the range.
     pub fn choose(&self, range: &CapacityRange) -> Result<u64> {
         let out_of_range =
             |reason: String| Err(StorageError::out_of_range(format!("{}: {reason}", range.describe())));

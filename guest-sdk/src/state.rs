@@ -1,8 +1,8 @@
 //! Key-value entries that are kept across calls.
 //!
 //! A backend reads, decides, and commits its changes atomically. Each change names the version it replaces,
-//! so a decision based on outdated values has no effect. On [`StateError::Conflict`] the backend reads and
-//! decides again; [`decide`] does this.
+//! or that the key must not exist. A commit fails without an effect if a key that it changes has been changed
+//! since. On [`StateError::Conflict`] the backend reads and decides again; [`decide`] does this.
 //!
 //! ```
 //! use cofferdam_guest::{mock, state::{self, StateError, Store as _}};
@@ -47,7 +47,7 @@ pub trait Store {
     ///
     /// # Errors
     ///
-    /// A key has an invalid size, or the store is unavailable.
+    /// The prefix is longer than 512 bytes, or the store is unavailable.
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError>;
 }
 
@@ -120,12 +120,13 @@ pub enum Decision<T> {
     Commit(Vec<Change>, T),
 }
 
-/// Maximum attempts of [`decide`]. Every conflict means that another call has made progress, so the limit is
-/// reached only if that many calls commit within the few microseconds of one attempt.
+/// Maximum attempts of [`decide`]. A conflict means that another call has committed a change of the same key
+/// between the read and the commit of an attempt. The limit is reached only if that happens in each of these
+/// attempts.
 const MAX_ATTEMPTS: usize = 64;
 
-/// Reads, decides and commits. After a conflict with another writer it starts again. All changes are one
-/// commit, so they are atomic even if the call dies.
+/// Reads, decides and commits. After a conflict with another writer it runs `attempt` again. All changes of
+/// an attempt are one commit, so they are atomic even if the call dies.
 ///
 /// ```
 /// use cofferdam_guest::{Result, mock, state};

@@ -1,4 +1,5 @@
-//! Decisions over the mock host's state, and their errors.
+//! Tests of the state on a mock host: retries and errors of [`decide`], the limits of a commit, and pages of
+//! a scan.
 
 use super::*;
 use crate::{ErrorKind, Finality, mock};

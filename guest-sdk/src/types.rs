@@ -80,7 +80,8 @@ impl VolumeCapability {
 }
 
 impl Description {
-    /// A backend without topology, limits and features that can run anywhere.
+    /// A backend with placement [`Central`](Placement::Central), and without topology keys, a limit of
+    /// volumes per node and features.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -138,7 +139,8 @@ impl Volume {
 /// assert_eq!(info.fields, [("stable-id".to_owned(), "wwn-0x5000c500a0b1c2d3".to_owned())]);
 /// ```
 impl ConnectionInfo {
-    /// Nothing to do on the node.
+    /// A volume without storage on the node. The node mounts an empty read-only filesystem, and rejects raw
+    /// block volumes.
     pub fn none() -> Self {
         Self::with_fields("none", &[])
     }
@@ -154,7 +156,7 @@ impl ConnectionInfo {
         Self::with_fields("image", &[("path", path)])
     }
 
-    /// A filesystem in the node's memory, with a size in bytes.
+    /// A filesystem in the node's memory, with a size in bytes. It is empty after each mount.
     pub fn tmpfs(size_bytes: u64) -> Self {
         Self::with_fields("tmpfs", &[("size", &size_bytes.to_string())])
     }

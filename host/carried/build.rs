@@ -1,4 +1,4 @@
-//! Compiles the components.
+//! Compiles the memory driver and the pool driver to WebAssembly components.
 
 use cofferdam_guest_builder::{BuildError, GuestPackage, build};
 

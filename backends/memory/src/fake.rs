@@ -16,8 +16,8 @@ use crate::records::{
     VOLUME_PREFIX,
 };
 
-/// A store whose `get` and `commit` fail after `calls_left` calls, and whose next `conflicts_left` commits
-/// conflict.
+/// A store whose `get` and `commit` fail after `calls_left` calls (never if `None`), and whose next
+/// `conflicts_left` commits conflict.
 #[derive(Default, Debug)]
 pub(crate) struct FakeStore {
     pub(crate) entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,
@@ -69,7 +69,8 @@ impl FakeStore {
         (usage, nodes)
     }
 
-    /// Panics unless the usage entries match the volumes and snapshots.
+    /// Panics unless the usage and node entries match the volumes and snapshots, and the group entries match
+    /// the snapshots that are members of a group.
     pub(crate) fn check_consistency(&self, when: &str) {
         let nodes = self
             .all::<MemoryNode>("node/")

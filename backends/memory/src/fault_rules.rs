@@ -49,14 +49,14 @@ pub(crate) const KINDS: [(&str, ErrorKind); 16] = [
 ];
 /// Maximum number of rules. It limits the counters that one call reads.
 const MAX_RULES: usize = 32;
-/// Maximum latency of one call in milliseconds, longer than any deadline.
+/// Maximum latency of one call in milliseconds: ten times the default deadline of a call.
 const MAX_LATENCY: u64 = 600_000;
 const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind:times), with :after for a \
      failure after the effect, and with :final, :in-progress or :unknown for another finality than \
      the kind's";
 
-/// Number of calls in which a rule injects its fault. The state stores one counter per limited rule, so a
-/// restart does not reset it.
+/// Number of calls in which a rule injects its fault. The state stores one counter per limited rule. With a
+/// state file, a restart does not reset it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCount {
     /// The first calls, up to this number.

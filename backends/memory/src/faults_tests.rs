@@ -1,4 +1,4 @@
-//! Calls that fail, the number of failures, and their finality.
+//! Tests of injected faults: the calls that fail, the number of failures and their finality; and of latency.
 
 use std::cell::Cell;
 

@@ -171,7 +171,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str, members: 
     })
 }
 
-/// Returns a group.
+/// Returns a group. Counts the request for each member that is not ready yet.
 pub(crate) fn get<S: Store>(
     call: &MemoryCall<'_, S>,
     handle: &str,

@@ -51,7 +51,8 @@ impl<'a> StatePager<'a> {
         Ok(Self { prefix, scope, limit, after, has_more: true })
     }
 
-    /// Reads the next entries, up to the limit minus `listed_count`.
+    /// Reads the next entries, up to the limit minus `listed_count`, the number of entries that are on the
+    /// page.
     pub(crate) fn next(&mut self, store: &impl Store, listed_count: usize) -> Result<Vec<ScanEntry>> {
         let page_size = self.limit.saturating_sub(u32::try_from(listed_count).unwrap_or(u32::MAX));
         let page = store.scan(self.prefix, self.after.as_deref(), page_size)?;

@@ -151,8 +151,9 @@ fn connection_info(access: &AccessType, size: u64) -> ConnectionInfo {
     }
 }
 
-/// Unpublishes a volume from one node or from all nodes. Many nodes take several commits. If the call dies in
-/// between, the remaining nodes are still published, and the next call continues.
+/// Unpublishes a volume from one node, or from all nodes if `node` is `None`. Succeeds if the volume does not
+/// exist or is not published. Many nodes take several commits. If the call dies in between, the volume
+/// remains published to the other nodes, and the next call continues.
 pub(crate) fn unpublish<S: Store>(call: &MemoryCall<'_, S>, handle: &str, node: Option<&str>) -> Result<()> {
     request::require_id("volume handle", handle)?;
     node.map_or(Ok(()), |node| request::require_id("node", node))?;

@@ -2,7 +2,8 @@
 //!
 //! Each volume, snapshot, group and node with published volumes has an entry. One more entry stores the total
 //! usage. A change of the usage is committed together with the entries that cause it. Therefore the sums are
-//! correct whenever a call dies, and the cost of a create does not depend on the number of volumes.
+//! correct whenever a call dies, and the cost of a create does not depend on the number of volumes. The
+//! counters of injected faults are further entries, which the module `faults` reads and writes.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,7 @@ pub(crate) struct MemoryCall<'a, S> {
 /// Total usage of the storage: the content of the usage entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StorageUsage {
-    /// Bytes of all volumes.
+    /// Sum of the sizes of all volumes, in bytes.
     pub(crate) bytes: u64,
     /// Number of volumes.
     pub(crate) volumes: u64,

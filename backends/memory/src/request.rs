@@ -19,17 +19,18 @@ pub(crate) const MAX_SIZE: u64 = 1 << 50;
 const SIZES: Sizes = Sizes::between(1, MAX_SIZE).by_default(1 << 30);
 /// Maximum bytes of all capability strings of a volume. With the other fields they fit into one state value.
 const MAX_CAPABILITIES_BYTES: usize = 16 << 10;
-/// A label of the volume. As a class parameter it is part of the volume context. As a mutable parameter it
-/// can be changed.
+/// Parameter for a label of a volume. As a parameter of a StorageClass it is part of the volume context. As a
+/// mutable parameter it can be changed. Classes of snapshots and group snapshots may have it too; repeated
+/// requests for a group must have the same label.
 pub(crate) const LABEL: &str = "label";
-/// The simulated condition of a volume.
+/// Parameter of a StorageClass for the simulated condition of a volume. It overrides the operator's setting.
 pub(crate) const CONDITION: &str = "condition";
-/// I/O operations per second. Stored without any effect.
+/// Mutable parameter for I/O operations per second. Stored without any effect.
 const IOPS: &str = "iops";
 /// Maximum length of a label in bytes, as in Kubernetes.
 const MAX_LABEL: usize = 63;
 /// Parameters that external-provisioner and external-snapshotter add with `--extra-create-metadata`. They are
-/// accepted and not used.
+/// accepted. Repeated requests for a volume must have the same; otherwise they are not used.
 const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/pvc/name",
     "csi.storage.k8s.io/pvc/namespace",

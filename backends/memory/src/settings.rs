@@ -53,9 +53,9 @@ pub(crate) enum CapacitySetting {
     /// Unlimited, up to [`MAX_TOTAL`].
     #[default]
     Unlimited,
-    /// One limit for all volumes together.
+    /// One limit for all volumes together, in bytes.
     Total(u64),
-    /// A limit for each segment, by its label.
+    /// A limit in bytes for each topology segment, by its label.
     PerSegment(BTreeMap<String, u64>),
 }
 
@@ -180,14 +180,15 @@ pub(crate) struct MemorySettings {
     pub(crate) errors: Vec<FaultRule>,
     pub(crate) features: Features,
     pub(crate) latency: Latency,
-    /// Maximum number of snapshots.
+    /// Maximum number of snapshots, including members of groups; `None` for no limit.
     pub(crate) max_snapshots: Option<u64>,
     /// The existing nodes; `None` accepts every node.
     pub(crate) nodes: Option<BTreeSet<String>>,
-    /// Number of create and get requests after the first create until a snapshot is ready.
+    /// Number of create and get requests after the first create until a snapshot is ready; 0 if it is ready
+    /// at once.
     pub(crate) snapshot_ready_after: u32,
     pub(crate) topology: Topology,
-    /// Maximum number of volumes published to one node.
+    /// Maximum number of volumes published to one node; `None` for no limit.
     pub(crate) volumes_per_node: Option<u32>,
 }
 

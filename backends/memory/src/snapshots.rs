@@ -85,7 +85,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Returns a snapshot.
+/// Returns a snapshot. If it is not ready yet, counts the request.
 pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
     request::require_id("snapshot handle", handle)?;
     decide(call.store, |_| match read_entry::<MemorySnapshot>(call.store, handle, snapshot_key)? {

@@ -1,5 +1,5 @@
-//! The usage sums are correct whenever a call dies, even with concurrent writers. A retry of the call has the
-//! same result as an undisturbed call.
+//! Tests of the usage sums, and of the choice of a segment and of error kinds. The sums are correct whenever
+//! a call dies, even with concurrent writers. A retry of the call has the same result as an undisturbed call.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Create, delete and validate.
+//! Creation, deletion and validation of volumes.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -77,7 +77,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Checks that a volume supports the capabilities.
+/// Checks that a volume was created for the capabilities, and has the given attributes and parameters.
 pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateRequest) -> Result<Validation> {
     request::require_id("volume handle", &request.handle)?;
     // A mode whose feature is disabled gives a negative result here, not an error.

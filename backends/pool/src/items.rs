@@ -7,7 +7,8 @@
 //! - Delete: set the phase to `deleting`, remove the item, remove the record.
 //!
 //! Every change of a record names the version it replaces. Of two overlapping calls for one name, the slower
-//! one gets a conflict and removes only its own item.
+//! one gets a conflict. It removes the item that it created, unless the record names that item and is not
+//! being deleted.
 
 use std::collections::BTreeMap;
 
@@ -190,8 +191,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads the record of a usable volume or snapshot. A record in phase `creating` is an error in progress;
-    /// a record in phase `deleting` counts as not found.
+    /// Reads the record of a usable volume or snapshot. For a record in phase `creating` the error has the
+    /// finality `in-progress`; a record in phase `deleting` counts as not found.
     pub(crate) fn read_ready(
         &self,
         record_kind: RecordKind,
@@ -248,8 +249,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         Ok(if second.is_some() && self.read_record(record_kind, handle)?.is_none() { second } else { None })
     }
 
-    /// Continues the creation that an earlier call started. If the copy has not started, it copies the
-    /// current content of the source.
+    /// Continues the creation that an earlier call started. If the item is a copy and does not exist yet,
+    /// this call copies the current content of the source, and the creation time is that of this call.
     pub(crate) fn resume(
         &self,
         record_kind: RecordKind,
@@ -311,8 +312,9 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Removes an item created for a record that has been deleted or is being deleted. The concurrent delete
-    /// ran too early to find it.
+    /// Removes an item created for a record that has been deleted or replaced, or is being deleted: the
+    /// concurrent delete ran too early to find the item. Keeps the item if the record names it and is not
+    /// being deleted.
     fn remove_superseded_item(&self, record_kind: RecordKind, handle: &str, item: &str) -> Result<()> {
         match self.read_record(record_kind, handle).map_err(unknown_outcome)? {
             Some(found) if found.value.item == item && found.value.phase != RecordPhase::Deleting => Ok(()),
@@ -374,8 +376,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         Ok(page.items.into_iter().find(|(name, _)| name == item).map(|(_, kind)| kind))
     }
 
-    /// Returns true if the item exists. An item that is being created results in an error that the call is in
-    /// progress.
+    /// Returns true if the item exists. For an item that is being created, the error has the finality
+    /// `in-progress`.
     fn has_item(&self, item: &str) -> Result<bool> {
         if self.item_kind(item)?.is_some() {
             return Ok(true);

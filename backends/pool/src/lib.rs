@@ -11,12 +11,16 @@
 //! - `directory`: the size is not enforced.
 //! - `image`: a file that is used as a block device.
 //!
-//! Block volumes are always images. Other volumes are directories by default.
+//! Block volumes are always images. Other volumes are directories by default. A copy has the kind of its
+//! source.
 //!
 //! Classes of volumes and of snapshots may set the parameter `consistency` of copies:
 //!
-//! - `crash`: the copy is crash-consistent.
-//! - `none`: the copy is consistent only if the source is not written during the copy.
+//! - `crash`: the copy is crash-consistent. The default for images; impossible for directories.
+//! - `none`: the copy is consistent only if the source is not written during the copy. The default for
+//!   directories.
+//!
+//! A volume from a snapshot needs no such consistency, because nothing writes to a snapshot.
 #![forbid(unsafe_code)]
 
 mod items;

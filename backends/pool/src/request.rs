@@ -20,10 +20,11 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const KIND: &str = "kind";
 /// Parameter for the consistency of copies.
 pub(crate) const CONSISTENCY: &str = "consistency";
-/// Parameters that external-provisioner adds with `--extra-create-metadata`. They are accepted and not used.
+/// Parameters that external-provisioner adds with `--extra-create-metadata`. They are accepted. Repeated
+/// requests for a volume must have the same; otherwise they are not used.
 const METADATA_KEYS: [&str; 3] =
     ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
-/// Parameters that external-snapshotter adds with `--extra-create-metadata`.
+/// Parameters that external-snapshotter adds with `--extra-create-metadata`. They are accepted and not used.
 const SNAPSHOT_METADATA_KEYS: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshot/name",
     "csi.storage.k8s.io/volumesnapshot/namespace",
@@ -286,8 +287,9 @@ pub(crate) fn choose_size(range: CapacityRange, kind: VolumeKind, source_size: O
     if size > limit { out_of_range("an image is a multiple of 4096 bytes") } else { Ok(size) }
 }
 
-/// Chooses the size of a copy. `source` is the recorded and the actual size of the source. A request for at
-/// least the recorded size is valid, and its result is raised to the actual size.
+/// Chooses the size of a volume, which is a copy if it has a `source`: the recorded and the actual size of
+/// the source, in bytes. A request for at least the recorded size is valid, and its result is raised to the
+/// actual size.
 pub(crate) fn choose_copy_size(
     range: CapacityRange,
     kind: VolumeKind,

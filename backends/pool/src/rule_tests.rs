@@ -1,4 +1,4 @@
-//! Rules of copies, listings and error finality.
+//! Tests of the rules of copies, listings, sizes, validation and error finality.
 
 use super::*;
 

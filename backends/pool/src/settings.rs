@@ -26,7 +26,7 @@ pub(crate) enum SettingsError {
         /// The setting.
         key: String,
     },
-    /// The node's name is missing.
+    /// The setting for the node's name is missing or empty.
     NoNode,
 }
 

@@ -93,7 +93,8 @@ pub(crate) fn get<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle: St
     }
 }
 
-/// Lists all snapshots, or the snapshots of one volume.
+/// Lists all snapshots, or the snapshots of one volume. Omits snapshots with an unreadable record, with a
+/// warning in the log.
 pub(crate) fn list<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     source: Option<&str>,

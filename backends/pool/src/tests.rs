@@ -23,7 +23,8 @@ mod rule_tests;
 
 type Items = BTreeMap<String, (ItemKind, Option<u64>, String)>;
 
-/// A store and a pool that die together: before a call takes effect, or afterwards without a response.
+/// A store and a pool that fail together after `calls_left` calls (never if `None`). With `response_lost`,
+/// the last of these calls takes effect and has no response.
 #[derive(Default)]
 struct FakeStorage {
     entries: RefCell<BTreeMap<String, (Vec<u8>, Version)>>,

@@ -1,4 +1,5 @@
-//! Volumes in a store and a pool.
+//! The calls for volumes, on their records in the state and their items in the pool; and the available
+//! capacity.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +90,7 @@ pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle:
     }
 }
 
-/// Checks that a volume supports the capabilities.
+/// Checks that a volume was created for the capabilities, and has the given parameters.
 pub(crate) fn validate<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: ValidateRequest,

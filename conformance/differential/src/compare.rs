@@ -8,13 +8,15 @@ use crate::runner::ApiResponse;
 /// A difference between two responses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The line of the request.
+    /// The line of the request in its file, from 1.
     pub line: usize,
-    /// Location: `code`, `warnings`, `answer` if one response is missing, or a JSON pointer into the body.
+    /// Location: `code`, `warnings`, `answer` if one response is missing, or a path into the body. The path
+    /// is a JSON pointer without its escapes, and empty for the whole body.
     pub location: String,
-    /// Value in the first run: the recorded response of kube-apiserver.
+    /// Value in the first run: the recorded response of kube-apiserver. `nothing` if the body has no such
+    /// field. For `answer`, whether there is a response: `true` or `false`.
     pub expected: String,
-    /// Value in the second run.
+    /// Value in the second run, in the same form.
     pub found: String,
 }
 

@@ -1,5 +1,5 @@
-//! Normalization of responses that differ between two runs: uids, times, versions, generated names, and
-//! unordered lists.
+//! Normalization of responses. Hides what differs between two runs (uids, times, ages, resource versions,
+//! continue tokens, generated names, and the order of lists without an order), and Go types in messages.
 
 use std::collections::BTreeMap;
 

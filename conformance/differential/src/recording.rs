@@ -24,7 +24,7 @@ const ANSWERS: [&str; 7] = [
 /// A file of requests, and the comparison of its responses with the recorded ones.
 #[derive(Debug)]
 pub struct ScriptRun {
-    /// The file's name.
+    /// The file's name without `.txt`.
     pub name: &'static str,
     /// Its requests.
     pub script: RequestScript,

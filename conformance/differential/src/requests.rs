@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set, by name, in the order in which they are sent. The last one compacts the history.
+/// The files of the set in the order in which they are sent: the name without `.txt`, and the text. The last
+/// one compacts the history.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -24,13 +25,14 @@ pub struct ScriptRequest {
     pub method: String,
     /// Path and query, with variables `$NAME`.
     pub path: String,
-    /// The `Content-Type` of the body.
+    /// The `Content-Type` of the body. If there is a body and no other type, `application/json`.
     pub content_type: Option<String>,
     /// The `Accept` header.
     pub accept: String,
     /// The `User-Agent` header.
     pub user_agent: String,
-    /// A variable to set, and the JSON pointer of its value in the response.
+    /// A variable to set, and the JSON pointer of its value in the response. The value is empty if the
+    /// response has no string there.
     pub capture: Option<(String, String)>,
     /// True to compact the history before the request.
     pub after_compaction: bool,
@@ -52,8 +54,11 @@ pub struct RequestScript {
 const JSON: &str = "application/json";
 
 /// Parses a file: `let NAME = value` lines, and requests (a line with method, path and words, then the body's
-/// lines) with blank lines between them. Words: a patch type or media type of the body, `table`, `partial`,
-/// `partials` or `accept=…`, `agent=…`, `as NAME=/pointer`, `after-compaction`, `~deviation`.
+/// lines) with blank lines between them. Lines outside of requests that start with `#` are comments.
+///
+/// Words: a patch type (`merge`, `strategic`, `jsonpatch`, `apply`), `yaml` or a media type for the body;
+/// `table`, `partial`, `partials` or `accept=…` for the response; `agent=…`, `as NAME=/pointer`,
+/// `after-compaction`, `~deviation`.
 ///
 /// # Errors
 /// If a line is malformed.

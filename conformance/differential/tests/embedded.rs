@@ -1,4 +1,5 @@
-//! The embedded API responds to every request of the set as kube-apiserver did.
+//! The embedded API responds to every request of the set as kube-apiserver did when its responses were
+//! recorded. A request that is marked with a deviation has to get a different response.
 
 use cofferdam_apiserver::{ApiServer, Options};
 use cofferdam_differential::recording::compare_with_recording;

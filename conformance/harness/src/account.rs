@@ -1,4 +1,5 @@
-//! Service accounts of Cofferdam's roles, with exactly the rights that `cofferdam render rbac` prints.
+//! Service accounts for Cofferdam's roles (values of its flag `--role`), with exactly the rights that
+//! `cofferdam render rbac` prints.
 
 use std::{
     fs,
@@ -16,8 +17,9 @@ use crate::{
     run::SuiteRun,
 };
 
-/// Every role that runs once per cluster. Together they replace the sidecars and the upstream volume
-/// controllers.
+/// Every role of Cofferdam that runs once per cluster; not RBAC ClusterRoles. Together they replace
+/// csi-provisioner, csi-attacher and csi-resizer, and the upstream controllers that bind, attach and protect
+/// volumes.
 pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
@@ -29,7 +31,8 @@ pub struct Account {
 }
 
 impl Account {
-    /// Applies the output of `cofferdam render rbac` for these roles, and creates a token.
+    /// Creates the namespace [`namespaces::COFFERDAM`] if it does not exist. Applies the output of
+    /// `cofferdam render rbac` for these roles, and creates a token.
     ///
     /// # Errors
     /// If the program, kubectl or the API fails.

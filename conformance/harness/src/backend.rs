@@ -44,7 +44,7 @@ pub struct BackendFixture {
 }
 
 impl BackendFixture {
-    /// The driver `memory`: tmpfs volumes that the driver publishes.
+    /// The driver `memory`: tmpfs volumes, attached by ControllerPublishVolume; also as inline volumes.
     ///
     /// # Errors
     /// If its files cannot be written.

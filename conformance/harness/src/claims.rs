@@ -1,4 +1,6 @@
-//! Many PersistentVolumeClaims: creation, counting, deletion and consistency checks.
+//! Loads of PersistentVolumeClaims. [`Claims`] creates, expands, modifies and deletes the claims of a
+//! namespace, waits for their states, and compares them with the volumes and the storage.
+//! [`ContinuousClaimLoad`] determines how many claims are created while a fault or replacement happens.
 
 use std::{
     cell::Cell,
@@ -23,13 +25,13 @@ use crate::{retry, wait::until};
 
 /// Maximum concurrent requests.
 const CONCURRENT_REQUESTS: usize = 50;
-/// Delay between two claims of a load above its minimum.
+/// Delay before each claim above the minimum of a [`ContinuousClaimLoad`].
 const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Progress of a claim's expansion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimExpansion {
-    /// Current capacity, such as `1Gi`.
+    /// `status.capacity`, such as `1Gi`; empty if none.
     pub capacity: String,
     /// `status.allocatedResources`, such as `2Gi`; empty if none.
     pub allocated: String,
@@ -65,13 +67,14 @@ pub struct ClaimModification {
     pub state: String,
 }
 
-/// A load of claims that continues until [`finish`](Self::finish). A fault or replacement before that call is
-/// always in the middle of the load, however late it is.
+/// A load of claims that continues until [`finish`](Self::finish). A fault or replacement before that call
+/// happens while claims are created, however late it is.
 #[derive(Debug)]
 pub struct ContinuousClaimLoad {
     /// Number of the next claim.
     started: Cell<usize>,
-    /// Minimum number of claims, which are created even if `finish` is called earlier.
+    /// Minimum number of claims, which are created even if `finish` is called earlier. Includes the claims
+    /// before the first number of [`starting_at`](Self::starting_at).
     minimum: usize,
     is_finished: Cell<bool>,
     /// Maximum concurrent requests.
@@ -85,7 +88,8 @@ impl ContinuousClaimLoad {
         Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
     }
 
-    /// A load whose claims before `first` are created already.
+    /// A load whose claims before the number `first` are created already. `minimum` and the result of
+    /// [`finish`](Self::finish) include them.
     #[must_use]
     pub(crate) const fn starting_at(first: usize, minimum: usize, concurrency: usize) -> Self {
         Self { started: Cell::new(first), ..Self::new(minimum, concurrency) }
@@ -118,7 +122,11 @@ impl ContinuousClaimLoad {
     }
 }
 
-/// Claims of one class in one namespace.
+/// Claims of one StorageClass in one namespace. They are named `claim-0`, `claim-1` and so on. Methods that
+/// count or compare volumes take all PersistentVolumes of the cluster, not only those of these claims.
+///
+/// Requests that create, change or delete a claim are repeated for up to 2 minutes while the API server is
+/// overloaded or unreachable. Other requests are not repeated.
 #[derive(Clone)]
 pub struct Claims {
     client: Client,
@@ -127,7 +135,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Creates the namespace, and a StorageClass of the driver with the same name.
+    /// Creates a namespace, and a StorageClass for the driver. Both have the name `name`.
     ///
     /// # Errors
     /// If the API server rejects one.
@@ -176,11 +184,11 @@ impl Claims {
             .await
     }
 
-    /// Checks that work is pending: a claim that is not Bound or is being deleted, or more volumes than
-    /// claims.
+    /// Checks that work is pending: a claim that is not Bound or is being deleted, or more PersistentVolumes
+    /// in the cluster than claims in the namespace.
     ///
     /// # Errors
-    /// If all claims and volumes are in their final state.
+    /// If no work is pending, or a request fails.
     pub async fn ensure_unfinished(&self) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         let is_unfinished = |claim: &&PersistentVolumeClaim| {
@@ -314,7 +322,7 @@ impl Claims {
         Ok(claims.into_iter().map(modification_of).collect())
     }
 
-    /// The VolumeAttributesClass of every volume; empty if none.
+    /// The VolumeAttributesClass of every PersistentVolume of the cluster; empty for a volume without one.
     ///
     /// # Errors
     /// If the request fails.
@@ -351,7 +359,7 @@ impl Claims {
             .await
     }
 
-    /// Waits until at most this number of claims, and of volumes, is left.
+    /// Waits until at most `most` claims of the namespace and at most `most` PersistentVolumes are left.
     ///
     /// # Errors
     /// If more are left after `limit`. The error contains the numbers.
@@ -365,12 +373,12 @@ impl Claims {
         .await
     }
 
-    /// Checks that there are `count` claims, that each is Bound to a volume of its own, that each volume has
-    /// a claim, and that the storage contains exactly these volumes. `stored` is the storage's contents:
-    /// names by handle.
+    /// Checks that there are `count` claims, that each is Bound to a volume of its own, that the cluster has
+    /// no other PersistentVolumes, and that the storage contains exactly these volumes. `stored` is the
+    /// storage's contents: names by handle, of which only the handles are compared.
     ///
     /// # Errors
-    /// The first inconsistency.
+    /// The first inconsistency, or a failed request.
     pub async fn ensure_consistent(&self, count: usize, stored: &BTreeMap<String, String>) -> Result<()> {
         let claims = self.api().list(&ListParams::default()).await?.items;
         ensure!(claims.len() == count, "{} claims: expected {count}", claims.len());

@@ -24,8 +24,8 @@ use crate::{
 const PROCESS_NAME: &str = "cofferdam";
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The memory driver as a component, under a driver name of the suite. Its state is in a file, except with
-/// [`in_memory`](Self::in_memory).
+/// The memory driver as a WebAssembly component, under a driver name of the suite. Its state is in a file,
+/// except with [`in_memory`](Self::in_memory).
 #[derive(Clone, Debug)]
 pub struct MemoryDriver {
     component: PathBuf,

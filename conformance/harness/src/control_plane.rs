@@ -26,12 +26,14 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Flags for practically unlimited client rates.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
-/// All controllers of kube-controller-manager except those that Cofferdam's roles replace.
+/// Value of `--controllers`: the controllers that kube-controller-manager runs by default, except those that
+/// Cofferdam's roles replace.
 pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,\
      -persistentvolume-attach-detach-controller,\
      -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
 
-/// The controllers of kube-controller-manager that bind claims and protect claims and volumes.
+/// Value of `--controllers`: the controllers of kube-controller-manager that bind claims and protect claims
+/// and volumes.
 pub const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,\
                                       persistentvolume-protection-controller,\
                                       persistentvolumeclaim-protection-controller";
@@ -43,7 +45,8 @@ pub struct ControlPlaneOptions {
     pub controllers: Option<String>,
     /// Start kube-scheduler.
     pub has_scheduler: bool,
-    /// Node monitor grace period of kube-controller-manager. If `None`, its default.
+    /// Node monitor grace period of kube-controller-manager, with a monitor period of 1 s. If `None`, the
+    /// defaults. Only the first kube-controller-manager has it; later ones have the defaults.
     pub node_monitor_grace: Option<Duration>,
     /// Disable priority and fairness of the API server, and raise its limits of concurrent requests.
     pub is_unlimited: bool,
@@ -226,7 +229,8 @@ impl ControlPlane {
     }
 
     /// The requests of Cofferdam's accounts that were rejected with 403 since the last call, except during a
-    /// start of the API server.
+    /// start of the API server. Always empty without an audit log
+    /// ([`is_unaudited`](ControlPlaneOptions::is_unaudited)).
     ///
     /// # Errors
     /// If the audit log cannot be read.
@@ -280,7 +284,7 @@ impl ControlPlane {
     }
 
     /// Copies etcd's data directory to the run's scratch directory, as `name`. etcd is paused meanwhile, so
-    /// the copy is as after a loss of power.
+    /// the copy has the data that a SIGKILL of etcd would leave.
     ///
     /// # Errors
     /// If etcd does not run, or the copy fails.

@@ -120,7 +120,8 @@ impl CsiDriverProcess {
         Ok(calls.unwrap_or_default())
     }
 
-    /// Makes the next `times` calls of a method fail with a gRPC code, such as `UNAVAILABLE`.
+    /// Makes the next `times` calls of a method fail with a gRPC code, such as `UNAVAILABLE`. Replaces the
+    /// remaining injected failures of the method; 0 ends them.
     ///
     /// # Errors
     /// If the driver rejects the request.

@@ -25,7 +25,7 @@ const APPLETS: [&str; 24] = [
 /// Writes both images as one docker-archive, and returns its path.
 ///
 /// # Errors
-/// If busybox is missing, or a file cannot be written.
+/// If busybox is missing, a file cannot be written, or `tar` fails.
 pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     let (root, parts) = (directory.join("root"), directory.join("parts"));
     fs::create_dir_all(root.join("bin"))?;
@@ -56,7 +56,7 @@ pub async fn write_archive(directory: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Writes an image's configuration, and returns its entry of the manifest.
+/// Writes an image's configuration, and returns the image's entry of the archive's `manifest.json`.
 fn write_image_config(parts: &Path, name: &str, layer: &str, command: &[&str]) -> Result<Value> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -80,7 +80,7 @@ async fn create_tar(directory: &Path, archive: &Path) -> Result<()> {
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--sort=name"];
     let mut arguments = owner.to_vec();
     arguments.extend(["--create", "--file", &archive, "--directory", &directory, "."]);
-    // Entries have no prefix "./", because the manifest names the files without it.
+    // Entries have no prefix "./", because `manifest.json` names the files without it.
     arguments.extend(["--transform", "s,^\\./,,"]);
     process::run_to_completion("tar", &arguments).await?;
     Ok(())

@@ -21,7 +21,8 @@ use crate::{leftovers, peers::PeerPrograms, print_status, run};
 pub enum SuiteOutcome {
     /// The suite passed.
     Passed,
-    /// The process of the suite exited with an error, panicked or was killed.
+    /// The process of the suite exited with an error, panicked or was killed, or process 1 of its namespaces
+    /// failed to set up the mounts or to clean up.
     Failed,
     /// The suite exceeded its time limit.
     TimedOut,
@@ -38,7 +39,8 @@ pub enum SuiteOutput {
     Prefixed,
 }
 
-/// Checks that suites can run on this machine, with their logs in `directory`.
+/// Checks that the user is root, and that a run's mounts do not hide `directory`, which gets its logs. Does
+/// not check other requirements, such as installed programs.
 ///
 /// # Errors
 /// If the user is not root, or `directory` is below one that a run mounts over.

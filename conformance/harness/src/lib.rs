@@ -1,4 +1,5 @@
-//! The conformance suites: a real Kubernetes on this machine, the CSI sidecars, and Cofferdam.
+//! The conformance suites and the benchmarks against upstream: a real Kubernetes on this machine, the CSI
+//! sidecars, and Cofferdam.
 //!
 //! No other crate of the workspace depends on this one. `make peers` builds the upstream programs. Each suite
 //! runs in Linux namespaces of its own, which remove its processes and mounts however it ends (see

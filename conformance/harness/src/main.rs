@@ -1,4 +1,5 @@
-//! `make conformance`: the conformance suites on a real Kubernetes.
+//! The program of `make conformance`, which runs the conformance suites on a real Kubernetes, and of
+//! `make bench-peers` and `make bench-report`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

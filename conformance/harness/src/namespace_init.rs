@@ -1,13 +1,16 @@
-//! Process 1 of a run's namespaces.
+//! Process 1 of a run's PID namespace. It runs the suite as a child process, and cleans up after it.
 //!
-//! The kernel cleans up. When process 1 of a PID namespace exits, it kills every other process of the
-//! namespace. When the last process of a mount namespace exits, it removes the mounts: overlays of
-//! containers, network namespaces, mounts of kubelet and drivers. Loop devices and cgroups belong to no
-//! namespace; see [`leftovers`]. Outside of its directory a run only writes to a tmpfs that only its mount
-//! namespace sees.
+//! When the suite has exited, process 1 kills every other process of the PID namespace. It then removes the
+//! loop devices and cgroups of the run, which belong to no namespace (see [`leftovers`]), and exits. With the
+//! last process of the run's mount namespace, the kernel removes its mounts: root file systems of containers,
+//! bind mounts of network namespaces, and mounts of kubelet and drivers.
 //!
-//! Process 1 exits when the suite has ended. When its standard input is closed, which also happens when the
-//! harness is killed, it terminates the suite.
+//! When standard input is closed, which also happens when the harness is killed, process 1 sends SIGTERM to
+//! the suite, and SIGKILL after a grace period. If process 1 itself is killed, the kernel kills the other
+//! processes of the PID namespace, and the next harness removes the loop devices and cgroups.
+//!
+//! In the mount namespace, `/run` is a tmpfs, and overlays in this tmpfs cover `/var/lib` and `/var/log`.
+//! Writes to other directories reach the machine's file systems, such as logs in the directory of the run.
 
 use std::{
     ffi::CString,
@@ -28,16 +31,18 @@ use rustix::{
 
 use crate::leftovers;
 
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL to the suite when standard input is closed.
 const TERMINATION_GRACE: Duration = Duration::from_secs(20);
 /// Directories to which kubelet, containerd and CNI write regardless of their configuration.
 const OVERLAY_DIRECTORIES: [&str; 2] = ["/var/lib", "/var/log"];
 
-/// Runs `worker`, then kills all remaining processes and removes the leftovers. Returns the exit code of
-/// `worker`, or 255 if it was killed by a signal.
+/// Sets up the mounts and runs `worker`, the process of the suite. Then kills all remaining processes, and
+/// removes the loop devices and cgroups of the run, whose name is that of the directory `scratch`. Returns
+/// the exit code of `worker`, or 255 if it was killed by a signal.
 ///
 /// # Errors
-/// If this is not process 1, the mounts cannot be set up, or a leftover cannot be removed.
+/// If this is not process 1, the mounts cannot be set up, the suite cannot be started or waited for, the
+/// remaining processes cannot be listed or waited for, or a leftover cannot be removed.
 pub fn init(scratch: &Path, worker: &mut Command) -> Result<u8> {
     ensure!(
         std::process::id() == 1,

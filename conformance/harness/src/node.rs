@@ -23,7 +23,8 @@ use crate::{
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(180);
-/// containerd always creates the sockets of its shims here. The directory is in the tmpfs of the run.
+/// State directory of the first node's containerd; further nodes append a suffix. Every containerd creates
+/// the sockets of its shims below this directory. It is in the tmpfs of the run.
 const CONTAINERD_STATE: &str = "/run/containerd";
 /// Size of the disk of kubelet's root in bytes.
 const DISK_BYTES: u64 = 1 << 30;
@@ -199,10 +200,11 @@ impl KubeletNode {
         .await
     }
 
-    /// Stops kubelet and containerd. Remaining containers end with the run.
+    /// Stops kubelet and containerd, and unmounts the disk of [`start_on_disk`](Self::start_on_disk).
+    /// Remaining containers end with the run.
     ///
     /// # Errors
-    /// If one has ended by itself, or had to be killed.
+    /// If kubelet or containerd has ended by itself or had to be killed, or the disk cannot be unmounted.
     pub async fn stop(mut self) -> Result<()> {
         self.kubelet.stop().await?;
         self.containerd.stop().await?;
@@ -216,7 +218,8 @@ impl KubeletNode {
     /// mounts.
     ///
     /// # Errors
-    /// If one of them had exited before, or something remains.
+    /// If kubelet or containerd had exited before, a process of a container does not end, or a mount cannot
+    /// be removed.
     pub async fn lose_power(&mut self) -> Result<()> {
         self.kubelet.kill().await?;
         self.containerd.kill().await?;
@@ -264,8 +267,8 @@ impl KubeletNode {
         self.wait_ready(plane).await
     }
 
-    /// Lazily unmounts everything below the node's directories, and the bind mounts of its pods' network
-    /// namespaces.
+    /// Lazily unmounts everything at or below kubelet's root and containerd's state directory, and the bind
+    /// mounts of these network namespaces, which have names such as `net:[4026531840]`.
     async fn unmount(&self, networks: &BTreeSet<String>) -> Result<()> {
         let table = fs::read_to_string("/proc/self/mountinfo")?;
         // In reverse order of mounting.

@@ -21,7 +21,7 @@ pub struct PeerPrograms {
 }
 
 impl PeerPrograms {
-    /// Gets the directory from the build script, which does not build anything.
+    /// Gets the directory from `peers/build.sh where`, which builds nothing.
     ///
     /// # Errors
     /// If the script fails.

@@ -1,4 +1,4 @@
-//! Pods with one claim.
+//! Objects of several suites: a pod with one claim, and a CSIDriver.
 
 use serde_json::{Value, json};
 

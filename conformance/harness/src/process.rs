@@ -1,4 +1,5 @@
-//! Child processes that can be paused, killed and restarted, with their logs in the run's directory.
+//! Child processes that can be paused, killed and restarted, with their logs in the run's directory; and
+//! programs that run to their end.
 
 use std::{
     fmt,
@@ -62,7 +63,7 @@ pub struct ManagedProcess {
     spec: CommandSpec,
     home: PathBuf,
     log: PathBuf,
-    /// `None` if the process is known to have exited.
+    /// `None` if the process was stopped or killed, or its exit was detected.
     child: Option<Child>,
 }
 
@@ -78,10 +79,11 @@ impl ManagedProcess {
         Ok(process)
     }
 
-    /// Restarts the program after it was stopped or killed.
+    /// Restarts the program after it was stopped or killed, or its exit was detected.
     ///
     /// # Errors
-    /// If it still runs, or cannot be started.
+    /// If it still runs, if it has exited by itself and no other method has detected that yet, if it cannot
+    /// be started, or if its log cannot be opened.
     pub fn restart(&mut self) -> Result<()> {
         if self.child.is_some() {
             bail!("{} runs: expected that it was stopped first", self.spec.name);
@@ -173,7 +175,8 @@ impl ManagedProcess {
         }
     }
 
-    /// Stops the program with SIGTERM, unless it was stopped or killed before.
+    /// Stops the program and its process group with SIGTERM, and with SIGKILL if the program does not exit in
+    /// time. Does nothing if it was stopped or killed before.
     ///
     /// # Errors
     /// If it had exited by itself, or had to be killed.
@@ -260,7 +263,8 @@ fn signal(child: &Child, which: Signal) -> Result<()> {
 /// Runs a program to its end, and returns its stdout.
 ///
 /// # Errors
-/// If it cannot be started, or fails, with its stderr.
+/// If it cannot be started, exits with a code other than 0 or by a signal (the error contains its stderr), or
+/// its stdout is not UTF-8.
 pub async fn run_to_completion(program: impl AsRef<Path>, arguments: &[&str]) -> Result<String> {
     let program = program.as_ref();
     let output = Command::new(program)

@@ -1,5 +1,5 @@
-//! A fault-injecting proxy between `cofferdam` and kube-apiserver: it closes connections and replaces
-//! responses. It terminates TLS with a certificate of the cluster's authority.
+//! A fault-injecting proxy between `cofferdam` and kube-apiserver: it closes connections, rejects requests
+//! and replaces responses. It terminates TLS with a certificate of the cluster's authority.
 
 use std::{
     fs, io,
@@ -43,8 +43,9 @@ pub enum ProxyMode {
     Forward,
     /// Requests are rejected with this status, and not forwarded.
     Reject(StatusCode),
-    /// Requests are forwarded, and the response to every write is replaced by 500: the API server has
-    /// processed the write, and its client does not learn the result.
+    /// Requests are forwarded. The response to every write (a method other than GET, HEAD, OPTIONS and TRACE)
+    /// is replaced by 500: the API server has accepted or rejected the write, and `cofferdam` does not learn
+    /// which.
     ErrorAfterWrite,
 }
 
@@ -55,7 +56,7 @@ pub struct Proxy {
     kubeconfig: PathBuf,
 }
 
-/// State shared by its connections.
+/// State that the proxy's connections share.
 struct ProxyState {
     api: Client,
     mode: Mutex<ProxyMode>,

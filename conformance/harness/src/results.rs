@@ -1,4 +1,4 @@
-//! Results of suites, as a table in a document.
+//! Results of suites, as a table in a document, with lists of long notes below it.
 
 use std::{fmt::Write as _, fs, path::Path, thread};
 
@@ -6,10 +6,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run;
 
-/// The lines of a document before and after the table.
+/// The lines of a document before and after the results.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
-/// Maximum characters of a suite's notes in the table. Longer notes are a list below it.
+/// Maximum length of a suite's notes in the table, in bytes. Longer notes are a list below it.
 const MAX_CELL_LENGTH: usize = 250;
 
 /// Results of suites, in the order of [`add`](Self::add).

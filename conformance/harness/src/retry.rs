@@ -1,4 +1,4 @@
-//! API requests of users, repeated while the API server is overloaded or unreachable.
+//! API requests of users, repeated while they fail with 429 or 5xx, or the API server is unreachable.
 
 use std::{fmt::Debug, ops::ControlFlow, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::wait::repeat;
 
 /// A request is repeated for this long.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Delay between two attempts.
+/// Minimum delay between two attempts.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns true if a request may succeed when it is repeated: 429, a server error, or no response.

@@ -59,7 +59,7 @@ impl SuiteRun {
     /// run's namespaces see. Its ports start at `first_port`.
     ///
     /// # Errors
-    /// If the program `cofferdam` has not been built next to this one.
+    /// If a directory cannot be created, or the program `cofferdam` has not been built next to this one.
     pub fn new(directory: PathBuf, scratch: PathBuf, peers: PeerPrograms, first_port: u16) -> Result<Self> {
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;

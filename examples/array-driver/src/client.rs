@@ -12,7 +12,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use crate::model;
 
-/// Half of the array's session lifetime, so that a stored session is rarely expired.
+/// Time for which the host keeps a session: half of the fake array's session lifetime of 10 minutes, so that
+/// a stored session is rarely expired.
 const LOGIN_TTL: Duration = Duration::from_secs(300);
 /// Timeout of a request. The caller retries after it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -97,7 +98,8 @@ impl ArrayClient {
     }
 }
 
-/// Returns true if a handle can name an object of the array. No object exists for any other handle.
+/// Returns true if a handle consists of ASCII letters, digits, `-`, `_` and `.`, with at least one that is
+/// not `.`. All names that this driver gives do. The driver treats an object with another handle as missing.
 pub(crate) fn is_array_name(handle: &str) -> bool {
     handle.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
         && handle.bytes().any(|byte| byte != b'.')

@@ -48,7 +48,8 @@ impl Backend for ArrayDriver {
         })
     }
 
-    /// Checks the settings only. A probe has no secrets, and the array rejects requests without a login.
+    /// Checks the settings only. The array rejects requests without a login, and a probe may lack the secrets
+    /// for it: it has only those of the operator's configuration.
     fn probe() -> Result<Readiness> {
         match ArrayClient::new() {
             Ok(_) => Ok(Readiness::Ready),

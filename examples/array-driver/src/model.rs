@@ -35,7 +35,7 @@ pub(crate) enum VolumeSource {
     Snapshot(String),
 }
 
-/// A node that can reach a volume.
+/// An export: a node that can reach a volume, and how.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Export {
     pub(crate) node: String,
@@ -115,12 +115,14 @@ pub(crate) fn labels<'a>(capabilities: &'a str, owner: Option<&'a Owner>) -> BTr
     labels
 }
 
-/// The capability strings in a volume's labels. Volumes that this driver did not create have none.
+/// The capability strings in a volume's labels, sorted and separated by line breaks. `None` for volumes that
+/// this driver did not create.
 pub(crate) fn capabilities(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CAPABILITIES).map(String::as_str)
 }
 
-/// The cluster for which a volume was created, if it is recorded.
+/// The cluster ID in a volume's labels. `None` for volumes that this driver did not create, or created for a
+/// request without an owner.
 pub(crate) fn cluster(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(CLUSTER).map(String::as_str)
 }

@@ -37,7 +37,8 @@ pub(crate) fn publish(client: &ArrayClient, request: &PublishRequest) -> Result<
     Ok(ConnectionInfo::local_device(&found.wwn))
 }
 
-/// Returns the volume if it is already published to the node in the requested way.
+/// Returns the volume if it is already published to the node in the requested way. Fails with
+/// `already_exists` if it is published in another way, and with `in_progress` if it is no longer published.
 fn existing_export(
     client: &ArrayClient,
     request: &PublishRequest,

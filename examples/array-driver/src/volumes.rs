@@ -1,4 +1,4 @@
-//! Volumes: create, delete, expand, get, list.
+//! Volumes: create, delete, validate, expand, get, list; and the available capacity.
 
 use cofferdam_guest::{
     AccessMode, AccessType, CapacityRange, CreateRequest, KeyValues, Result, StorageError, ValidateRequest,
@@ -113,7 +113,8 @@ pub(crate) fn delete(client: &ArrayClient, handle: &str) -> Result<()> {
     })
 }
 
-/// Checks that a volume supports the capabilities.
+/// Checks that a volume was created for the capabilities and has the given parameters. A volume that this
+/// driver did not create is confirmed for every supported capability.
 pub(crate) fn validate(client: &ArrayClient, request: &ValidateRequest) -> Result<Validation> {
     let requested = canonical_capabilities(&request.capabilities)?;
     let found = get_volume(client, &request.handle)?;
@@ -235,7 +236,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The capability strings, sorted, so that requests can be compared.
+/// The capability strings, sorted and joined, so that requests can be compared. Fails with `invalid_argument`
+/// if there is no capability.
 fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<String> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no volume capability was given; expected at least one"));

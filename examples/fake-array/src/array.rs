@@ -68,7 +68,7 @@ pub struct Array {
     total_bytes: u64,
     token_ttl_ms: u64,
     session_limit: usize,
-    /// Expiry times of the sessions, by token.
+    /// Expiry times of the sessions in milliseconds since 1970-01-01T00:00:00Z, by token.
     sessions: BTreeMap<String, u64>,
     next_token: u64,
     next_device: u64,

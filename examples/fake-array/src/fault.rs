@@ -35,7 +35,8 @@ impl RequestBarrier {
         Self::default()
     }
 
-    /// Waits until this number of requests in total have been blocked.
+    /// Waits until this number of requests in total have reached the barrier. Requests after the release
+    /// count too.
     pub async fn wait_for_blocked(&self, requests: usize) {
         let mut waiting = self.0.blocked.subscribe();
         // The sender is not dropped before `self`.
@@ -47,7 +48,8 @@ impl RequestBarrier {
         self.0.open.send_replace(true);
     }
 
-    /// Waits until one blocked request has been processed. Call it once per blocked request.
+    /// Waits until a request that reached the barrier has been processed. Requests that are processed while
+    /// no task waits here end only one later wait.
     pub async fn wait_for_processed(&self) {
         self.0.done.notified().await;
     }
@@ -72,7 +74,8 @@ pub(crate) struct InjectedFault {
     pub(crate) times: u32,
 }
 
-/// The injected faults. The first match applies to a request.
+/// The injected faults in the order of their injection. The first match with a `times` above 0 applies to a
+/// request.
 #[derive(Debug, Default)]
 pub(crate) struct Faults(Vec<InjectedFault>);
 

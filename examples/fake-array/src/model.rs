@@ -13,11 +13,12 @@ pub struct Volume {
     pub bytes: u64,
     /// The storage tier: `fast` or `cheap`.
     pub tier: String,
-    /// The source of the content.
+    /// The source of the content; `None` for a volume that was created empty.
     pub source: Option<VolumeSource>,
     /// Labels set by the creator.
     pub labels: BTreeMap<String, String>,
-    /// The world-wide name of the device on nodes.
+    /// The world-wide name of the device, as the name of its link in `/dev/disk/by-id` on a node: `wwn-0x`
+    /// and 32 hexadecimal digits.
     pub wwn: String,
     /// The exports to nodes.
     pub exports: Vec<Export>,
@@ -65,7 +66,7 @@ pub struct Snapshot {
 pub struct ArrayPool {
     /// Total bytes.
     pub total_bytes: u64,
-    /// Free bytes.
+    /// Total bytes minus the sizes of all volumes. Snapshots need no space.
     pub free_bytes: u64,
     /// Maximum volume size in bytes.
     pub max_volume_bytes: u64,
@@ -89,7 +90,7 @@ pub struct Counters {
     pub refused_logins: u64,
     /// Open sessions. An expired session counts until the next request.
     pub sessions: usize,
-    /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`. Requests with the
-    /// injected fault `Status` or `LostRequest` are not counted.
+    /// Processed requests by method and kind, such as `PUT volumes` or `DELETE exports`, including those with
+    /// an error response. Requests with the injected fault `Status` or `LostRequest` are not counted.
     pub requests: BTreeMap<String, u64>,
 }

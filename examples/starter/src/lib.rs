@@ -1,4 +1,5 @@
-//! A template for a storage driver. It stores its volumes in the `state` import in place of a real storage.
+//! A template for a storage driver. It stores only the records of its volumes, in the `state` import. The
+//! volumes have no content: on a node, each is an empty read-only directory.
 //!
 //! Replace it function by function, and run `cofferdam backend test` to find violations of the contract.
 #![forbid(unsafe_code)]
@@ -22,7 +23,7 @@ const NAME: &str = "starter.example.com";
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).by_default(1 << 30);
 /// Key prefix of volumes in the state.
 const VOLUME_PREFIX: &str = "volume/";
-/// Maximum length of a volume name, in bytes.
+/// Maximum length of the name in a create request, in bytes.
 const MAX_NAME: usize = 128;
 /// Maximum number of volumes on a page.
 const PAGE: u32 = 100;
@@ -156,7 +157,8 @@ fn check_parameters(parameters: &KeyValues, mutable: &KeyValues) -> Result<()> {
     ParameterReader::mutable_parameters(mutable.clone()).finish()
 }
 
-/// The capability strings, sorted, so that requests can be compared.
+/// The capability strings, sorted, so that requests can be compared. Fails with `invalid_argument` if there
+/// is no capability.
 fn canonical_capabilities(capabilities: &[VolumeCapability]) -> Result<Vec<String>> {
     if capabilities.is_empty() {
         return Err(StorageError::invalid_argument("no way of use was given; expected at least one"));

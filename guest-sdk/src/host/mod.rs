@@ -1,8 +1,9 @@
 //! Dispatch of the imports: to the host in a component, to the [mock](crate::mock) in a native build.
 //!
 //! Each import has its own function, so that a component imports exactly the functions that its code calls.
-//! Functions of the imports `state` and `pool` that have or may have changed something are recorded; see
-//! [`has_changed`](crate::has_changed).
+//! Functions of the imports `state` and `pool` that have or may have changed something are recorded here for
+//! [`has_changed`](crate::has_changed). [`Request::send`](crate::http::Request::send) records those of
+//! `http`.
 
 #[cfg(target_family = "wasm")]
 mod component;

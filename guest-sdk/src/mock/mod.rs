@@ -27,9 +27,11 @@
 //! that names the missing host.
 //!
 //! The mock follows the rules of the real host: versions and conflicts, sizes, changes per commit, pages,
-//! lifetimes of sessions. Rare events happen on request: [`MockHost::fail_after`],
-//! [`MockHost::before_each_commit`], errors of a mock server, [`MockHost::clear_sessions`],
-//! [`MockHost::set_pool_busy`].
+//! lifetimes of sessions. It differs in these: all sets of secrets share the sessions, a full session store
+//! drops nothing, and the operator's limits apply only where the test sets them.
+//!
+//! Rare events happen on request: [`MockHost::fail_after`], [`MockHost::before_each_commit`], errors of a
+//! mock server, [`MockHost::clear_sessions`], [`MockHost::set_pool_busy`], [`MockHost::set_pool_copying`].
 
 mod http;
 mod pool;
@@ -195,21 +197,23 @@ impl MockHost {
         self
     }
 
-    /// Limits the number of sessions.
+    /// Limits the number of stored sessions. At the limit, a new key fails with
+    /// [`SessionError::Full`].
     #[must_use]
     pub fn max_sessions(self, keys: usize) -> Self {
         self.0.sessions.borrow_mut().set_limit(keys);
         self
     }
 
-    /// Sets the size of the pool in bytes.
+    /// Sets the size of the pool in bytes. The default is 1 TiB.
     #[must_use]
     pub fn pool_size(self, bytes: u64) -> Self {
         self.0.pool.borrow_mut().set_total_bytes(bytes);
         self
     }
 
-    /// Gives the pool a filesystem without block sharing, so that image copies are not crash-consistent.
+    /// Gives the pool a filesystem without block sharing: point-in-time copies of images fail with
+    /// [`PoolError::Unsupported`].
     #[must_use]
     pub fn pool_without_sharing(self) -> Self {
         self.0.pool.borrow_mut().set_shares_blocks(false);
@@ -260,7 +264,7 @@ impl MockHost {
     }
 
     /// Executes this many more function calls of the imports `state`, `http` and `pool`, counted together.
-    /// All later ones fail without an effect, as if the instance had died.
+    /// All later ones fail without an effect, as if the instance had died. Other imports continue to work.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }
@@ -301,7 +305,8 @@ impl MockHost {
         self.0.log_lines.borrow().clone()
     }
 
-    /// The requests sent so far, including those without a matching server.
+    /// The requests sent so far, including those without a matching server, but not those that failed by
+    /// [`fail_after`](Self::fail_after).
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.0.servers.received()
     }
@@ -316,7 +321,7 @@ impl MockHost {
         self.0.revealed.borrow().iter().cloned().collect()
     }
 
-    /// The keys of the stored sessions.
+    /// The keys of the stored sessions that have not expired, sorted.
     pub fn session_keys(&self) -> Vec<String> {
         self.0.sessions.borrow_mut().keys(self.now_ms())
     }

@@ -183,8 +183,9 @@ impl MockPool {
         Page { items, more: found.next().is_some() }
     }
 
-    /// Usage as the host computes it. Space reserved for images is unavailable to others, and the available
-    /// bytes never exceed the free bytes.
+    /// Total and available bytes. Space reserved for images is unavailable to others, and the available bytes
+    /// never exceed the free bytes. The host also subtracts the unwritten bytes of images from the free
+    /// bytes.
     pub(crate) fn usage(&self) -> Space {
         let reserved: u64 = self.items.values().filter_map(|item| item.size).sum();
         let available_bytes = self.total.saturating_sub(reserved).min(self.free_bytes());

@@ -1,4 +1,5 @@
-//! Sessions with the rules of the host: expiry by the mock's clock, and one lock per call.
+//! Sessions: expiry by the mock's clock, and one lock per call. Unlike in the host, all sets of secrets share
+//! the sessions, a full store drops no session, and no call waits for another call's lock.
 
 use std::collections::BTreeMap;
 

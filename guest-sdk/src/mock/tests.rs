@@ -1,4 +1,5 @@
-//! The mock host enforces the rules of the real host that affect backends.
+//! Tests of the mock host: its installation for a thread, redaction in log lines, the clock and random bytes,
+//! and the rules of its pool.
 
 use super::*;
 use crate::{

@@ -126,7 +126,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Lists the snapshots of the volume `source`, or all snapshots if it is `None`. CSI `ListSnapshots`.
+    /// Returns one page of the snapshots of the volume `source`, or of all snapshots if `source` is `None`.
+    /// CSI `ListSnapshots`.
     fn list_snapshots(
         &self,
         _call: Call,
@@ -136,7 +137,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Creates snapshots of several volumes at one point in time. CSI `CreateVolumeGroupSnapshot`.
+    /// Creates snapshots of several volumes at one point in time, or returns the existing group of this name.
+    /// CSI `CreateVolumeGroupSnapshot`.
     fn create_group_snapshot(
         &self,
         _call: Call,
@@ -145,8 +147,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Deletes a group snapshot with its members. Succeeds if it does not exist. CSI
-    /// `DeleteVolumeGroupSnapshot`.
+    /// Deletes a group snapshot with its members. The caller passes the handles of all members. Succeeds if
+    /// the group does not exist. CSI `DeleteVolumeGroupSnapshot`.
     fn delete_group_snapshot(
         &self,
         _call: Call,
@@ -156,7 +158,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Returns a group snapshot with its members. CSI `GetVolumeGroupSnapshot`.
+    /// Returns a group snapshot with its members. The caller passes the handles of all members. CSI
+    /// `GetVolumeGroupSnapshot`.
     fn get_group_snapshot(
         &self,
         _call: Call,
@@ -166,7 +169,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::GroupSnapshots)
     }
 
-    /// Lists volumes. CSI `ListVolumes`.
+    /// Returns one page of all volumes, each with its status. CSI `ListVolumes`.
     fn list_volumes(&self, _call: Call, _page: PageRequest) -> BackendFuture<'_, VolumePage> {
         unimplemented(Ability::Listing)
     }
@@ -176,7 +179,7 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Inspection)
     }
 
-    /// Returns the available capacity. CSI `GetCapacity`.
+    /// Returns the capacity that is available for new volumes of the given kind. CSI `GetCapacity`.
     fn get_capacity(&self, _call: Call, _query: CapacityQuery) -> BackendFuture<'_, Capacity> {
         unimplemented(Ability::Capacity)
     }

@@ -26,7 +26,7 @@ use crate::{
 /// State of one call, for the exchange and for work that outlives the call.
 #[derive(Clone, Debug)]
 pub struct CallContext {
-    /// End of the call.
+    /// Time at which the call fails with `DeadlineExceeded` if it has not ended.
     pub deadline: Instant,
     /// Secrets of the call, with those configured for the driver.
     pub secrets: Secrets,
@@ -38,7 +38,7 @@ pub struct CallContext {
 }
 
 impl CallContext {
-    /// A context without an operation.
+    /// The context of a call without an operation permit.
     pub fn new(deadline: Instant, secrets: Secrets) -> Self {
         Self { deadline, redactor: Redactor::new(secrets.clone()), secrets, operation_permit: None }
     }
@@ -183,7 +183,7 @@ impl<R, U> fmt::Debug for CallSpec<R, U> {
     }
 }
 
-/// One constructor per CSI method. `convert` converts and checks the response.
+/// Constructors for the CSI methods whose responses have fields. `convert` converts and checks the response.
 impl<R, U> CallSpec<R, U> {
     fn new(method: &'static str, operation: Option<OperationRequest>, convert: impl Convert<R, U>) -> Self {
         Self { method, operation, convert: Box::new(convert), alias_update: AliasUpdate::None }
@@ -352,8 +352,9 @@ fn volume_operation(
     OperationRequest::new(OperationKey::Volume(handle.clone()), method, arguments)
 }
 
-/// Returns `true` if an earlier deletion of this handle is in doubt: it may still delete the volume that a
-/// CreateVolume call now returns.
+/// Returns `true` if an earlier DeleteVolume of this handle is in doubt: it may still delete the volume that
+/// a CreateVolume call now returns. The result may be `false` if another operation on the volume is in doubt,
+/// too.
 pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
     in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))
@@ -477,8 +478,9 @@ impl CallRunner {
     }
 }
 
-/// Records the result of an operation and updates its alias. An inconclusive error becomes unknown if an
-/// earlier attempt may still have an effect.
+/// Records the result of an operation and updates its alias. A final error of an
+/// [inconclusive](cofferdam_domain::storage::ErrorKind::is_inconclusive) kind becomes unknown if the same
+/// operation was already in doubt.
 fn finish_operation<U>(
     permit: &OperationPermit,
     result: Result<U, StorageError>,

@@ -314,7 +314,8 @@ fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest
     Ok(())
 }
 
-/// Rejects a map with a secret of the call: maps are stored in the cluster in plain text.
+/// Rejects a map with a secret of the call: maps are stored in the cluster in plain text. A secret of less
+/// than 4 bytes counts only if it is the whole key or value.
 ///
 /// # Errors
 /// The first entry with a secret in its key or value.

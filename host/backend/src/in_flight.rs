@@ -1,9 +1,10 @@
-//! The operation table: at most one operation at a time for each object, and operations in doubt.
+//! The operation table: at most one operation at a time changes an object, and some operations are in doubt.
 //!
-//! An operation whose result is `unknown` or `in-progress` is in doubt. Until it is final, only a retry with
-//! the same arguments or the inverse operation may follow (ADR 0012). An operation in doubt for one node
-//! blocks only operations for that node: after a forced detach its caller never retries it, and other nodes
-//! must not wait.
+//! An operation is in doubt if it failed with [`Finality::Unknown`] or [`Finality::InProgress`], or if its
+//! call reached the driver and ended without a result. Until a later result resolves it, the object admits
+//! only a retry with the same arguments, a deletion, and ControllerUnpublishVolume (ADR 0012). An operation
+//! in doubt for one node blocks only operations for that node: after a forced detach its caller never retries
+//! it, and other nodes must not wait.
 //!
 //! A permit is shared. Work that outlives its call, such as an HTTP exchange or the copy of a pool volume,
 //! keeps the operation in flight until the work has ended.
@@ -23,8 +24,8 @@ use cofferdam_domain::{
 };
 use parking_lot::Mutex;
 
-/// Maximum operations in doubt, and maximum pairs of aliases. If there are more operations, the oldest is
-/// dropped: the table then accepts calls that conflict with it.
+/// Maximum operations in doubt of a driver, and maximum pairs of aliases. If there are more operations, the
+/// oldest is dropped: the table then accepts calls that conflict with it.
 const MAX_IN_DOUBT: usize = 10_240;
 
 /// The object of an operation.
@@ -53,7 +54,8 @@ struct Operation {
     node: Option<NodeId>,
 }
 
-/// The operations in doubt that the success of an operation resolves, beside the operation itself.
+/// The operations in doubt that the success of an operation resolves, beside the operation itself. A final
+/// `NotFound` resolves those of `MethodOnNode`, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InverseOf {
     Nothing,
@@ -82,13 +84,15 @@ impl OperationRequest {
         Self { key, sources: Vec::new(), operation, inverse_of: InverseOf::Nothing }
     }
 
-    /// A deletion. Operations in doubt do not block it, and its success resolves all of the object's.
+    /// A deletion. Operations in doubt do not block it, and its success resolves all operations in doubt of
+    /// the object.
     pub fn deletion(key: OperationKey, method: &'static str, arguments: &impl Hash) -> Self {
         Self { inverse_of: InverseOf::AllOperations, ..Self::new(key, method, arguments) }
     }
 
     /// Makes the operation the inverse of a method for a node, or for all nodes if `node` is `None`.
-    /// Operations in doubt do not block it, and its success resolves those of the method.
+    /// Operations in doubt do not block it. Its success or a final `NotFound` resolves the operations in
+    /// doubt of `method` for these nodes.
     pub fn inverse(self, method: &'static str, node: Option<NodeId>) -> Self {
         Self { inverse_of: InverseOf::MethodOnNode(method), ..self.on_node(node) }
     }
@@ -108,15 +112,16 @@ impl OperationRequest {
 /// Reason an operation cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationConflict {
-    /// Another operation on the object, or work that outlived its call, is running.
+    /// Another operation, or work that outlived its call, changes or reads the object, or changes a source of
+    /// this operation.
     Busy,
-    /// An operation of this method is in doubt.
+    /// An operation of this method on the object is in doubt.
     PendingOperation(&'static str),
 }
 
 impl OperationConflict {
-    /// The error that the caller receives. The call has not started, and the operation that it waits for may
-    /// still have an effect.
+    /// The error that the caller receives: `Aborted`, with [`Finality::InProgress`]. The call has not
+    /// started, and the operation that blocks it may still have an effect.
     pub fn into_error(self) -> StorageError {
         let message = match self {
             Self::Busy => "another call for this volume is running".to_owned(),
@@ -225,8 +230,9 @@ impl InFlightTable {
 }
 
 impl OperationPermit {
-    /// Returns the error, with finality `Unknown` if it is inconclusive and an earlier attempt of the
-    /// operation is in doubt: a final error of this attempt says nothing about the earlier one.
+    /// Returns the error. A final error of an [inconclusive](ErrorKind::is_inconclusive) kind gets the
+    /// finality `Unknown` if an earlier attempt of the operation was in doubt when this attempt started: the
+    /// error says nothing about the earlier attempt.
     pub fn keep_in_doubt(&self, mut error: StorageError) -> StorageError {
         if self.is_repeat && error.finality == Finality::Final && error.kind.is_inconclusive() {
             error.finality = Finality::Unknown;
@@ -234,8 +240,8 @@ impl OperationPermit {
         error
     }
 
-    /// Marks the operation as in doubt until [`finish`](Self::finish): the driver is about to see the
-    /// request.
+    /// Records that the driver is about to see the request. If the permit is dropped before
+    /// [`finish`](Self::finish), the operation is in doubt.
     pub fn reached(&self) {
         self.is_unresolved.store(true, Ordering::Release);
     }

@@ -106,7 +106,8 @@ impl CallMetrics {
         InFlightGuard(self.in_flight.clone())
     }
 
-    /// Records a finished call: the CSI method path, the gRPC code in Go's spelling, and the outcome.
+    /// Records a finished call: the gRPC path of the CSI method, the gRPC code in Go's spelling, and the
+    /// outcome, which is `ok` or [`Exchange::outcome_label`](crate::Exchange::outcome_label).
     pub fn observe(
         &self,
         method_name: &'static str,

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 const PLACEHOLDER: &str = "[secret]";
 
 /// Redacts the secrets of a call in texts of the driver. It redacts all secrets of the call, not only those
-/// that were revealed to a guest: the storage may echo to the guest what the host sent. Clones share derived
-/// secrets.
+/// that the host revealed to a component: the storage system may echo to the component what the host sent.
+/// Clones share derived secrets.
 #[derive(Clone, Debug, Default)]
 pub struct Redactor {
     secrets: Secrets,
@@ -114,8 +114,8 @@ fn redact_all<'a, 'b>(text: &'a str, secrets: impl Iterator<Item = &'b str>) -> 
     Cow::Owned(clean)
 }
 
-/// Minimum length in bytes of a secret that is searched for within a text. A shorter one, such as `1`, occurs
-/// by chance, e.g. in addresses.
+/// Minimum length in bytes of a secret that [`Redactor::contains_secret`] searches for within a text. A
+/// shorter secret, such as `1`, occurs by chance, e.g. in addresses.
 const MIN_SUBSTRING_BYTES: usize = 4;
 
 /// Minimum length in bytes of a secret that does not occur in ids by chance.

@@ -16,16 +16,20 @@ use parking_lot::Mutex;
 
 use crate::{Backend, BackendFuture, Call};
 
-/// A driver without storage. It accepts every request, whatever its abilities are. A keyword in a request's
-/// name, handle or node selects the result:
+/// A driver without storage. It accepts every request, whatever its abilities are. A keyword in an id of the
+/// request selects the result:
 ///
 /// | keyword | result |
 /// |---|---|
 /// | `missing` | `NotFound`, final |
 /// | `open` | `Internal`, outcome unknown |
 /// | `panic` | a panic |
-/// | `hang` | none |
+/// | `hang` | the call never ends |
 /// | none of them | success, with fixed fields |
+///
+/// The ids are the handle, or the handle and the node of a publish. For a new volume, the id is its name or
+/// the handle of its content source; for a new snapshot or group snapshot, the handles of the source volumes.
+/// Probe, listings and GetCapacity have no id.
 #[derive(Debug)]
 pub struct ScriptedBackend {
     description: Description,
@@ -54,7 +58,7 @@ impl ScriptedBackend {
         Self::new(&Ability::ALL, &Feature::ALL, true)
     }
 
-    /// A driver whose calls never return.
+    /// A driver whose calls never end, except those with the keyword `missing`, `open` or `panic`.
     pub fn unresponsive(
         description: Description,
         abilities: BTreeSet<Ability>,

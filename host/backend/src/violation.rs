@@ -37,7 +37,7 @@ pub enum ContractViolation {
         /// The text.
         text: String,
     },
-    /// A name, a topology key or a topology value has the wrong syntax.
+    /// A driver name, a feature, a topology key or a topology value has the wrong syntax.
     #[error("{field} is {text:?}; expected {expected}")]
     Syntax {
         /// The field's name.
@@ -61,7 +61,7 @@ pub enum ContractViolation {
         /// Maximum number of elements.
         max: usize,
     },
-    /// A list has an element twice.
+    /// The topology keys or the features of a description have an element twice.
     #[error("{field} {text:?} is given twice")]
     Duplicate {
         /// Noun for the element, such as `the feature`.
@@ -103,7 +103,7 @@ pub enum ContractViolation {
         /// The key.
         key: String,
     },
-    /// A map contains a secret of the call. Maps are stored in the cluster in plain text.
+    /// A key or a value of a map contains a secret of the call. Maps are stored in the cluster in plain text.
     #[error("{map} has a secret of the call under the key {key:?}")]
     SecretInMap {
         /// The map's name.
@@ -124,7 +124,7 @@ pub enum ContractViolation {
         field: &'static str,
         /// The number.
         value: i128,
-        /// Its unit.
+        /// Unit of `value`, `min` and `max`.
         unit: &'static str,
         /// Minimum.
         min: u64,
@@ -173,7 +173,7 @@ pub enum ContractViolation {
         /// The snapshot's handle.
         handle: String,
     },
-    /// A member of a group snapshot has another group id, or none.
+    /// A member of a group snapshot has the handle of another group, or none.
     #[error("the member {handle:?} does not name the group as its group")]
     ForeignMember {
         /// The member's handle.

@@ -3,8 +3,9 @@
 //! A `cargo build` of the host builds them too. A change of a driver rebuilds this crate and its dependents.
 #![forbid(unsafe_code)]
 
-/// The memory driver, the reference implementation of the contract: its volumes contain no data. The default
-/// driver of dev mode.
+/// The memory driver: the reference implementation of the contract between host and drivers, and the default
+/// driver of dev mode. Its volumes are records without data; for a volume with a filesystem, the node mounts
+/// an empty tmpfs.
 pub const MEMORY: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_MEMORY"));
 
 /// The pool driver: directories and images on one node.

@@ -8,11 +8,11 @@
 //!
 //! The process may read and write the restored cluster before a reflector lists it. Therefore the
 //! resourceVersion in the response of each list, create, merge patch and strategic merge patch, and of the
-//! journal's reads and writes, is compared with the highest one that this process has observed, per kind and
-//! in memory: a process that starts after the restore cannot detect it, and relies on the marker. A read that
-//! does not find a claim returns no version; [`detect_restore_live`] compares the version of a later list. Responses
-//! of JSON patches are not compared: one that removes the last finalizer of a deleted object returns the
-//! object's old version.
+//! journal's reads and writes, is compared with the highest one that this process has observed, per kind (for
+//! the journal, per ConfigMap) and in memory: a process that starts after the restore cannot detect it, and
+//! relies on the marker. A read that does not find a claim returns no version; [`detect_restore_live`]
+//! compares the version of a later list. Responses of JSON patches are not compared: one that removes the
+//! last finalizer of a deleted object returns the object's old version.
 
 use std::time::Duration;
 

@@ -126,7 +126,8 @@ impl EventSink {
         )
     }
 
-    /// Queues an event without waiting. If the queue is full, the event is dropped and counted.
+    /// Queues an event without waiting. If the queue is full or the [`EventLoop`] has ended, the event is
+    /// dropped and counted.
     pub fn publish(&self, event: Event) {
         if self.sender.try_send(event).is_err() {
             self.metrics.event("dropped");

@@ -42,8 +42,8 @@ const MAX_SHARD_INTENTS: usize = 400;
 /// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
 /// of JSON within JSON.
 const MAX_SHARD_BYTES: usize = 512 << 10;
-/// Delay of removals, to join another commit. After a restart within this time, the intent is removed once
-/// its PersistentVolume is found.
+/// Delay of removals, to join another commit. If the process restarts within this time, the intent is still
+/// in its ConfigMap, and is removed again once its PersistentVolume is found.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 /// Delay before a failed removal is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -68,8 +68,8 @@ pub struct IntentClass {
     pub mount_options: Vec<String>,
 }
 
-/// A CreateVolume request of a claim. It is sent only after the intent is durable, and may have
-/// been sent already.
+/// A CreateVolume request of a claim. The request is sent only after the intent is durable. Once the intent
+/// is durable, the request may have been sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Intent {
@@ -96,11 +96,12 @@ pub struct Intent {
 /// The reason why an intent could not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JournalError {
-    /// The write failed or its result is unknown. The intent may be durable.
+    /// A read or the write of the ConfigMap failed, the result of the write is unknown, or another put for
+    /// the claim is being committed. The intent may be durable.
     #[error("the intent journal is unavailable: {0}")]
     Unavailable(String),
-    /// The API server rejected the ConfigMap, the request is too large, or the claim has an undecodable
-    /// intent.
+    /// The API server rejected a request for the ConfigMap, the CreateVolume request is too large or cannot
+    /// be encoded, or the claim has an undecodable intent.
     #[error("the intent journal cannot be written: {0}")]
     Refused(String),
     /// No shard has room for the intent. The number is that of the journal's intents, whose volumes have an
@@ -124,7 +125,7 @@ enum InvalidIntent {
     /// The intent belongs to another driver.
     #[error("driver is {found}: expected {expected}")]
     Driver { found: DriverName, expected: DriverName },
-    /// The intent belongs to another node.
+    /// The intent belongs to another node, or names none.
     #[error("node is {}: expected {expected}", .found.as_ref().map_or("absent", |node| node.as_str()))]
     Node { found: Option<NodeName>, expected: NodeName },
 }
@@ -147,17 +148,18 @@ enum ShardChange {
 struct TrackedIntent {
     intent: Arc<Intent>,
     shard: usize,
+    /// Bytes of the key and the JSON.
     size: usize,
     /// True if the shard's ConfigMap has the intent. Only then may its request be sent.
     durable: bool,
 }
 
-/// The pending changes of all shards.
+/// The kinds of changes that are pending in all shards together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PendingKind {
     /// No change is pending.
     None,
-    /// Only removals are pending: they wait for another commit.
+    /// Only removals are pending: they wait for a put to share its commit, at most for [`FLUSH_DELAY`].
     RemovalsOnly,
     /// A put is pending: it is committed immediately.
     Puts,
@@ -165,15 +167,15 @@ enum PendingKind {
 
 #[derive(Default)]
 struct Shard {
-    /// Last observed version of the ConfigMap; `None` if it must be read first.
+    /// Last observed version of the ConfigMap; `None` if the ConfigMap does not exist or must be read first.
     version: Option<ResourceVersion>,
     /// Highest observed version. A lower one in a response reveals a restore.
     highest_version: ResourceVersion,
     /// True if a read returned that the ConfigMap does not exist.
     config_map_missing: bool,
-    /// Number of intents.
+    /// Number of decodable intents, including those that are not yet durable.
     intent_count: usize,
-    /// Bytes of their keys and JSON.
+    /// Bytes of the keys and the JSON of these intents.
     bytes: usize,
     pending_changes: BTreeMap<Uid, ShardChange>,
 }
@@ -184,8 +186,8 @@ struct State {
     shards: Vec<Shard>,
     /// Claim uids of undecodable intents. These intents are never overwritten.
     undecodable: HashSet<Uid>,
-    /// Uids of intents that a read returned and that were not known to be durable, until
-    /// [`Journal::wait_recovered`] takes them.
+    /// Claim uids of intents that a read returned and that were not known to be durable with this content,
+    /// until [`Journal::wait_recovered`] takes them.
     recovered: Vec<Uid>,
     closed: bool,
 }
@@ -557,7 +559,7 @@ impl Journal {
         }
     }
 
-    /// Answers puts of claims for which another process has written an intent.
+    /// Answers puts of claims that have a durable intent by now, which another process has written.
     fn answer_puts_of_durable_intents(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let state = self.inner.state.lock();
         batch.retain(|uid, change| match (change, state.intents.get(uid)) {

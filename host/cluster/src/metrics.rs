@@ -129,7 +129,7 @@ impl Metrics {
         self.journal_intents.set(i64::try_from(intents).unwrap_or(i64::MAX));
     }
 
-    /// Number of journal commits.
+    /// Number of successful writes of a journal ConfigMap, of all journals with these metrics.
     pub fn journal_commits(&self) -> u64 {
         self.journal_commits.get()
     }

@@ -27,8 +27,8 @@ use crate::{
 pub enum Action {
     /// Success: wait for the next change and reset the back-off.
     Done,
-    /// Run again immediately, after the queued keys: the state changed during the run. The ninth consecutive
-    /// result of this kind is treated as [`Action::Backoff`].
+    /// Run again immediately, after the queued keys: the state changed during the run. From the ninth
+    /// consecutive result of this kind on, it is treated as [`Action::Backoff`].
     Requeue,
     /// Run again after this delay. This is not a failure, and it does not reset the back-off.
     RequeueAfter(Duration),
@@ -183,8 +183,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         }
     }
 
-    /// Adds a key after a delay. A call of [`Queue::add`] within the delay adds the key at once and cancels
-    /// the delay.
+    /// Adds a key after a delay, which replaces an earlier delay of the key. A call of [`Queue::add`] within
+    /// the delay adds the key at once and cancels the delay.
     pub fn add_after(&self, key: K, delay: Duration) {
         let mut state = self.inner.state.lock();
         self.delay(&mut state, key, delay);
@@ -195,7 +195,7 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         self.inner.state.lock().failures.get(key).copied().unwrap_or_default()
     }
 
-    /// Runs at most `workers` keys concurrently until `stop`, then waits for running keys.
+    /// Runs at most `workers` keys (at least one) concurrently until `stop`, then waits for running keys.
     ///
     /// Each run is a task of its own. A panic is logged and counts as a failure of its key only.
     pub async fn run<F>(&self, workers: usize, stop: CancellationToken, work: impl Fn(K) -> F)

@@ -40,7 +40,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum size of a list page. 500 objects of the maximum object size would exceed it, but real objects are
 /// far smaller.
 const MAX_PAGE_BYTES: usize = 256 << 20;
-/// Maximum size of a watch event: twice the API server's limit of 1.5 MiB per object, plus JSON escapes.
+/// Maximum size of an incomplete watch event in bytes. It is well above the API server's limit of 1.5 MiB per
+/// object, because JSON escapes enlarge an object.
 const MAX_EVENT_BYTES: usize = 8 << 20;
 /// Delay between lists of a kind that the API server does not serve. It may serve it after an upgrade.
 const MISSING_KIND_RETRY_DELAY: Duration = Duration::from_secs(60);

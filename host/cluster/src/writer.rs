@@ -1,5 +1,5 @@
-//! Writes to the API server. Patches and deletions have preconditions, and the cache is updated from the
-//! response of every write.
+//! Writes to the API server. Patches have preconditions, and deletions can have them. The cache is updated
+//! from the response of every write.
 //!
 //! Merge patches carry the resourceVersion that the decision was based on. JSON patches remove finalizers and
 //! the selected node; they test the object's uid and the removed value. Objects are never replaced as a
@@ -183,7 +183,7 @@ impl Writer {
         self.json_patch(key, uid, operations.collect()).await
     }
 
-    /// Adds a finalizer to an object in the given version.
+    /// Adds a finalizer to the version of the object that `object` has.
     ///
     /// # Errors
     /// [`ApiError::Conflict`] if the object has another version.
@@ -226,7 +226,8 @@ impl Writer {
     }
 
     /// Reads an object from the API server and caches it, for decisions that require the current state.
-    /// Returns `None` if the object does not exist.
+    /// Returns `None` if the object does not exist; an object that was cached before the request is then
+    /// removed from the cache.
     ///
     /// # Errors
     /// [`ApiError`]

@@ -107,7 +107,8 @@ async fn a_list_response_detects_a_restore() {
     assert!(deletion_freeze::is_frozen(writer.cache()));
 }
 
-/// A claim is lost. The last observed version of volumes is older than the backup.
+/// The restore loses a claim. The highest observed version of PersistentVolumes is older than the backup, so
+/// only the comparison of claims reveals the restore.
 #[tokio::test(start_paused = true)]
 async fn a_live_check_detects_a_restore_by_claims_alone() {
     let api = api();
@@ -122,7 +123,8 @@ async fn a_live_check_detects_a_restore_by_claims_alone() {
     assert_eq!((detected.kind, detected.highest_seen), ("PersistentVolumeClaim", lost.resource_version()));
 }
 
-/// A live check also records the version of a kind without watches.
+/// Without a watch of claims, only the first live check records their version; the second one then detects
+/// that the restored cluster has a lower one.
 #[tokio::test(start_paused = true)]
 async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let api = api();

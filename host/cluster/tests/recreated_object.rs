@@ -1,4 +1,4 @@
-//! Late responses about an object that was recreated in the meantime.
+//! Live reads that return 404: a cached object is removed, unless it was recreated during the read.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::{convert::Infallible, sync::Arc};

@@ -1,4 +1,5 @@
-//! Reflectors: paged lists, watches, 410 Gone, undecodable objects, restored clusters.
+//! Reflectors: paged lists, watches, lists after 410 Gone, restored clusters, and an optional kind that the
+//! API server does not serve at first.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;

@@ -38,7 +38,7 @@ pub(crate) struct ClusterConnection {
     /// Origin of the URL, for output: a kubeconfig, or the pod's service account.
     pub(crate) origin: String,
     /// Namespace of the intent journal, the restore marker and the orphan reports: the configured one, else
-    /// that of the kubeconfig's context or of the pod.
+    /// that of the kubeconfig's context or of the pod, else `default`.
     pub(crate) namespace: String,
 }
 
@@ -225,7 +225,7 @@ fn parse_location(error: &serde_saphyr::Error) -> String {
     error.location().map_or_else(String::new, |at| format!("line {}, column {}: ", at.line(), at.column()))
 }
 
-/// Describes why credentials cannot be used, without quoting them.
+/// Describes why a client cannot be created, without quoting credentials.
 fn credential_error_message(error: &kube::Error) -> String {
     if let kube::Error::InferKubeconfig(error) = error {
         return redacted_message(error);

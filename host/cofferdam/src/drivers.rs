@@ -29,7 +29,7 @@ pub(crate) struct LoadedDriver {
 pub(crate) enum DriverKind {
     /// A component in the sandbox.
     Component(Arc<WasmBackend>),
-    /// An existing driver on a socket.
+    /// An existing CSI driver on a socket.
     Csi(Arc<CsiBackend>),
 }
 
@@ -104,7 +104,7 @@ impl DriverLoader {
         Ok(drivers)
     }
 
-    /// Connects to an existing driver.
+    /// Connects to an existing CSI driver. Logs a warning if that takes longer than a second.
     ///
     /// # Errors
     /// [`CommandError::Csi`]
@@ -177,8 +177,9 @@ fn read_secrets(name: &str, section: &BackendSection) -> Result<Secrets, Command
     section.secrets.iter().map(secret).collect()
 }
 
-/// Rejects node-local drivers if the process has no `node-name`: processes on several nodes would provision
-/// for the same claim, and delete volumes that they do not have.
+/// Rejects node-local drivers. `run` calls it for a process that reconciles a cluster and has no `node-name`:
+/// such processes on several nodes would provision for the same claim, and delete volumes that they do not
+/// have.
 ///
 /// # Errors
 /// [`CommandError::Placement`]

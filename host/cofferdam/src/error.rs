@@ -47,7 +47,8 @@ pub(crate) enum CommandError {
     SocketServerStopped(String),
     #[error(transparent)]
     Controllers(#[from] ControllerManagerError),
-    /// The first read of the API failed.
+    /// A read of the API when the controllers started failed: the cluster's identity or the intent journal of
+    /// a driver.
     #[error("{source}; the API is {api}")]
     ControllerStart { api: String, source: ControllerManagerError },
     #[error("cannot start the Kubernetes API: {0}")]

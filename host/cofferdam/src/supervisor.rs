@@ -1,4 +1,5 @@
-//! Runs the roles until a signal or an error, then drains.
+//! Runs the roles until a signal, then drains. If the roles end by themselves, the process ends without a
+//! drain.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,11 +100,12 @@ pub(crate) async fn start(
 }
 
 impl SupervisedProcess {
-    /// Runs until a signal, then drains; a second signal ends the process immediately. `external_failure` is
-    /// another reason to end.
+    /// Runs until a signal, then drains; a second signal ends the process immediately. Also drains if
+    /// `external_failure` completes. If the roles end by themselves, there is no drain.
     ///
     /// # Errors
-    /// The error of the roles, `external_failure`, or [`CommandError::DrainTimeout`].
+    /// The error of the roles, [`CommandError::RolesStopped`] if they end without an error or panic,
+    /// `external_failure`, or [`CommandError::DrainTimeout`].
     pub(crate) async fn run_until_signal(
         mut self,
         signals: &mut Signals,
@@ -140,10 +142,12 @@ impl SupervisedProcess {
         early_exit_error((&mut self.roles).await)
     }
 
-    /// Starts no new work, waits for in-flight calls, and flushes journals and events.
+    /// Starts no new work, waits until the roles have finished in-flight calls and flushed journals and
+    /// events, and stops the telemetry server.
     ///
     /// # Errors
-    /// [`CommandError::DrainTimeout`], or the error of the roles.
+    /// [`CommandError::DrainTimeout`], the error of the roles, or [`CommandError::RolesStopped`] if they
+    /// panic.
     pub(crate) async fn drain(mut self, timeout: Duration) -> Result<ProcessOutcome, CommandError> {
         self.stop_roles.cancel();
         let exit = tokio::time::timeout(timeout, &mut self.roles).await;

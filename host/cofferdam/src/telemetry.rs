@@ -50,9 +50,10 @@ pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhe
 pub(crate) struct TelemetryState {
     /// Metrics.
     pub(crate) registry: Arc<Registry>,
-    /// Readiness: the caches are synced and the roles run.
+    /// Readiness: the caches are synced and the controllers run. Always true in a process without
+    /// controllers.
     pub(crate) ready: watch::Receiver<bool>,
-    /// The check of `/healthz`; without one `/healthz` always returns 200.
+    /// The check of `GET /healthz`; without one `/healthz` always returns 200.
     pub(crate) health: Option<HealthCheck>,
     /// Cancelled when the process starts to drain.
     pub(crate) stopping: CancellationToken,
@@ -87,7 +88,8 @@ impl TelemetryServer {
         self.listener.local_addr().ok()
     }
 
-    /// Serves until `stop`, which is cancelled after the drain so that its progress remains visible.
+    /// Serves until `stop`. The caller cancels it after the drain, so that `/metrics` shows the progress of
+    /// the drain.
     pub(crate) async fn serve(self, state: TelemetryState, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();

@@ -9,7 +9,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// Delay before a failed watch is restarted.
+/// Delay before a watch that failed or ended is restarted.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The condition was not met in time.

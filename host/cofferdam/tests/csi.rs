@@ -23,7 +23,7 @@ const NAME: &str = "existing.example";
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// State of the driver, and the requests that it received.
+/// Sizes in bytes of the driver's volumes by name. Names and passwords of the create requests, in order.
 #[derive(Default)]
 struct TestDriverState {
     volumes: BTreeMap<String, i64>,

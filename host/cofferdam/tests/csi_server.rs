@@ -1,4 +1,5 @@
-//! Tests of the built binary in the role `csi-server`, called by a CSI client and by another process of it.
+//! Tests of the built binary in the role `csi-server`, called by a CSI client and by a second process in that
+//! role.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
 use std::{
@@ -73,7 +74,7 @@ impl ServedMemoryDriver {
         self.directory.path().join(name)
     }
 
-    /// A command that serves the driver of `csi.sock` on another socket.
+    /// A command that connects to the driver on `csi.sock` and serves it on `socket`.
     fn proxy_command(&self, socket: &str) -> Command {
         let mut command = cofferdam();
         command.arg("--csi-address").arg(self.path("csi.sock")).arg("--csi-socket").arg(self.path(socket));

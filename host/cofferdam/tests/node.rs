@@ -1,5 +1,5 @@
-//! Tests of the node roles in the built binary, with the test as kubelet. They need no root: the policy
-//! allows no connection kind that mounts.
+//! Tests of the node roles in the built binary: all three in one process, and invalid settings at the start.
+//! They need no root: no volume is mounted.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,

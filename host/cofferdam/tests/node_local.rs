@@ -1,5 +1,6 @@
-//! Tests of node-local drivers: the built binary as the processes of two nodes, each with its own pool, and
-//! as the process that binds.
+//! Tests of node-local drivers, with the built binary: settings that are rejected at the start, and the
+//! provisioners of two nodes, each with its own pool, beside a process with the roles `pv-controller` and
+//! `protection`.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -209,7 +210,7 @@ async fn of_two_node_local_provisioners_one_creates_and_deletes_the_volume() {
     serving.shutdown().await;
 }
 
-/// Creates a claim and waits for its volume; returns its node.
+/// Creates a claim and waits until it is Bound; returns the selected node of the claim.
 async fn create_bound_claim(
     claims: &Api<PersistentVolumeClaim>,
     name: &str,

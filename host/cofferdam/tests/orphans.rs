@@ -1,4 +1,5 @@
-//! Tests of `cofferdam orphans`: the built binary, an API, and a process that owns the memory driver.
+//! Tests of `cofferdam orphans`: the built binary as the command. The test's process runs the API, the memory
+//! driver, and the controllers that write the reports.
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
@@ -43,7 +44,7 @@ use tokio_util::sync::CancellationToken;
 const DRIVER: &str = "memory.cofferdam.dev";
 const TWO_DAYS_MS: u64 = 2 * 24 * 3600 * 1000;
 
-/// A driver that reports its volumes as two days older.
+/// A driver that reports the last change of each volume two days too early: past the grace period of orphans.
 struct AgedBackend(Arc<dyn Backend>);
 
 impl Backend for AgedBackend {
@@ -132,7 +133,7 @@ impl OrphansFixture {
         self.backend.create_volume(call, request).await.unwrap().handle
     }
 
-    /// Starts a process that owns the driver, and waits for its first report.
+    /// Starts the controllers with the driver in this process, and waits for their first orphan report.
     async fn start_owner(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
         let settings = Settings {
             roles: Role::ALL.into(),
@@ -186,7 +187,7 @@ impl OrphansFixture {
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
     }
 
-    /// Runs the command; returns its output and its exit code.
+    /// Runs the command; returns its stdout followed by its stderr, and its exit code.
     async fn run_output(&self, arguments: &[&str]) -> (String, Option<i32>) {
         let output = self.orphans(arguments).await;
         let text = [output.stdout, output.stderr].concat();

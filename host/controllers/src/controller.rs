@@ -64,7 +64,8 @@ pub(crate) trait DeclaredController: Controller {
         Ok(())
     }
 
-    /// Kinds that the controller reads from the cache, beside those of [`crate::watches::common`].
+    /// Watches of the kinds that the controller reads from the cache, beside those of
+    /// [`crate::watches::common`], with these settings and drivers.
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
     /// RBAC rules of the controller, beside those of every process: an upper bound for all settings and

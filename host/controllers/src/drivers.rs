@@ -6,7 +6,7 @@ use cofferdam_backend::Backend;
 use cofferdam_cluster::Journal;
 use cofferdam_domain::DriverName;
 
-/// The drivers of a process.
+/// The drivers of a process, by name.
 pub(crate) type Backends = HashMap<DriverName, Arc<dyn Backend>>;
 
 /// A driver with its journal, and the names that this process writes for it.

@@ -29,7 +29,8 @@ pub enum ControllerManagerError {
         "driver {0} is of one node: expected no role attacher beside it, for its volumes are not attached"
     )]
     AttacherWithNodeLocalDriver(DriverName),
-    /// A read at start-up failed: the cluster's identity or the journal of a driver.
+    /// A read failed: of the cluster's identity, or of the journal of a driver. After a restore of the
+    /// cluster, the manager repeats these reads instead of returning the error.
     #[error("cannot start: {0}")]
     Start(#[source] ApiError),
 }

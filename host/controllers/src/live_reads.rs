@@ -4,8 +4,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Live reads by name (a namespace, an object), at most one per name at a time. A caller gets the result of a
-/// read that started after its call.
+/// Live reads by name (a namespace, an object), at most one per name at a time. A caller that gets `Ok` can
+/// rely on a successful read that started after its call, by itself or by another caller.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlightReads(Mutex<HashMap<Box<str>, Arc<SingleFlightRead>>>);
 
@@ -13,7 +13,7 @@ pub(crate) struct SingleFlightReads(Mutex<HashMap<Box<str>, Arc<SingleFlightRead
 struct SingleFlightRead {
     /// Number of started reads.
     started: Mutex<u64>,
-    /// Number of the last successful read, as counted by `started`; locked during a read.
+    /// Number of the last successful read, as counted by `started`; 0 before the first. Locked during a read.
     last_completed: tokio::sync::Mutex<u64>,
 }
 

@@ -41,7 +41,7 @@ const RESTART_BACKOFF: ExponentialBackoff =
 pub struct Dependencies {
     /// Client of the API server; it does not retry.
     pub client: kube::Client,
-    /// The drivers. Their names differ.
+    /// The drivers. [`ControllerManager::new`] rejects two drivers of the same name.
     pub backends: Vec<Arc<dyn Backend>>,
     /// The wall clock.
     pub clock: Clock,
@@ -131,7 +131,8 @@ impl ControllerManager {
         })
     }
 
-    /// Readiness: the required kinds are synced and the controllers run.
+    /// Readiness: true once the required kinds are synced and the journals of a process with the provisioner
+    /// are loaded, until the controllers have ended. False again while a new cache syncs after a restore.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }

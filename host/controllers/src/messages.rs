@@ -12,13 +12,14 @@ pub(crate) struct ClaimNeedsVolume {
 }
 
 /// The PersistentVolume controller has set the phase of a volume to Released, after a live read found its
-/// claim deleted. The provisioner does not repeat this read if it deletes the volume within a second.
+/// claim deleted, or bound to another volume. The provisioner does not repeat this read if it deletes the
+/// volume within a second after the read, and the volume has not changed since.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeReleased {
     /// The volume.
     pub(crate) volume: VolumeName,
     /// The volume's version after the write.
     pub(crate) resource_version: ResourceVersion,
-    /// The start of the live read that found the claim deleted.
+    /// The start of the live read of the claim.
     pub(crate) claim_read_at: Instant,
 }

@@ -69,7 +69,7 @@ pub struct LocalNode {
     /// The node-local drivers, with the topology keys that each declares. The keys of a driver that declares
     /// none are read from the CSINode.
     pub drivers: BTreeMap<DriverName, Vec<String>>,
-    /// Compete for claims without a selected node.
+    /// Compete for claims without a selected node (see [`NodeDeployment::immediate_binding`]).
     pub immediate_binding: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct PolicyRule {
     pub group: &'static str,
     /// Plural name, with its subresource if it has one: `persistentvolumes/status`.
     pub resource: &'static str,
-    /// Restricts the rule to the object of this name.
+    /// Restricts the rule to the object of this name. `None` allows every object of the resource.
     pub name: Option<&'static str>,
     /// Verbs of the API, sorted.
     pub verbs: BTreeSet<&'static str>,
@@ -95,7 +95,7 @@ impl Rule {
 pub(crate) const CORE: &str = "";
 /// The API group of storage.
 pub(crate) const STORAGE: &str = "storage.k8s.io";
-/// Verbs of a kind that is watched, and read again before a decision.
+/// Verbs of a kind that is watched, and whose objects are also read one by one from the API server.
 pub(crate) const READ: &[&str] = &["get", "list", "watch"];
 /// Verbs of a kind that is watched.
 pub(crate) const WATCH: &[&str] = &["list", "watch"];
@@ -119,9 +119,9 @@ const EVERY_PROCESS: &[Rule] = &[
 /// The placement of a process's drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DriverPlacement {
-    /// Volumes can be anywhere in the cluster.
+    /// No driver is node-local: the process manages volumes of all nodes.
     ClusterWide,
-    /// Volumes are on the node of the process.
+    /// The drivers are node-local: the process manages only volumes of its own node.
     NodeLocal(NodeTopologySource),
 }
 

@@ -9,7 +9,7 @@ use cofferdam_cluster::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// Delay between attempts to write the restore marker. No work runs before it is written.
+/// Delay between attempts to write the restore marker. No controller starts again before it is written.
 const MARKER_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Attempts to write the restore marker after the process was asked to stop: its supervisor may wait for less
 /// time than the API server needs.
@@ -60,8 +60,8 @@ impl RestoreHandler<'_> {
         true
     }
 
-    /// Creates the restore marker: until the API server accepts it, or, after `stop`, with a limited number
-    /// of attempts.
+    /// Creates the restore marker. Repeats a failed request until the API server accepts it; after `stop`, at
+    /// most [`MARKER_ATTEMPTS_AFTER_STOP`] times.
     pub(crate) async fn write_marker(&self, restored: &RestoreDetected) {
         tracing::error!("{restored}; deletions are frozen until ConfigMap {RESTORE_MARKER_NAME} is deleted");
         let mut attempts_left = MARKER_ATTEMPTS_AFTER_STOP;

@@ -1,4 +1,5 @@
-//! Roles: the names that `--role` accepts. They are not the Roles of RBAC.
+//! Roles: the names of controllers in `--role`, which also accepts roles that are no controllers, such as
+//! `node`. They are not the Roles of RBAC.
 
 use std::fmt;
 

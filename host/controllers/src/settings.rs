@@ -22,11 +22,12 @@ const API_BACKOFF_MAX: Duration = Duration::from_secs(1000);
 /// Settings of a process, with the flags that set them.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The roles of the process (`--role`).
+    /// The controllers of the process, by role (`--role`).
     pub roles: BTreeSet<Role>,
     /// Namespace of the journal, of orphan reports and of the restore marker (`--namespace`).
     pub namespace: String,
-    /// Name of the process in events and in the provisioner identity of volumes: host name or pod name.
+    /// Name of the process in the events of the provisioner and in the provisioner identity of volumes: host
+    /// name or pod name.
     pub identity: String,
     /// Deadline and back-off of calls.
     pub calls: CallSettings,
@@ -51,7 +52,8 @@ pub struct CallSettings {
     /// First delay of the back-off after a failure, in controllers that call drivers
     /// (`--retry-interval-start`).
     pub retry_interval_start: Duration,
-    /// Longest delay of the back-off after a failure (`--retry-interval-max`).
+    /// Longest delay of the back-off after a failure, in every controller, and the delay before a request
+    /// that the driver rejected as invalid is repeated (`--retry-interval-max`).
     pub retry_interval_max: Duration,
 }
 

@@ -32,8 +32,9 @@ impl StepRecorders {
         self.recorder(claim, Some(volume.name.clone()))
     }
 
-    /// A recorder for a VolumeAttachment of the PersistentVolume `name`. The log of its steps names the
-    /// PersistentVolume, and the claim of `volume` if it has one.
+    /// A recorder for a VolumeAttachment. `name` is its PersistentVolume; `None` for an inline volume.
+    /// `volume` is that PersistentVolume in the cache; `None` if the cache lacks it. The log of the steps
+    /// names the PersistentVolume, and the claim in its `claimRef`.
     pub(crate) fn of_attachment(&self, name: Option<&VolumeName>, volume: Option<&Volume>) -> StepRecorder {
         let claim = volume.and_then(|volume| volume.claim_ref.as_ref()).map(|r| r.key.clone());
         self.recorder(claim, name.cloned())
@@ -50,7 +51,7 @@ impl StepRecorders {
 }
 
 /// Reports the steps of one object to the observer and to the log. The observer gets the claim as the object,
-/// or the PersistentVolume if there is no claim.
+/// the PersistentVolume if there is no claim, or no object if there is neither.
 #[derive(Clone)]
 pub(crate) struct StepRecorder {
     observer: Arc<dyn StepObserver>,

@@ -1,5 +1,5 @@
-//! The table of controllers, and what follows from it: the names that `--role` accepts, and RBAC rules. A new
-//! role is a folder with a `Controller` and one line in this table.
+//! The table of controllers, and what follows from it: the names of controllers in `--role`, and RBAC rules.
+//! A new role is a folder with a `Controller` and one line in this table.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -25,7 +25,7 @@ pub const CONTROLLERS: &[Declaration] = &[
     Declaration::of::<AttachDetach>(),
 ];
 
-/// Error of parsing a name that is not a role.
+/// Error of parsing a name that is not the role of a controller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown role {name:?}: expected one of {}", Role::ALL.map(Role::as_str).join(", "))]
 pub struct UnknownRole {

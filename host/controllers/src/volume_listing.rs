@@ -6,12 +6,12 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::storage::{PageRequest, StorageError, VolumeStatus};
 use tokio::time::Instant;
 
-/// Volumes per page. At 1 KiB each, a page is far below the size limit of a response.
+/// Default number of volumes per page. At 1 KiB each, a page is far below the size limit of a response.
 const PAGE: u32 = 500;
 /// Maximum pages of one listing: one million volumes. It ends a listing whose driver always returns a next
 /// token.
 const MAX_PAGES: usize = 2_000;
-/// Maximum duration of one listing: half of the default scan interval.
+/// Maximum duration of one listing, over all its pages: half of the default interval of the orphan scan.
 const MAX_LISTING_TIME: Duration = Duration::from_secs(1_800);
 
 /// The reason why a listing of volumes failed.
@@ -50,7 +50,7 @@ impl<'a> VolumePages<'a> {
         }
     }
 
-    /// Sets the page size. Without a size the driver chooses it.
+    /// Sets the maximum number of volumes per page. With `None` the driver chooses it.
     pub(crate) fn with_limit(self, limit: Option<u32>) -> Self {
         Self { limit, ..self }
     }

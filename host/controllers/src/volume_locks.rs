@@ -1,8 +1,9 @@
 //! Locks that serialize operations on a volume.
 //!
-//! A driver receives one call per volume at a time, and one claim at a time reserves a free volume. An owner
-//! that does not get a lock occupies no worker: it is registered as a waiter and woken when the lock is
-//! released.
+//! Each controller has its own locks: the attacher calls a driver for one VolumeAttachment of a volume at a
+//! time, the resizer does not expand and modify the volume of a claim at the same time, and in the
+//! PersistentVolume controller one claim at a time reserves a free volume. An owner that does not get a lock
+//! occupies no worker: it is registered as a waiter and woken when the lock is released.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -20,7 +21,8 @@ pub(crate) enum WakePolicy {
     Next,
 }
 
-/// Locks by volume. `V` identifies a volume, `O` the owner of a lock.
+/// Locks by volume. `V` identifies a volume, in the resizer by the claim that is bound to it. `O` identifies
+/// the owner of a lock: a VolumeAttachment, a claim, or an operation of the resizer.
 pub(crate) struct VolumeLocks<V, O> {
     policy: WakePolicy,
     state: Mutex<State<V, O>>,

@@ -1,10 +1,13 @@
-//! Property tests of attach-detach: random changes of pods, nodes and drivers, and a crash at a random step.
+//! Tests of attach-detach: a property test, and single cases of batching, events, generic ephemeral volumes,
+//! entries of unmanaged volumes in `volumesAttached`, and metrics.
 //!
-//! The simulation checks the invariants when a VolumeAttachment is created or deleted: a single-node volume
-//! is never attached to two nodes, a volume in `volumesAttached` is never detached, and a volume in
-//! `volumesInUse` is detached only by force. At the end a shared volume is attached to every existing node
-//! with a pod that uses it, a single-node volume to one of these nodes, and neither to a node without such a
-//! pod.
+//! The property test makes random changes of pods, nodes and drivers, with faults of driver calls and API
+//! writes, and with or without a crash at a random effect. The simulation checks the invariants when a
+//! VolumeAttachment is created or deleted: a single-node volume is never attached to two nodes, a volume in
+//! `volumesAttached` is never detached, and a volume in `volumesInUse` is detached only by force. At the end
+//! a shared volume is attached to every existing node with a pod that uses it. A single-node volume is
+//! attached to at most one node, and to one if an existing node has such a pod. No volume is attached to a
+//! node without such a pod; a deleted node may still have its pods.
 //!
 //! proptest generates the cases, because it shrinks failing ones. Its seed is fixed, so that all runs are the
 //! same.
@@ -46,7 +49,7 @@ enum ClusterChange {
     PodDeleted(usize),
     /// A node reports a volume in use, or not in use.
     VolumeInUse { node: usize, volume: usize, in_use: bool },
-    /// The condition `Ready` of a node changes.
+    /// The condition `Ready` of a node is set to true or false.
     NodeReady { node: usize, ready: bool },
     /// The taint `out-of-service` is added to a node, or removed.
     NodeOutOfService { node: usize, out_of_service: bool },
@@ -415,7 +418,8 @@ async fn a_generic_ephemeral_volume_is_attached_for_the_pod_that_owns_it() {
     assert_eq!(outcome.volumes_attached, ["static-v on node-1"]);
 }
 
-/// Entries of `volumesAttached` of unmanaged volumes remain: pods use these volumes.
+/// Entries of `volumesAttached` remain if another plugin wrote them, or if the VolumeAttachment is for an
+/// inline or an in-tree volume: pods may use these volumes. An entry without a VolumeAttachment is removed.
 #[tokio::test(start_paused = true)]
 async fn unmanaged_entries_of_volumes_attached_are_kept() {
     let simulation = Simulation::new(&[attach_detach::ROLE, pv_controller::ROLE], Vec::new(), Vec::new());

@@ -1,4 +1,5 @@
-//! Work queues and volume locks of the attacher: slow calls do not delay other operations.
+//! Work queues and volume locks of the attacher: slow ControllerPublishVolume calls do not delay detaches,
+//! and VolumeAttachments that wait for a call for the same volume occupy no worker.
 
 #![expect(clippy::unwrap_used, reason = "a missing value fails the test")]
 

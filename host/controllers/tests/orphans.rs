@@ -1,4 +1,5 @@
-//! Orphan scans and requested deletions, on paused time.
+//! Simulations of the scan for orphaned volumes and of their deletion on request, on paused time. A run of a
+//! simulation starts a new process; objects and array remain.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a missing value fails the test")]
 
 use std::time::Duration;
@@ -50,7 +51,7 @@ async fn local_owner(simulation: &Simulation) -> VolumeOwner {
     }
 }
 
-/// Adds a volume to the array, with the current time of the simulation as its creation time.
+/// Adds a volume to the array, with the current time of the simulation as the time of its last change.
 fn add_array_volume(simulation: &Simulation, name: &str, owner: Option<VolumeOwner>) {
     simulation.driver().insert(ArrayVolume {
         request: CreateVolume {
@@ -377,7 +378,8 @@ async fn live_reads_prevent_deletion_when_the_cache_is_stale() {
     }
 }
 
-/// A journal shard of another process that cannot be decoded. It may have an intent for any volume.
+/// A ConfigMap of the intent journal, written by another process. Its intent for the claim of the volume
+/// `lost` cannot be decoded, and counts as a reference to the volume.
 fn unreadable_intent_config_map() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

@@ -1,5 +1,7 @@
-//! An administrator creates a PersistentVolume for a volume whose CreateVolume response was lost. The
-//! provisioner does not delete the volume, even if its claim is deleted.
+//! An administrator creates a PersistentVolume for a volume whose CreateVolume response was lost, before the
+//! provisioner repeats the call. The provisioner does not delete the volume, because another PersistentVolume
+//! refers to it. This holds if the claim that the volume was created for is deleted afterwards, and if it
+//! remains and gets an event.
 
 use cofferdam_controllers::Role;
 use cofferdam_sim::{

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 const STATUS: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a/status";
 
-/// Requests an infeasible change of a claim, with conflicting writes of its status. Returns the status
-/// afterwards.
+/// Requests an infeasible change of a claim, and waits for `event`. The first write of the claim's status
+/// whose body contains `body_contains` is rejected with Conflict. Returns the status a minute after the
+/// request.
 async fn status_after_failure(
     claim_spec: Value,
     body_contains: &'static str,
@@ -45,7 +46,8 @@ async fn status_after_failure(
     found.and_then(|claim| claim.get("status").cloned()).unwrap_or_default()
 }
 
-/// Without the record, the next process would repeat the infeasible request first.
+/// An infeasible size or class is recorded in the claim's status even if the first write of it gets a
+/// Conflict. Without the record, the next process would repeat the infeasible request first.
 #[tokio::test(start_paused = true)]
 async fn an_infeasible_change_is_recorded_despite_concurrent_updates() {
     let infeasible = |kind| vec![DriverFault::Refuse(kind); 100];

@@ -1,4 +1,5 @@
-//! Restores of the cluster from a backup: frozen deletions, and the process that detects the restore.
+//! Restores of the cluster from a backup: no volume is deleted while the restore marker exists, and a process
+//! that detects a restore writes the marker and continues with a new cache.
 #![allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 
 use std::{
@@ -57,8 +58,8 @@ async fn an_unclaimed_volume_is_kept_until_the_restore_marker_is_deleted() {
     assert!(outcome.violations.is_empty() && outcome.intents == 0, "{outcome:?}");
 }
 
-/// The cluster is restored during a driver call and while no watch is open. Only a live read shows that the
-/// claim is deleted.
+/// The cluster is restored during a CreateVolume call and while no watch is open. The backup has no claim for
+/// the volume, which only a live read shows. The PersistentVolume becomes Released, and the volume is kept.
 #[tokio::test(start_paused = true)]
 async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     let faults = vec![
@@ -79,8 +80,8 @@ async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     );
 }
 
-/// The cluster is restored during a driver call, without a later write. The volume is too small, and its
-/// claim is deleted.
+/// The cluster is restored during a CreateVolume call. The created volume is too small, so the provisioner
+/// creates no PersistentVolume: no write shows the restore. The backup has no claim for the volume.
 #[tokio::test(start_paused = true)]
 async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     let small = DriverFault::ConcurrentActionThen(Restore, Box::new(DriverFault::WrongSize(1 << 20)));
@@ -139,7 +140,8 @@ struct TestProcess {
     failures_left: Arc<AtomicUsize>,
 }
 
-/// A ready process whose API server fails `failing_request`.
+/// Starts a process with the role `protection`, and waits until it is ready. Its API server responds to
+/// `failing_request` with 503 as often as `failures_left`, which is 0 at first.
 async fn start_process(failing_request: (Method, &'static str)) -> TestProcess {
     let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
     let failures_left = Arc::new(AtomicUsize::new(0));

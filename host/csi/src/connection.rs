@@ -38,7 +38,7 @@ const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
     pub(crate) address: Address,
-    /// The expected driver name.
+    /// The expected driver name; `None` for any driver.
     pub(crate) expected_driver: Option<DriverName>,
     /// Timeout of one call.
     pub(crate) call_timeout: Duration,
@@ -133,8 +133,9 @@ impl Connection {
 }
 
 impl ConnectionOptions {
-    /// Opens the first session. Repeats lost and refused connections until `connect_timeout`; an error
-    /// response of the driver is returned immediately.
+    /// Opens the first session. Repeats lost and refused connections, and temporary failures of
+    /// NodeGetCapabilities, until `connect_timeout`. Other error responses of the driver, and a path that is
+    /// not a socket, are returned immediately.
     async fn open_first_session(&self) -> Result<DriverSession, ConnectError> {
         let started = Instant::now();
         let mut last_logged = started;

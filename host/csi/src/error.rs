@@ -10,7 +10,7 @@ use crate::address::Address;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub(crate) struct NotConnected {
-    /// The reason, from the last attempt to connect.
+    /// The reason for which the last connection was lost or the last attempt to connect failed.
     pub(crate) reason: Arc<str>,
 }
 
@@ -18,7 +18,8 @@ pub(crate) struct NotConnected {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The connection failed, or the server does not speak gRPC.
+    /// No connection lasted until the driver was identified: it was refused or lost, the server does not
+    /// speak gRPC, or NodeGetCapabilities failed temporarily. Attempts were repeated until the timeout.
     #[error("{address}: no CSI driver after {elapsed:.1?}: {reason}")]
     Unreachable {
         /// The socket's address.
@@ -28,30 +29,32 @@ pub enum ConnectError {
         /// The error of the last attempt.
         reason: String,
     },
-    /// The path is not a socket.
+    /// The path exists and is not a socket.
     #[error("{address}: is not a socket; expected the socket of a CSI driver, or no file")]
     NotASocket {
         /// The path.
         address: Address,
     },
-    /// The driver is not ready.
+    /// The driver was not ready before the timeout.
     #[error("{address}: the driver is not ready after {elapsed:.1?}: {reason}")]
     NotReady {
         /// The socket's address.
         address: Address,
         /// The time since the first attempt to connect.
         elapsed: Duration,
-        /// The driver's last message.
+        /// The result of the last Probe: false, or a timeout.
         reason: String,
     },
-    /// A mandatory Identity or capability call failed.
+    /// Probe, GetPluginInfo, or a call for the capabilities of the plugin, controller service or group
+    /// controller service failed: the driver returned an error or a malformed response, or the call timed
+    /// out. A timeout of Probe is [`NotReady`](Self::NotReady).
     #[error("{address}: {method} failed: {source}")]
     CallFailed {
         /// The socket's address.
         address: Address,
         /// The gRPC path of the call.
         method: &'static str,
-        /// The driver's error.
+        /// The driver's error, or a description of the malformed response or the timeout.
         source: StorageError,
     },
     /// Another driver listens on the socket.
@@ -64,7 +67,7 @@ pub enum ConnectError {
         /// The configured name.
         expected: DriverName,
     },
-    /// The driver's description is invalid.
+    /// The name or the version that GetPluginInfo returned is invalid.
     #[error("{address}: the driver's description is invalid: {reason}")]
     InvalidIdentity {
         /// The socket's address.

@@ -41,10 +41,10 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 pub(crate) const ORIGIN: &str = "http://localhost";
 /// Header and trailer of the driver's status code.
 const GRPC_STATUS: &str = "grpc-status";
-/// Trailer with status details. They are not used, and tonic 0.14 panics if they are not base64.
+/// Header or trailer with status details. They are not used, and tonic 0.14 panics if they are not base64.
 const GRPC_STATUS_DETAILS: &str = "grpc-status-details-bin";
 
-/// The connection was lost, or the server does not speak gRPC.
+/// The connection could not be established, was lost, or has a server that does not speak HTTP/2.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectionLost(String);

@@ -50,13 +50,15 @@ impl CsiIdentity {
 /// A failed identification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IdentityError {
-    /// The connection was lost, or NodeGetCapabilities failed temporarily. A new connection may succeed.
+    /// The connection could not be established or was lost, or NodeGetCapabilities failed temporarily. A new
+    /// connection may succeed.
     ConnectionLost(String),
-    /// The driver is not ready.
+    /// Probe returned false or timed out.
     NotReady(String),
-    /// A call failed: its gRPC path and the driver's error.
+    /// The driver returned an error or a malformed response, or the call timed out: the call's gRPC path and
+    /// the error.
     CallFailed(&'static str, StorageError),
-    /// A response is invalid.
+    /// The driver's description is invalid; the text is the violated rule.
     InvalidResponse(String),
 }
 

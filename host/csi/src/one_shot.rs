@@ -24,7 +24,7 @@ impl OneShotConnection {
     /// Performs the HTTP/2 handshake.
     ///
     /// # Errors
-    /// `Unavailable` if the server does not speak HTTP/2.
+    /// `Unavailable` if the connection is lost during the handshake.
     pub async fn handshake(stream: UnixStream) -> Result<Self, Status> {
         let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
         let (sender, connection) = handshake.map_err(|error| Status::unavailable(error.to_string()))?;

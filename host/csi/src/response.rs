@@ -49,7 +49,8 @@ fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Converts and checks a created volume. Connection info in the volume context becomes a field of its own.
+/// Converts and checks the volume of a response. Connection info in the volume context becomes a field of its
+/// own.
 pub(crate) fn volume(volume: Option<v1::Volume>) -> Result<CreatedVolume, ContractViolation> {
     let volume = volume.ok_or_else(|| missing("the response", "volume"))?;
     let topology = volume.accessible_topology.into_iter().map(|entry| entry.segments);
@@ -118,7 +119,7 @@ fn unchecked_snapshot(snapshot: v1::Snapshot) -> Result<Snapshot, ContractViolat
     })
 }
 
-/// Converts and checks a created snapshot.
+/// Converts and checks the snapshot of a response.
 pub(crate) fn snapshot(response: Option<v1::Snapshot>) -> Result<Snapshot, ContractViolation> {
     let snapshot = unchecked_snapshot(response.ok_or_else(|| missing("the response", "snapshot"))?)?;
     RESPONSE_LIMITS.check_snapshot(&snapshot).map(|()| snapshot)

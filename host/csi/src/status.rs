@@ -13,7 +13,7 @@ use tonic::Code;
 pub(crate) enum RpcError {
     /// The driver returned a status.
     Status(Code, String),
-    /// The connection was lost before the response.
+    /// The connection was lost before the response was complete, or the response ended without a status.
     ConnectionLost(String),
     /// The response is not valid gRPC, or too large.
     MalformedResponse(String),

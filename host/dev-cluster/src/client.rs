@@ -64,7 +64,7 @@ impl_watched!(
 /// Type of a patch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PatchType {
-    /// A merge patch.
+    /// A JSON merge patch (RFC 7386).
     Merge,
     /// A strategic merge patch: lists with a merge key are merged by it.
     Strategic,

@@ -1,5 +1,5 @@
-//! The nodes of dev mode: their Node objects, the Node services of their drivers on real sockets, and their
-//! kubelets.
+//! The simulated part of dev mode's cluster: the scheduler, the ephemeral volume controller, and the nodes
+//! with their Node objects, their kubelets, and the Node services of their drivers on real sockets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,7 +46,7 @@ const NONEXISTENT_ROOT: &str = "/nonexistent";
 pub enum Mounts {
     /// Mounts are recorded in memory and checked against kubelet's rules.
     Recorded,
-    /// The kernel mounts volumes, within the operator's policy. This needs CAP_SYS_ADMIN.
+    /// The kernel mounts volumes, within the operator's policy. This needs Linux and CAP_SYS_ADMIN.
     Real(Box<NodePolicy>),
 }
 
@@ -68,7 +68,8 @@ pub enum NodePlugin {
     BuiltIn {
         /// Description of the driver, as `cofferdam backend inspect --output manifest` prints it.
         manifest: Box<DriverManifest>,
-        /// Root of the paths in the driver's ConnectionInfo, if it has any.
+        /// Directory that contains all directories and images in the driver's ConnectionInfo: that of a pool
+        /// driver. `None` for other drivers.
         root: Option<PathBuf>,
     },
     /// The driver's own Node service, on this socket.
@@ -77,7 +78,7 @@ pub enum NodePlugin {
 
 /// Options of a [`DevCluster`].
 pub struct DevClusterOptions {
-    /// API client without retries.
+    /// Client of the API server. It must not repeat failed requests: the simulated components do that.
     pub client: kube::Client,
     /// The wall clock.
     pub clock: Clock,
@@ -85,7 +86,8 @@ pub struct DevClusterOptions {
     pub observer: Arc<dyn StepObserver>,
     /// Names of the nodes.
     pub nodes: Vec<String>,
-    /// A directory for sockets and real mounts, used by this cluster only.
+    /// A directory for sockets, volume records, and kubelet's files and mounts on this machine. Only this
+    /// cluster uses it.
     pub directory: PathBuf,
     /// The drivers; names are unique.
     pub drivers: Vec<NodeDriver>,
@@ -96,7 +98,7 @@ pub struct DevClusterOptions {
 /// A cluster could not be created or has stopped. The message has one line.
 #[derive(Debug, thiserror::Error)]
 pub enum DevError {
-    /// The Node could not be created.
+    /// The Node could not be created, or its not-ready taint could not be removed.
     #[error("node {node}: {source}")]
     Node {
         /// The node.
@@ -110,10 +112,11 @@ pub enum DevError {
     /// A directory could not be created.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The setup of a node failed.
+    /// A node could not be set up for another reason, which the text names: for example, a socket path is too
+    /// long, the policy is not valid, or real mounts are not possible.
     #[error("{0}")]
     Setup(String),
-    /// A server of the nodes stopped unexpectedly.
+    /// The server of a driver's Node service or registration socket ended by itself or panicked.
     #[error("a server of the nodes stopped unexpectedly: {0}")]
     ServerEnded(String),
 }
@@ -137,7 +140,7 @@ pub struct DevCluster {
     registrars: Vec<(Arc<Registrar>, Arc<Kubelet>, PathBuf, RootDir)>,
 }
 
-/// A view of the nodes: the drivers' registrations, and the mounts and files that remain.
+/// A view of the nodes: the drivers' registrations, the mounts and files that remain, and violated rules.
 #[derive(Clone)]
 pub struct NodesView {
     nodes: Vec<(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)>,
@@ -159,7 +162,9 @@ impl NodesView {
         }
     }
 
-    /// Mounts, loop devices and files that remain on the nodes, and violated rules, for display.
+    /// Remains on the nodes, for display: volumes that a kubelet did not unmount, mounts, loop devices
+    /// and files of the fake hosts, and the rules that were violated on the fake hosts. Files and mounts on
+    /// this machine are not listed.
     pub fn leftovers(&self) -> Vec<String> {
         let leftovers_of = |(kubelet, host, _): &(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)| {
             [kubelet.leftovers(), host.leftovers(), host.violations()].concat()
@@ -169,10 +174,11 @@ impl NodesView {
 }
 
 impl DevCluster {
-    /// Creates the Node objects and the drivers' sockets, without starting anything.
+    /// Creates the Node objects, the nodes' directories, and the sockets of Cofferdam's Node services.
+    /// Nothing runs before [`Self::run`].
     ///
     /// # Errors
-    /// If a Node, a directory or a socket cannot be created, or the operator's policy is not valid.
+    /// [`DevError`], except [`DevError::ServerEnded`].
     pub async fn new(options: DevClusterOptions) -> Result<Self, DevError> {
         let DevClusterOptions { client, clock, observer, nodes, directory, drivers, mounts } = options;
         let (cluster_client, events) = ClusterClient::new(client, clock, observer);
@@ -329,11 +335,11 @@ impl DevCluster {
         self.servers.push(server);
     }
 
-    /// Runs the cluster until `stop`, or until a part of it stops by itself. Then unmounts all volumes and
-    /// removes the sockets.
+    /// Runs the cluster until `stop`, or until a server of a node stops by itself. Then unmounts all volumes,
+    /// logs the volumes that cannot be unmounted, and removes the sockets.
     ///
     /// # Errors
-    /// [`DevError`] of the part that stopped by itself; `stop` is cancelled in this case.
+    /// [`DevError`] of the server that stopped by itself; `stop` is cancelled in this case.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DevError> {
         let Self { client, events, scheduler, ephemeral, nodes, servers, registrars, .. } = self;
         let (mut tasks, servers_stop) = (JoinSet::new(), CancellationToken::new());
@@ -401,7 +407,9 @@ async fn serve_registrar(
     }
 }
 
-/// A policy that allows everything, for recorded mounts.
+/// The policy for recorded mounts. It allows all kinds of connections, filesystems and sizes, all devices
+/// whose stable ID starts with a letter or a digit, directories and images beneath the driver's root, and
+/// inline tmpfs volumes of up to 1 GiB.
 fn allow_all_policy(root: Option<&Path>) -> NodePolicy {
     // A pattern that matches every device is rejected as a likely mistake, so use one per first character.
     let first_char = ('a'..='z').chain('A'..='Z').chain('0'..='9');
@@ -469,7 +477,8 @@ fn make_directory(path: &Path) -> Result<(), DevError> {
     Ok(LocalFiles.make_directory(&path.display().to_string())?)
 }
 
-/// Labels of a node. Each topology label of a driver gets the node's zone, as an administrator would set it.
+/// Labels of a node. Each topology label of a built-in driver gets the node's zone, as an administrator would
+/// set it. The hostname, OS, region and zone labels keep their values.
 fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let zone = format!("zone-{}", number + 1);
     let mut labels: Labels = BTreeMap::from([

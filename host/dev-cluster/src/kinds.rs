@@ -1,5 +1,5 @@
-//! Objects as scheduler and kubelet see them: the fields that the roles use, and the full object. Clusters of
-//! dev mode are small enough to store both.
+//! Objects as scheduler and kubelet see them: the domain type, which has the fields that Cofferdam's
+//! controllers use, and the full API type. Clusters of dev mode are small enough to store both.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -19,12 +19,13 @@ use k8s_openapi::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 
-/// An object decoded twice: reduced to the fields that the roles use, and in full.
+/// An object decoded twice: as the domain type, which has the fields that Cofferdam's controllers use, and in
+/// full.
 #[derive(Clone, Debug)]
 pub struct FullObject<S, F> {
-    /// The fields that the roles use.
+    /// The domain type.
     pub slim: S,
-    /// The full object.
+    /// The full API type.
     pub full: F,
 }
 
@@ -80,7 +81,7 @@ impl FullPod {
         self.spec().volumes.as_deref().unwrap_or_default()
     }
 
-    /// `status.phase`
+    /// `status.phase`; empty if it is absent.
     pub fn phase(&self) -> &str {
         self.full.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
     }

@@ -220,7 +220,7 @@ pub struct Claim {
     pub meta: ObjectMeta,
     /// `uid` of the ownerReference with `controller: true`. For a generic ephemeral volume, it is the pod's.
     pub controller_uid: Option<Uid>,
-    /// `spec.volumeName`
+    /// `spec.volumeName`, if not empty.
     pub volume: Option<VolumeName>,
     /// `spec.storageClassName`. `None` requests the default class; the empty name requests no class.
     pub class: Option<Arc<str>>,
@@ -228,8 +228,8 @@ pub struct Claim {
     pub access_modes: AccessModes,
     /// `spec.volumeMode`
     pub mode: VolumeMode,
-    /// `spec.resources.requests.storage`. The error of a missing, negative or too large amount is kept for an
-    /// event on the claim.
+    /// `spec.resources.requests.storage`. The error of a missing or invalid amount is kept for an event on
+    /// the claim; a missing amount has the error of the empty text.
     pub request: Result<Quantity, Box<QuantityError>>,
     /// `spec.selector`, or the reason why it is invalid; `None` if the claim has no selector.
     pub selector: Option<Box<Result<LabelSelector, InvalidRequirement>>>,
@@ -241,7 +241,7 @@ pub struct Claim {
     pub phase: ClaimPhase,
     /// `status.accessModes`
     pub status_access_modes: AccessModes,
-    /// `status.capacity.storage`
+    /// `status.capacity.storage`; `None` if it is absent or not a quantity.
     pub status_capacity: Option<Quantity>,
     /// `status.currentVolumeAttributesClassName`
     pub status_attributes_class: Option<Box<str>>,
@@ -283,14 +283,15 @@ impl Claim {
         self.meta.has_annotation(names::BIND_COMPLETED)
     }
 
-    /// Name of the provisioning driver: from the annotation, else from its legacy form.
+    /// Name of the provisioning driver: from the annotation, else from its legacy form. `None` if the claim
+    /// has neither.
     pub fn storage_provisioner(&self) -> Option<&str> {
         self.meta
             .annotation(names::STORAGE_PROVISIONER)
             .or_else(|| self.meta.annotation(names::STORAGE_PROVISIONER_BETA))
     }
 
-    /// Node selected by the scheduler, if not empty.
+    /// Name of the node that the scheduler selected; `None` if the annotation is absent or empty.
     pub fn selected_node(&self) -> Option<&str> {
         self.meta.annotation(names::SELECTED_NODE).filter(|node| !node.is_empty())
     }

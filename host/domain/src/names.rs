@@ -1,4 +1,5 @@
-//! Annotations, finalizers and parameters of Kubernetes and the CSI sidecars. Each must match exactly.
+//! Names of Kubernetes, the CSI sidecars and Cofferdam: annotations, finalizers, taints, parameters, volume
+//! attributes and topology keys. Those of Kubernetes and the sidecars must match exactly.
 
 use sha2::{Digest as _, Sha256};
 
@@ -104,17 +105,19 @@ pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 /// Prefix of the StorageClass parameters that the provisioner evaluates and does not send to the driver. With
 /// `--extra-create-metadata`, it sends parameters of its own with this prefix.
 pub const RESERVED_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
-/// Volume attribute with the identity of the process that created the PersistentVolume.
+/// Volume attribute with the identity of the process that created the PersistentVolume, unless the driver
+/// returns an attribute of this name.
 pub const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 /// Key of the encoded connection info of a driver in the attributes of a PersistentVolume and in
 /// `status.attachmentMetadata` of a VolumeAttachment.
 pub const CONNECTION_INFO: &str = "cofferdam.dev/connection-info";
 /// Topology key whose value on every node is the node's name. It is not a label of the Node.
 pub const NODE_TOPOLOGY_KEY: &str = "topology.cofferdam.dev/node";
-/// Volume attribute with the kind of content source, `volume` or `snapshot`. The node service never formats a
-/// volume that has this attribute.
+/// Volume attribute with the kind of content source, `volume` or `snapshot`. Cofferdam's node service never
+/// formats a volume that has this attribute.
 pub const CONTENT_SOURCE: &str = "cofferdam.dev/content-source";
-/// Prefix of Cofferdam's volume attributes. Drivers neither set nor receive them.
+/// Prefix of Cofferdam's volume attributes. A driver's response must not set them, and controller calls to a
+/// driver do not contain them.
 pub const RESERVED_ATTRIBUTE_PREFIX: &str = "cofferdam.dev/";
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Opaque key-value pairs of a class, a driver or a volume, sorted by key.
+/// Key-value pairs, sorted by key: parameters of a class, and the volume context, the connection info and the
+/// publish context of a driver. Their keys have no meaning for this crate.
 pub type Parameters = BTreeMap<String, String>;
 
 /// Total size of all keys and values, in bytes.

@@ -14,7 +14,7 @@ pub struct Pod {
     /// `spec.nodeName`, if not empty.
     pub node: Option<NodeName>,
     /// True if the phase is Failed or Succeeded, or if the pod has a deletionTimestamp and no running
-    /// container.
+    /// container. Init and ephemeral containers count; a container without a state counts as running.
     pub terminated: bool,
     /// True if the pod has a deletionTimestamp and `deletionGracePeriodSeconds` is 0.
     pub zero_grace_period: bool,

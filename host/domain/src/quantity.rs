@@ -22,7 +22,8 @@ pub enum QuantityError {
     /// Below zero.
     #[error("quantity {0:?} is negative: expected zero or more bytes")]
     Negative(String),
-    /// Above the supported maximum of 2^127 bytes.
+    /// Above the supported maximum of 2^127 bytes, or a number with more significant digits than 128 bits
+    /// hold.
     #[error("quantity {0:?} is too large: expected at most 2^127 bytes")]
     TooLarge(String),
 }
@@ -46,11 +47,11 @@ impl Quantity {
         self.0 == 0
     }
 
-    /// Parses a quantity in the syntax of the Kubernetes API: a signed decimal number, then a binary suffix
-    /// (`Ki` … `Ei`), a decimal one (`n` … `E`) or an exponent (`e3`, `E3`).
+    /// Parses a quantity in the syntax of the Kubernetes API: a decimal number with an optional sign, then
+    /// optionally a binary suffix (`Ki` … `Ei`), a decimal one (`n` … `E`) or an exponent (`e3`, `E3`).
     ///
     /// # Errors
-    /// [`QuantityError`] with the text and the expected syntax.
+    /// [`QuantityError`], with the text.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let syntax = || QuantityError::Syntax(text.to_owned());
         let too_large = || QuantityError::TooLarge(text.to_owned());

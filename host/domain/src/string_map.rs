@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// A map of strings, stored as a sorted slice without spare capacity. The cache has annotations and labels of
-/// every object, most with at most one entry, and the smallest non-empty `BTreeMap` takes 400 bytes. Strings
-/// are reference-counted, because most occur in many objects.
+/// A map of strings, stored as a sorted slice without spare capacity. The cache of API objects has the
+/// annotations and labels of most objects, usually with at most one entry, and the smallest non-empty
+/// `BTreeMap` takes 400 bytes. Strings are reference-counted, because most occur in many objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StringMap(Box<[(Arc<str>, Arc<str>)]>);
 

@@ -144,9 +144,9 @@ pub enum VolumePhase {
     Available,
     /// Bound to a claim.
     Bound,
-    /// The claim was deleted.
+    /// The bound claim was deleted, and the volume is not reclaimed yet.
     Released,
-    /// The reclamation failed.
+    /// The deletion or scrubbing of a Released volume failed.
     Failed,
 }
 
@@ -232,7 +232,7 @@ pub struct Volume {
     /// `spec.nodeAffinity.required`: for each term, the labels that must have one given value. Other
     /// requirements of a term are dropped; they only restrict it further.
     pub node_affinity_terms: Box<[StringMap]>,
-    /// `spec.csi`; `None` if the volume has another source.
+    /// `spec.csi`; `None` if the PersistentVolume has another volume source.
     pub csi: Option<CsiVolumeSource>,
     /// Name of the `spec` field with an in-tree source, such as `awsElasticBlockStore`, if the source must be
     /// attached or is migrated to a CSI driver; `None` for all other sources.

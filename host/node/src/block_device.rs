@@ -24,7 +24,7 @@ impl fmt::Display for Device {
 pub struct LoopDevice {
     /// The device.
     pub device: Device,
-    /// Size in bytes.
+    /// Size of the loop device in bytes. The backing file may have grown since it was attached.
     pub size: u64,
     /// Identity of the backing file.
     pub file_id: FileId,
@@ -44,15 +44,15 @@ pub struct DeviceInfo {
     pub users: Vec<String>,
 }
 
-/// The content of a device, from `blkid` and its first and last bytes.
+/// The content of a device: the signatures that `blkid` finds, and whether the first and last 4 MiB are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceContent {
-    /// No signature, and zeros at both ends.
+    /// No signature, and only zeros in the first and last 4 MiB.
     Blank,
-    /// A filesystem, with its type.
+    /// One filesystem, with its type as in `mount -t`.
     Filesystem(String),
     /// Data without a known signature, such as an interrupted format or user data.
     Unknown,
-    /// Another known signature, such as a partition table, with a description.
+    /// Another known signature, such as a partition table, or several signatures; with a description.
     Other(String),
 }

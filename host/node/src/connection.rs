@@ -7,8 +7,8 @@ use serde::Deserialize;
 
 use crate::path::{PathError, RelativePath};
 
-/// Volume context key of the content source, `volume` or `snapshot`. A volume with this key is never
-/// formatted.
+/// Volume context key whose value is the kind of the volume's content source: `volume` or `snapshot`. A
+/// volume with this key is never formatted.
 pub const CONTENT_SOURCE: &str = cofferdam_domain::names::CONTENT_SOURCE;
 
 /// Maximum length of a stable id in bytes: the limit of a file name.

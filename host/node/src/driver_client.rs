@@ -14,7 +14,7 @@ use tonic::{Response, Status};
 /// A failed Identity request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
-    /// The connection failed.
+    /// The client cannot connect to the socket.
     #[error("cannot connect to {address}: {reason}")]
     Connect {
         /// The socket's address.
@@ -22,7 +22,7 @@ pub enum ProbeError {
         /// The cause.
         reason: String,
     },
-    /// The driver returned an error status.
+    /// The driver returned an error status, or the connection failed after it was opened.
     #[error("the driver at {address} returned {code}: {message}")]
     Status {
         /// The socket's address.

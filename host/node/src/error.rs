@@ -8,11 +8,13 @@ pub enum MounterError {
     /// A file, mount or device does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The object exists but must not be used or changed: a symbolic link in the path, an unexpected file
-    /// type, a file that was replaced during the call, content that must not be removed or overwritten.
+    /// The object exists but must not be used or changed: a symbolic link or a mount in the path, an
+    /// unexpected file type, a file that was replaced during the call, content that must not be removed or
+    /// overwritten. Also a record that exceeds the size limit.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// A system call or a tool failed, or a record, a path or the kernel's mount table is invalid.
+    /// A system call or a tool failed or returned an invalid result, a loop device is still in use after its
+    /// detach, or a record, a path or the kernel's mount table is invalid.
     #[error("{0}")]
     Failed(String),
 }
@@ -26,7 +28,7 @@ pub enum NodeError {
     /// The node's policy denies the request.
     #[error("{0}")]
     Denied(String),
-    /// The volume or a path does not exist.
+    /// The volume is not staged or published on this node, or not at the path of the request.
     #[error("{0}")]
     NotFound(String),
     /// The volume is staged or published with other arguments.
@@ -35,7 +37,8 @@ pub enum NodeError {
     /// The state of the volume or the node forbids the call.
     #[error("{0}")]
     FailedPrecondition(String),
-    /// The requested size is out of range.
+    /// NodeExpandVolume: the required size is larger than the device or than the policy's maximum for a
+    /// tmpfs, or the volume is larger than the request's limit.
     #[error("{0}")]
     OutOfRange(String),
     /// A [`Mounter`](crate::Mounter) call failed.

@@ -33,7 +33,7 @@ pub enum InvalidManifest {
         /// The cause.
         reason: String,
     },
-    /// The file is not a manifest.
+    /// The file is not JSON, lacks a field, or has a field of another type.
     #[error("is malformed: {reason}; expected the output of `cofferdam backend inspect -o manifest`")]
     Malformed {
         /// The cause.
@@ -48,7 +48,8 @@ pub enum InvalidManifest {
         /// The version.
         found: u32,
     },
-    /// The driver's name is not a DNS subdomain of at most 63 bytes.
+    /// The driver's name has more than 63 bytes, has other characters than ASCII letters, digits, `-` and
+    /// `.`, or does not start and end with a letter or digit.
     #[error("has the driver name {name:?}: expected a DNS subdomain")]
     DriverName {
         /// The name.
@@ -96,8 +97,8 @@ struct ManifestFields {
     abilities: Vec<String>,
 }
 
-/// Checks that a driver name is a DNS subdomain of at most 63 bytes: it is part of the registration socket's
-/// file name.
+/// Checks that a driver name has at most 63 ASCII letters, digits, `-` and `.`, and starts and ends with a
+/// letter or digit: it is part of the registration socket's file name.
 fn check_driver_name(name: &DriverName) -> Result<(), InvalidManifest> {
     let name = name.as_str();
     let is_valid_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -110,8 +111,9 @@ fn check_driver_name(name: &DriverName) -> Result<(), InvalidManifest> {
 }
 
 impl DriverManifest {
-    /// Creates the manifest of a driver that runs in this process. The node plugin serves no controller
-    /// methods, so it sets the placement to central.
+    /// Creates the manifest of a driver that runs in this process. Sets the placement to
+    /// [`Placement::Central`], as [`Self::parse`] does: the node plugin does not serve CSI's Controller
+    /// service, whatever the driver's placement is.
     ///
     /// # Errors
     /// [`InvalidManifest::DriverName`]

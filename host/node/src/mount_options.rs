@@ -167,7 +167,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Checks the form `user:role:type:level`; the level may contain commas.
+/// Checks the form `user:role:type`, optionally with `:level`. The level may contain commas.
 fn is_selinux_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b',');
     text.split(':').count() >= 3 && text.bytes().all(inner)

@@ -18,7 +18,7 @@ type Result<T> = std::result::Result<T, MounterError>;
 pub struct PathInfo {
     /// The file type; for a mount point, of the mounted root.
     pub kind: PathKind,
-    /// The file's identity.
+    /// The file's identity; for a mount point, that of the mounted root.
     pub id: FileId,
     /// The mounts at this path. The last one is on top.
     pub mounts: Vec<MountPoint>,
@@ -157,20 +157,22 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn refresh_loop_size(&self, device: &Device) -> Result<()>;
 
-    /// Effect: detaches a loop device.
+    /// Effect: detaches a loop device. The kernel has released it when this returns.
     ///
     /// # Errors
-    /// [`MounterError`]
+    /// [`MounterError::Failed`], also if another user keeps the device open.
     fn detach_loop(&self, device: &Device) -> Result<()>;
 
-    /// Effect: creates a filesystem. The device's content is probed again: it must be blank, or, with
-    /// `is_retry`, may hold what an interrupted format left. A recognised filesystem is never overwritten.
+    /// Effect: creates a filesystem. The device's content is probed again: it must be
+    /// [`DeviceContent::Blank`], or, with `is_retry`, may be [`DeviceContent::Unknown`], as an interrupted
+    /// format leaves it. A known signature is never overwritten.
     ///
     /// # Errors
-    /// [`MounterError`]
+    /// [`MounterError::FailedPrecondition`] if the content must not be overwritten.
     fn make_filesystem(&self, device: &Device, filesystem: Filesystem, is_retry: bool) -> Result<()>;
 
-    /// Effect: checks a filesystem and repairs what is safe to repair automatically.
+    /// Effect: checks a filesystem and repairs what is safe to repair automatically. xfs needs no check,
+    /// because the kernel replays its journal at the mount.
     ///
     /// # Errors
     /// [`MounterError::Failed`] if it needs a manual repair.
@@ -225,8 +227,9 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn unmount(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: makes a group the owner of everything below a path, with write access. The directory at the
-    /// path is changed last, so that an interrupted run is detectable.
+    /// Effect: makes a group the owner of the directory at a path and of everything below it, with write
+    /// access. The directory at the path is changed last, so that [`Self::mount_group`] detects an
+    /// interrupted run.
     ///
     /// # Errors
     /// [`MounterError`]

@@ -21,7 +21,8 @@ pub enum PathError {
         /// The path's length in bytes.
         bytes: usize,
     },
-    /// The path has a component that could leave its root, or that no file can have.
+    /// The path is absolute, or one of its names is empty, `.`, `..`, longer than 255 bytes, or has a NUL
+    /// byte.
     #[error("the path {path:?} {problem}: expected names separated by /, none of them . or ..")]
     Invalid {
         /// The path.
@@ -37,13 +38,13 @@ pub enum KubeletRootError {
     /// No root is given.
     #[error("no kubelet root: expected at least one, such as /var/lib/kubelet")]
     None,
-    /// A root is not an absolute path.
+    /// A root is not an absolute path, or is `/`.
     #[error("the kubelet root {root:?} is relative: expected an absolute path such as /var/lib/kubelet")]
     Relative {
         /// The root.
         root: String,
     },
-    /// A root is an invalid path, or `/`.
+    /// A root is absolute, but the path below `/` is invalid, for example because of `..`.
     #[error("the kubelet root {root:?} is invalid: {source}")]
     Path {
         /// The root.
@@ -151,10 +152,11 @@ impl fmt::Display for KubeletPath {
 pub struct KubeletRoots(Vec<String>);
 
 impl KubeletRoots {
-    /// Validates the roots, in the spelling that kubelet uses in its requests.
+    /// Validates the roots. The paths of requests are compared with them as text, so each root must be
+    /// spelled as in kubelet's requests, with the same symbolic links.
     ///
     /// # Errors
-    /// [`KubeletRootError`] if there is no root, or a root is not an absolute path or is `/`.
+    /// [`KubeletRootError`] if there is no root, or if a root is not a valid absolute path or is `/`.
     pub fn new(roots: impl IntoIterator<Item = String>) -> Result<Self, KubeletRootError> {
         let mut all = Vec::new();
         for root in roots {
@@ -181,7 +183,8 @@ impl KubeletRoots {
     /// Resolves a path of a request. `field` names the request field in errors.
     ///
     /// # Errors
-    /// [`NodeError::Invalid`] if the path is below none of the roots.
+    /// [`NodeError::Invalid`] if the path is empty, is below none of the roots, or is no [`RelativePath`]
+    /// below its root.
     pub fn resolve(&self, field: &str, path: &str) -> Result<KubeletPath, NodeError> {
         if path.is_empty() {
             return Err(NodeError::Invalid(format!("{field} is missing")));

@@ -52,7 +52,7 @@ pub enum PolicyError {
         /// The kind.
         kind: ConnectionKind,
     },
-    /// Devices are allowed, but no filesystem is.
+    /// Kind `image` or `local-device` is allowed, but no filesystem is.
     #[error("filesystems is empty: expected ext4, xfs, or both")]
     NoFilesystems,
     /// A root is not an absolute path, or is `/`.
@@ -111,7 +111,8 @@ impl<'de> Deserialize<'de> for StableIdPattern {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct InlinePolicy {
-    /// Maximum size in bytes of a tmpfs for an inline volume. If absent, inline volumes are denied.
+    /// Maximum size in bytes of one inline volume, which is a tmpfs; also its size if the pod requests none.
+    /// If absent, inline volumes are denied.
     pub tmpfs_max_bytes: Option<u64>,
 }
 
@@ -122,14 +123,14 @@ pub struct NodePolicy {
     /// Allowed kinds of connection info.
     #[serde(default)]
     pub connection_kinds: BTreeSet<ConnectionKind>,
-    /// Root of the paths of kind `directory`: an absolute path.
+    /// Root of the paths of kind `directory`: an absolute path. `None` unless the kind is allowed.
     pub directory_root: Option<String>,
-    /// Root of the paths of kind `image`: an absolute path.
+    /// Root of the paths of kind `image`: an absolute path. `None` unless the kind is allowed.
     pub image_root: Option<String>,
     /// Allowed stable ids of kind `local-device`.
     #[serde(default)]
     pub stable_ids: Vec<StableIdPattern>,
-    /// Maximum size in bytes of kind `tmpfs`.
+    /// Maximum size in bytes of one volume of kind `tmpfs`. `None` unless the kind is allowed.
     pub tmpfs_max_bytes: Option<u64>,
     /// Filesystems that may be mounted from devices and created on blank ones. If a volume requests none, the
     /// node creates ext4, or xfs if ext4 is not allowed.
@@ -218,7 +219,8 @@ impl NodePolicy {
     }
 
     /// Returns the connector for connection info that the policy allows. Every allow/deny decision about
-    /// connection info is made here.
+    /// connection info is made here. Connectors check the capability, the filesystem and the mount options of
+    /// a request, and the size to which a tmpfs is expanded.
     ///
     /// # Errors
     /// [`NodeError::Denied`] unless the policy allows it.

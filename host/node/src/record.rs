@@ -1,5 +1,5 @@
-//! The record of a volume. It is saved before the first effect of a stage or publish call, so that a
-//! restarted process can continue or undo the call.
+//! The record of a volume. It is saved before a stage or publish call creates, attaches, formats or mounts
+//! anything, so that a restarted process can continue or undo the call.
 
 use std::collections::BTreeMap;
 
@@ -27,9 +27,11 @@ pub struct VolumeRecord {
     pub staging_path: Option<String>,
     /// The connection info; absent for inline volumes.
     pub connection_info: Option<ConnectionInfo>,
-    /// The capability that the volume was staged with, or published with if it is inline.
+    /// The capability of the NodeStageVolume request, or of the NodePublishVolume request of an inline
+    /// volume.
     pub capability: VolumeCapability,
-    /// Size in bytes of an inline volume, or of an expanded tmpfs; None for any other volume.
+    /// Requested size in bytes of an inline volume, or of a tmpfs that was expanded; None for any other
+    /// volume.
     pub size: Option<u64>,
     /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,
@@ -38,7 +40,7 @@ pub struct VolumeRecord {
     pub device_number: Option<(u32, u32)>,
     /// True if formatting of a blank device has started and is not known to have finished.
     pub format_in_progress: bool,
-    /// True if staging has finished.
+    /// True if staging has finished. A reboot removes the mounts, but does not change this field.
     pub is_staged: bool,
     /// The requested publications, by target path. They may not be mounted yet, or no longer.
     pub targets: BTreeMap<String, TargetRecord>,
@@ -55,7 +57,7 @@ pub struct VolumeRecords {
 
 impl VolumeRecords {
     /// Returns all records, or an error if one is unreadable. Staging needs every record to detect shared
-    /// storage; unstaging does not.
+    /// storage. Unstaging needs only the record of its own volume.
     ///
     /// # Errors
     /// [`MounterError::Failed`] if a record is unreadable.

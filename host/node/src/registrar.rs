@@ -1,5 +1,5 @@
-//! Registers a driver with kubelet: serves the registration socket in kubelet's plugin directory until
-//! shutdown.
+//! Registers a driver with kubelet: serves the registration socket in kubelet's plugin registration directory
+//! until shutdown.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -21,7 +21,8 @@ const PLUGIN_TYPE: &str = "CSIPlugin";
 const SUPPORTED_VERSIONS: [&str; 1] = ["1.0.0"];
 /// Timeout of a call without a deadline. kubelet sends a deadline.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Initial backoff after a failed registration. It doubles with each failure.
+/// Initial backoff before the registration socket is created again. It doubles each time, until kubelet
+/// registers the driver.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
@@ -46,7 +47,7 @@ pub enum RegistrationError {
 /// The state of a registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RegistrationState {
-    /// No status from kubelet yet.
+    /// kubelet has sent no status since the registration socket was last created.
     #[default]
     Pending,
     /// kubelet has registered the driver.
@@ -101,8 +102,9 @@ impl Registrar {
         }
     }
 
-    /// Serves the registration socket until `stop`. Removing the socket makes kubelet unregister the driver.
-    /// After a rejection the socket is removed and created again after a backoff, which makes kubelet retry.
+    /// Serves the registration socket until `stop`, then removes it, which makes kubelet unregister the
+    /// driver. If kubelet rejects the driver or the server ends, creates the socket again after a backoff:
+    /// kubelet retries only for a new socket.
     ///
     /// # Errors
     /// [`SocketError`] if the socket cannot be created.

@@ -49,15 +49,15 @@ impl fmt::Display for CaseRequirement {
     }
 }
 
-/// One rule of the contract with its test.
+/// One rule of the driver contract or of CSI, with its test.
 #[derive(Clone, Copy)]
 pub struct ConformanceCase {
     /// Interface or topic, and rule, such as `volumes/create-is-idempotent` or `concurrency/different-names`.
     pub id: &'static str,
     /// The rule in one sentence.
     pub rule: &'static str,
-    /// Source of the rule: functions and types of the contract's WIT, calls and capabilities of CSI 1.12, or
-    /// both.
+    /// Source of the rule: parts of the contract's WIT, such as `wit volumes.create`, parts of the CSI 1.12
+    /// specification, such as `CSI CreateVolume`, or both.
     pub source: &'static str,
     /// Requirements; the case is skipped if one is not met.
     pub requirements: &'static [CaseRequirement],

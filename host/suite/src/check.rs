@@ -10,14 +10,15 @@ use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 /// Reason why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CaseError {
-    /// The driver breaks the rule.
+    /// A result differs from that which the rule requires: the driver breaks the rule, or its storage did not
+    /// respond in time.
     Failed {
         /// Expectation of the rule.
         expected: String,
         /// Observed result.
         found: String,
     },
-    /// The rule cannot be tested on this driver.
+    /// The rule cannot be tested on this driver, for this reason.
     Skipped(String),
 }
 

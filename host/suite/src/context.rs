@@ -1,5 +1,5 @@
-//! Environment of a case: the loaded driver, unique names, calls that are repeated while their outcome is
-//! unknown, and a record of everything created.
+//! Environment of the cases: the loaded driver, unique names, calls that are repeated until their result is
+//! final, and a record of everything created.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,8 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// Maximum errors of a run that are recorded. The cases in `robustness::final_checks` check them.
 const MAX_ERRORS: usize = 10_000;
 
-/// After this many calls without a final result, the remaining cases are skipped.
+/// Maximum of `SuiteContext::unfinished_calls`. When it is reached, failed calls are not repeated, and the
+/// remaining cases are skipped.
 pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
 
 /// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown and its
@@ -74,7 +75,7 @@ pub(crate) struct CreatedResources {
     snapshots: BTreeSet<SnapshotHandle>,
     groups: BTreeMap<GroupSnapshotHandle, BTreeSet<SnapshotHandle>>,
     published_volumes: BTreeSet<VolumeHandle>,
-    /// Creates with an unknown outcome: only a repetition returns the handle.
+    /// Creates without a final result: only a repetition returns the handle.
     open_volumes: Vec<(CreateVolume, VolumeOrigin)>,
     open_snapshots: Vec<CreateSnapshot>,
     open_groups: Vec<CreateGroupSnapshot>,
@@ -92,7 +93,8 @@ pub(crate) struct SuiteContext {
     pub(crate) initial_storage: BTreeSet<String>,
     name_prefix: String,
     name_counter: AtomicU32,
-    /// Number of calls that had no final result within `SuiteOptions::retry_timeout`.
+    /// Number of calls that still failed with an error to be repeated, see [`is_retryable`], after
+    /// `SuiteOptions::retry_timeout`.
     unfinished_calls: AtomicU32,
     created: Mutex<CreatedResources>,
     /// Every volume and snapshot that a create call of the run returned, deleted ones included.
@@ -186,7 +188,8 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a call until its result is final, or until `SuiteOptions::retry_timeout`. Records every error.
+    /// Repeats a call while its error is to be repeated, see [`is_retryable`], until
+    /// `SuiteOptions::retry_timeout` or until [`Self::has_given_up`]. Records every error.
     pub(crate) async fn retry_until_final<'a, T>(
         &self,
         method: &'static str,
@@ -228,7 +231,8 @@ impl SuiteContext {
         lock(&self.errors).clone()
     }
 
-    /// Starts to create a volume from a process. The caller passes the result to [`Self::record_create`].
+    /// Returns a create call of a process, which starts when the future is first polled. The caller passes
+    /// the result to [`Self::record_create`].
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,
@@ -276,7 +280,7 @@ impl SuiteContext {
         self.create_from(&self.backend, request, &VolumeOrigin::Empty).await
     }
 
-    /// Creates a volume with a content source, from a process.
+    /// Creates a volume, empty or with a content source, through this process. Records it for the cleanup.
     pub(crate) async fn create_from(
         &self,
         backend: &RecordingBackend,
@@ -301,7 +305,7 @@ impl SuiteContext {
         self.delete_with(&self.backend, handle).await
     }
 
-    /// Deletes a volume, from a process.
+    /// Deletes a volume through this process.
     pub(crate) async fn delete_with(
         &self,
         backend: &RecordingBackend,
@@ -320,7 +324,7 @@ impl SuiteContext {
         lock(&self.created).published_volumes.insert(handle.clone());
     }
 
-    /// Creates a snapshot, from a process.
+    /// Creates a snapshot through this process. Records it for the cleanup.
     pub(crate) async fn create_snapshot(
         &self,
         backend: &RecordingBackend,
@@ -392,14 +396,15 @@ impl SuiteContext {
         answer
     }
 
-    /// Returns true if the run created this volume: a call returned its handle, or its owner is this run.
+    /// Returns true if the run created this volume: a create call returned its handle, or its owner has the
+    /// cluster id of this run.
     pub(crate) fn is_own_volume(&self, status: &VolumeStatus) -> bool {
         let is_of_run = |owner: &VolumeOwner| owner.cluster_id.as_str() == self.name_prefix;
         lock(&self.all_created).0.contains(&status.volume.handle)
             || status.owner.as_ref().is_some_and(is_of_run)
     }
 
-    /// Returns true if a call of the run returned this volume.
+    /// Returns true if a create call of the run returned this volume.
     pub(crate) fn has_created(&self, handle: &VolumeHandle) -> bool {
         lock(&self.all_created).0.contains(handle)
     }
@@ -409,7 +414,8 @@ impl SuiteContext {
         lock(&self.all_created).1.contains(handle)
     }
 
-    /// Descriptions of the objects that are not known to be deleted.
+    /// Descriptions of the volumes, snapshots and group snapshots that are not known to be deleted, and of
+    /// the creates without a final result.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         let created = lock(&self.created);
         let describe = |what: &str, handles: &mut dyn Iterator<Item = String>| -> Vec<String> {
@@ -435,7 +441,8 @@ impl SuiteContext {
         .concat()
     }
 
-    /// Deletes everything that the cases created. Objects that cannot be deleted stay recorded.
+    /// Unpublishes and deletes everything that the cases created. Objects that cannot be unpublished or
+    /// deleted stay recorded.
     pub(crate) async fn delete_all(&self) {
         self.retry_open_creates().await;
         let published = std::mem::take(&mut lock(&self.created).published_volumes);
@@ -459,7 +466,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats creates with an unknown outcome, to get their handles.
+    /// Repeats creates without a final result, to get the handles of their objects.
     async fn retry_open_creates(&self) {
         let (volumes, snapshots, groups) = {
             let mut created = lock(&self.created);

@@ -3,7 +3,8 @@
 //! [`run()`] loads a component, calls it as a cluster does, also with timeouts, crashes and lost responses,
 //! and returns a report. Each case tests one rule of the driver contract or of CSI, such as: create is
 //! idempotent, a listing is complete, a killed call is completed by repeating it. [`cases()`] lists them.
-//! Cases for interfaces that the driver does not export are skipped, with a reason.
+//! A case is skipped, with a reason, if the driver or the run does not meet its requirements, such as an
+//! exported interface, or if its rule cannot be tested on this driver.
 //!
 //! The driver may use real storage. Nearly all names have the run's prefix, volumes are small and few, and
 //! everything created is deleted; the report lists objects that could not be deleted.

@@ -14,7 +14,8 @@ pub struct SuiteOptions {
     /// Settings, grants and limits of the driver. The circuit breaker is disabled, because the suite kills
     /// calls on purpose.
     pub config: BackendConfig,
-    /// Secrets of every call.
+    /// Secrets of every call, except in the case `errors/without-secrets`. The secrets of `config` are sent
+    /// with every call.
     pub secrets: Secrets,
     /// Parameters of the StorageClass.
     pub parameters: Parameters,
@@ -24,11 +25,13 @@ pub struct SuiteOptions {
     pub snapshot_parameters: Parameters,
     /// Capability of the volumes.
     pub capability: VolumeCapability,
-    /// Topology segment of the volumes, for drivers with topology.
+    /// Topology segment of the volumes, for drivers with topology. With `None`, requests have no topology,
+    /// and cases that need a segment are skipped.
     pub topology: Option<Segments>,
     /// CSI node ids of two nodes to which the driver can publish.
     pub nodes: [NodeId; 2],
-    /// Size of a volume in bytes. A case requests up to four times as much.
+    /// Size of a volume in bytes. Cases require up to four times as much, and more only where they expect an
+    /// error.
     pub size: u64,
     /// Seed of the names: the same seed generates the same names.
     pub seed: u64,
@@ -36,9 +39,10 @@ pub struct SuiteOptions {
     pub command: String,
     /// Selected cases: prefixes of their ids, or patterns with `*`. Empty: all.
     pub only: Vec<String>,
-    /// Timeout of a call.
+    /// Timeout of a call. Cases of `deadlines` also use shorter ones.
     pub deadline: Duration,
-    /// Time for which a call with an unknown outcome is repeated, and a snapshot may take to become ready.
+    /// Time for which a call without a final result is repeated. Also the time that a snapshot may take to
+    /// become ready.
     pub retry_timeout: Duration,
     /// Concurrent creates of the case `concurrency/different-names`, at least 2. Other cases make at most 4
     /// concurrent calls.
@@ -81,7 +85,8 @@ impl SuiteOptions {
     }
 }
 
-/// Returns true if an id matches a pattern: `*` is any text, and a pattern without `*` is a prefix.
+/// Returns true if an id matches a pattern. A `*` is any text. A pattern with `*` matches the whole id, a
+/// pattern without `*` its beginning.
 fn matches(pattern: &str, id: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(rest) = parts.next().and_then(|first| id.strip_prefix(first)) else { return false };

@@ -23,13 +23,14 @@ pub struct SuiteReport {
     /// The selected cases, or all if the driver could not be loaded, in the order of
     /// [`cases()`](crate::cases()).
     pub entries: Vec<CaseReport>,
-    /// Objects that could not be deleted.
+    /// Descriptions of objects that could not be deleted, and of creates whose outcome remained unknown.
     pub leftovers: Vec<String>,
     /// True if listing or inspection returns the owner of a volume; `None` if the run did not check.
     pub keeps_owners: Option<bool>,
 }
 
-/// Name, version and abilities of a driver.
+/// Name, version and features from a loaded driver's description, and the digest and the optional interfaces
+/// of its component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverIdentity {
     /// Name.
@@ -60,13 +61,14 @@ pub struct CaseReport {
 pub enum CaseOutcome {
     /// The calls of the case found no violation of the rule.
     Passed,
-    /// The driver breaks the rule.
+    /// A result differs from that which the rule requires: the driver breaks the rule, or its storage did not
+    /// respond in time.
     Failed {
         /// Expectation of the rule, in one line.
         expected: String,
         /// Observed result, in one line.
         found: String,
-        /// The last calls of the case, each with its result.
+        /// The last calls of the case, each with its result. Empty if the component could not be loaded.
         calls: Vec<String>,
     },
     /// The rule was not tested, for this reason.
@@ -92,7 +94,7 @@ impl SuiteReport {
         }
     }
 
-    /// Returns true if no rule is broken and at least one was tested.
+    /// Returns true if no case failed and at least one passed.
     pub fn is_passed(&self) -> bool {
         let (passed, failed, _) = self.totals();
         failed == 0 && passed > 0
@@ -127,7 +129,7 @@ impl SuiteReport {
         text::write(self, colour)
     }
 
-    /// The report as JUnit XML, with one test suite per interface.
+    /// The report as JUnit XML, with one test suite per [`ConformanceCase::interface`].
     pub fn to_junit(&self) -> String {
         junit::write(self)
     }

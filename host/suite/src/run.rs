@@ -24,8 +24,8 @@ const MAX_CALLS_SHOWN: usize = 8;
 ///
 /// # Errors
 ///
-/// If the component cannot be tested for another reason: an unreadable file, a missing grant or directory,
-/// or invalid options.
+/// If the component cannot be tested for another reason, such as a file that is unreadable or no component, a
+/// missing grant or directory, or invalid options.
 pub async fn run(
     engine: &Engine,
     source: ComponentSource,

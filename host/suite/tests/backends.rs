@@ -99,7 +99,8 @@ async fn memory_driver_passes_with_topology_and_known_nodes() {
         .await;
 }
 
-/// A driver may return errors with an unknown outcome: they break no rule.
+/// A driver may return errors whose outcome is unknown or whose operation is in progress: they break no rule.
+/// The case `cleanup/nothing-is-left` fails only because the driver counts the injected errors in its state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_driver_passes_when_calls_end_with_unknown_outcome() {
     let errors = "create:unavailable:2,create:deadline-exceeded:2:after,\

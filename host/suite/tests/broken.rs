@@ -1,4 +1,5 @@
-//! Runs the suite on a driver that breaks one rule at a time: the rule's case fails, and few others.
+//! Runs the suite on the test driver `broken`. With the setting `broken-rule` it breaks the rule of that
+//! case: the case fails, and few others. Without the setting no case fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -18,7 +19,8 @@ const CONCURRENT_RUNS: usize = 4;
 /// it.
 const MAX_FAILURES: usize = 5;
 
-/// Additional settings that a case requires: missing features, or a topology segment.
+/// Additional settings that a case requires: a list of features without that of the case, a secret, a limit
+/// of volumes per node, or a topology segment.
 const EXTRA_SETTINGS: &[(&str, (&str, &str))] = &[
     ("expansion/offline-only", ("features", "publish-readonly published-nodes volume-condition")),
     ("features/published-nodes-unannounced", ("features", "volume-condition")),

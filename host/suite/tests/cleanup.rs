@@ -1,4 +1,4 @@
-//! Failed deletes: the report names each object, and lists those that remain.
+//! Cleanup: the suite deletes what a failed case left. The report lists the objects that cannot be deleted.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 
@@ -26,7 +26,8 @@ async fn members_that_cannot_be_deleted_are_leftovers() {
     assert!(are_snapshots && report.leftovers.len() == 2, "{:?}", report.leftovers);
 }
 
-/// The case deletes the two volumes of the first page. The driver rejects the delete of one volume per run.
+/// The case creates four volumes and deletes the two of the first page. In each of the four runs the driver
+/// rejects the delete of another volume, and the case fails only if that volume is on the first page.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_delete_during_a_listing_names_its_volume() {
     let engine = common::engine();

@@ -1,8 +1,8 @@
 //! Circuit breaker of a backend: rejects calls while the backend only traps, hangs or exceeds its limits.
 //!
 //! Closed: calls are admitted. Open, after consecutive failures: calls are rejected for a delay. Half-open:
-//! one trial call is admitted; its success closes the circuit, its failure opens it for twice the delay.
-//! Errors that the guest itself returns count as successes.
+//! one trial call is admitted; its success closes the circuit, its failure opens it for twice the delay, up
+//! to 60 times the first delay. Errors that the guest itself returns count as successes.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(crate) enum BreakerStatus {
     Closed,
     /// One trial call is running; other calls are rejected.
     HalfOpen,
-    /// Calls are rejected.
+    /// Calls are rejected until the delay has passed; the next call then is the trial.
     Open,
 }
 
@@ -95,7 +95,7 @@ impl Breaker {
         }
     }
 
-    /// Records a call that trapped, hung or exceeded a limit.
+    /// Records a call that trapped, exited, hung or exceeded a limit, or during which the host panicked.
     pub(crate) fn record_failure(&mut self, permit: BreakerPermit, now: Instant) {
         if permit.0 != self.generation {
             return;

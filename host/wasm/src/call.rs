@@ -25,7 +25,8 @@ use crate::{
 };
 use cofferdam_backend::{CallContext, checks::printable};
 
-/// Everything that calls of one backend share.
+/// The component, imports and limits that all calls of one backend share. The circuit breaker and the limit
+/// of concurrent calls are not part of it: `WasmBackend::second_process` shares only this.
 pub(crate) struct SharedState {
     pub(crate) engine: wasmtime::Engine,
     pub(crate) compiled: Arc<CompiledComponent>,
@@ -53,7 +54,8 @@ impl<T> CallOutcome<T> {
 }
 
 impl SharedState {
-    /// Waits for the instance slots of a call. The caller holds the permit until the call has ended.
+    /// Waits for the instance slots of a call, until the deadline. The caller holds the permit until the call
+    /// has ended.
     pub(crate) async fn acquire_instance(
         &self,
         deadline: Instant,
@@ -135,11 +137,11 @@ async fn run_isolated<T>(
     CallOutcome { result: answer, usage: Some(usage) }
 }
 
-/// Classifies a passed deadline. A short deadline of the caller, or a long wait for CPU time, is not the
-/// guest's fault.
+/// Classifies a passed deadline by the time between the call's start and the deadline. A short deadline of
+/// the caller, or a long wait for CPU time before the start, is not the guest's fault.
 fn deadline_failure(elapsed: Duration, limits: &Limits) -> CallFailure {
-    /// Longer than any guest computes without waiting for its storage, and well below the second that callers
-    /// give a probe.
+    /// Longer than any measured guest computes without waiting for its storage, and well below the second
+    /// that callers give a probe.
     const MIN_GUEST_TIME: Duration = Duration::from_millis(500);
     if elapsed < MIN_GUEST_TIME.min(limits.deadline()) {
         CallFailure::CallerDeadline(elapsed)
@@ -179,7 +181,8 @@ fn classify(error: &wasmtime::Error, host: &StoreData, limits: &Limits) -> CallF
     ))
 }
 
-/// Maps an error message to the limit that was exceeded. wasmtime reports these limits by message only.
+/// Maps an error message to the limit that was exceeded; `None` for any other message. wasmtime reports these
+/// limits by message only.
 fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     if message.contains("fuel allocated for hostcalls has been exhausted") {
         return Some(CallFailure::ResultTooLarge(limits.result_bytes));
@@ -196,7 +199,8 @@ fn limit_from_error(message: &str, limits: &Limits) -> Option<CallFailure> {
     Some(CallFailure::LimitExceeded(GuestLimit { noun: what, max: most, limit_name: limit }))
 }
 
-/// Logs the guest's standard output and error: often only they explain a trap.
+/// Logs the guest's standard output and error: often only they explain a trap. Warns of a failure that is not
+/// an error which the guest returned.
 fn log_guest_output(method: &'static str, failure: Option<&CallFailure>, host: &StoreData) {
     let printed = host.output.redacted_text(|text| host.redactor().redact(text).into_owned());
     let (output, dropped_bytes) = printed.unwrap_or_default();

@@ -31,7 +31,7 @@ use crate::{
 const BACKTRACE_FRAMES: usize = 16;
 /// Niceness of the threads for CPU-bound calls. A normal thread that wakes up preempts them. With a smaller
 /// difference the kernel would let it wait for the rest of a time slice, which is as long as many short
-/// calls. With niceness 19 the CPU-bound threads would get less than 1 % of a busy processor, and calls would
+/// calls. With niceness 19 the CPU-bound threads would get about 1 % of a busy processor, and calls would
 /// miss their deadlines.
 const CPU_BOUND_NICENESS: i32 = 10;
 /// Soft limit of compiled code on the disk, in bytes: some twenty components of the largest languages.
@@ -40,12 +40,12 @@ const MAX_CACHE_BYTES: u64 = 1 << 30;
 /// Cache of compiled code, so that a restart does not compile again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CompiledCache {
-    /// In the user's cache directory. The cache is disabled, with a warning, if there is none, if it is not
-    /// writable, or if other users can write to it.
+    /// In the user's cache directory. The cache is disabled, with a warning, if there is none, if it cannot
+    /// be created, if neither root nor this process' user owns it, or if other users can write to it.
     #[default]
     User,
-    /// In this directory. The cached code is run, so the cache is disabled, with a warning, if other users
-    /// can write to the directory or if it is not writable.
+    /// In this directory. The cached code is run, so the cache is disabled, with a warning, if neither root
+    /// nor this process' user owns the directory, if other users can write to it, or if it cannot be created.
     Directory(PathBuf),
     /// Disabled.
     Off,
@@ -186,8 +186,9 @@ fn new_engine(cache: Option<Cache>) -> wasmtime::Result<wasmtime::Engine> {
     })
 }
 
-/// Enables the features that guests need and disables all others. Proposals that need disabled cargo features
-/// (garbage collection, exceptions, component-model async, parallel compilation) are disabled with them.
+/// Enables the component model and the interruption of guests. Of the WebAssembly proposals, wasmtime's
+/// defaults are enabled, except those that need a cargo feature that this crate does not enable: garbage
+/// collection, exceptions, threads and component-model async.
 fn engine_config() -> Config {
     let mut config = Config::new();
     config

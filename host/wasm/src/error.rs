@@ -17,25 +17,25 @@ pub enum LoadError {
     /// The engine cannot be set up.
     #[error("the WebAssembly engine cannot start: {0:#}")]
     Engine(#[source] wasmtime::Error),
-    /// The threads that run guests cannot be started.
+    /// A thread of the engine cannot be started: one that runs guests, or the one that interrupts them.
     #[error("the threads of the WebAssembly engine cannot start: {0}")]
     Threads(#[source] std::io::Error),
-    /// The file cannot be read.
+    /// The component's file cannot be read, or is not a regular file.
     #[error("{name}: cannot be read: {source}")]
     Read {
         /// The component.
         name: String,
-        /// The system's error.
+        /// The system's error, or the host's for a file that is not regular.
         source: std::io::Error,
     },
-    /// The file is too large.
+    /// The component has more bytes than the limit `file-bytes`.
     #[error("{name}: has {bytes} bytes; at most {limit} are allowed (limit `file-bytes`)")]
     TooLarge {
         /// The component.
         name: String,
-        /// Its size.
+        /// Its size in bytes. If the file grew while it was read, it has at least this size.
         bytes: u64,
-        /// The maximum.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The file is not a WebAssembly component.
@@ -64,10 +64,10 @@ pub enum LoadError {
     Invalid {
         /// The component.
         name: String,
-        /// The validator's message.
+        /// The message of wasmtime, which validates and compiles the component.
         reason: String,
     },
-    /// The component was written for another version of the contract.
+    /// An import or export of the contract has no version, or one that this program does not support.
     #[error(
         "{name}: speaks `{found}`; this program speaks cofferdam:storage@{supported}",
         supported = contract::CONTRACT_VERSION
@@ -78,7 +78,7 @@ pub enum LoadError {
         /// The imported or exported interface.
         found: InterfaceVersion,
     },
-    /// The component imports an interface that the host does not offer.
+    /// The component imports an interface that the host does not offer with any grant.
     #[error("{name}: imports `{import}`, which this program does not offer; {advice}")]
     UnknownImport {
         /// The component.
@@ -97,7 +97,7 @@ pub enum LoadError {
         /// The required and the available resources.
         reason: String,
     },
-    /// The component needs something that the operator has not granted.
+    /// The component imports an interface of the contract that the operator has not granted.
     #[error("{name}: imports `{import}`, which is not granted to it; {}", .grant.advice())]
     NotGranted {
         /// The component.
@@ -115,7 +115,7 @@ pub enum LoadError {
         /// The export.
         export: String,
     },
-    /// An import or export has the right name and another type.
+    /// An import or export has the right name and another type, or lacks a function of the contract.
     #[error("{name}: does not match the contract: {reason}")]
     TypeMismatch {
         /// The component.
@@ -130,7 +130,7 @@ pub enum LoadError {
         name: String,
         /// The function, such as `identity.describe`; `instantiation` for the check of the types.
         function: &'static str,
-        /// The component's error, or the reason that it was stopped.
+        /// The error that the component returned, or the reason that the call was stopped or not started.
         source: StorageError,
     },
     /// The component's description breaks a rule of the contract.
@@ -141,7 +141,8 @@ pub enum LoadError {
         /// The broken rule.
         violation: ContractViolation,
     },
-    /// A limit is invalid.
+    /// `deadline-ms`, `cpu-ms` or `concurrent-calls` is zero, `queued-calls` is less than `concurrent-calls`,
+    /// or one of the two numbers of calls is more than a semaphore holds.
     #[error("{name}: the limit `{limit}` is {value}; expected {expected}")]
     InvalidLimit {
         /// The component.
@@ -153,7 +154,7 @@ pub enum LoadError {
         /// The permitted values.
         expected: &'static str,
     },
-    /// A limit is higher than this program can serve.
+    /// A limit exceeds the size of an instance slot: `instances`, `memories`, `tables` or `table-elements`.
     #[error("{name}: the limit `{limit}` is {value}; expected at most {max}")]
     LimitTooHigh {
         /// The component.

@@ -20,7 +20,7 @@ pub(crate) enum CallFailure {
     Cpu(Duration),
     /// The guest requested more memory than this limit, in bytes.
     Memory(usize),
-    /// The guest exceeded another limit.
+    /// The guest exceeded a limit of its instances, memories, tables, elements of a table or handles.
     LimitExceeded(GuestLimit),
     /// The guest did not respond before its deadline; it ran for this time.
     Deadline(Duration),
@@ -34,11 +34,12 @@ pub(crate) enum CallFailure {
     Panic,
     /// Too many calls are waiting, or the deadline passed before this one started.
     Overloaded,
-    /// No instance slot became free before the deadline.
+    /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
     /// The circuit is open because the backend failed too often; the next trial is after this time.
     CircuitOpen(Duration),
-    /// Another call for the same volume, snapshot or group snapshot is running, or has an unknown outcome.
+    /// Another operation, or work that outlived its call, uses the volume, snapshot or group snapshot, or a
+    /// source of the requested one; or an earlier operation on it has no final result yet.
     Conflict(OperationConflict),
 }
 

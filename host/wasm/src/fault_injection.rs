@@ -14,7 +14,8 @@ pub struct FaultPlan(Arc<Mutex<FaultState>>);
 pub(crate) const INJECTED_FAULT: &str = "the conformance suite ended the call here";
 
 /// The host call or HTTP request at which a fault is injected. Its number counts from 0 over all calls of the
-/// backend since [`FaultPlan::arm`]. Only calls of the imports `state`, `http` and `pool` are numbered.
+/// backend since [`FaultPlan::arm`]. Only calls of the imports `state`, `http` and `pool` are numbered; of
+/// `http`, only requests whose URL, headers and size the host accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
     /// Ends the guest's call before the host call with this number has an effect.

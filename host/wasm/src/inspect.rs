@@ -63,7 +63,7 @@ impl ComponentInterfaces {
 
 /// WASI interfaces that the runtimes of guest languages import without needing them. They are linked to inert
 /// implementations: no environment, no arguments, no directories, no input; clocks and randomness work;
-/// output is logged. Sockets and HTTP are not among them.
+/// output is logged; `exit` ends the call. Sockets and HTTP are not among them.
 pub(crate) const INERT_IMPORTS: [&str; 20] = [
     "wasi:cli/environment",
     "wasi:cli/exit",

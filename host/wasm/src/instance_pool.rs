@@ -67,7 +67,7 @@ pub(crate) struct InstanceQuota {
     pool: Arc<InstancePool>,
 }
 
-/// The slots of one call; given back when it is dropped.
+/// The permit for the instance slots of one call. Dropping the permit frees the slots.
 #[derive(Debug)]
 pub(crate) struct InstancePermit<'a> {
     _pool_permit: Option<SemaphorePermit<'a>>,

@@ -35,7 +35,7 @@ pub struct Limits {
     pub queued_calls: usize,
     /// Maximum bytes of all entries of the `state` import: keys and values, plus 160 bytes for each entry.
     pub state_bytes: usize,
-    /// Maximum keys of the `session` import, over all secrets.
+    /// Maximum keys of the `session` import. A key counts once for each set of secrets that uses it.
     pub session_keys: usize,
     /// Maximum lifetime of a value of the `session` import, in milliseconds.
     pub session_ttl_ms: u64,
@@ -57,7 +57,8 @@ pub struct Limits {
     pub table_elements: usize,
     /// Maximum concurrent resource handles of one call.
     pub handles: usize,
-    /// Consecutive failures (trap, time-out, exceeded limit) after which the circuit breaker opens.
+    /// Consecutive failures (trap, exit, time-out, exceeded limit, panic of the host) after which the circuit
+    /// breaker opens; 0 counts as 1.
     pub breaker_failures: u32,
     /// First delay of an open circuit breaker, in milliseconds; doubled after each failed trial, up to 60
     /// times this.
@@ -158,7 +159,7 @@ pub(crate) struct StoreLimiter {
     used_memory: usize,
     peak_memory: usize,
     exceeded_limit: Option<ExceededLimit>,
-    /// The last growth that was allowed; reverted if the allocation itself fails.
+    /// The last growth of a memory that was allowed, in bytes; reverted if the allocation itself fails.
     last_growth: usize,
     max_table_elements: usize,
     max_instances: usize,

@@ -1,5 +1,5 @@
-//! Loading of a component: reads the file once, checks its kind and its digest, compiles and links it, checks
-//! its grants, and calls `describe` and `probe`.
+//! Loading of a component: checks the limits, reads the file once, checks its kind and its digest, compiles
+//! and links it, checks its grants, opens its state file and pool, and calls `describe` and `probe`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -120,7 +120,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The component cannot be read, is invalid, or imports what the host does not offer.
+    /// The component cannot be read, exceeds the limit `file-bytes`, is invalid, or does not fit an instance
+    /// slot; it was written for another version of the contract, imports what the host does not offer, lacks
+    /// a mandatory export, or has an import or export of another type.
     pub async fn inspect(
         &self,
         source: ComponentSource,
@@ -139,7 +141,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load), except that grants are not checked.
+    /// As [`load`](Self::load), except that grants are not checked, `probe` is not called, and no HTTP
+    /// origins, state file or pool are opened.
     pub async fn describe(
         &self,
         source: ComponentSource,
@@ -187,8 +190,9 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The component cannot be read, is invalid, imports more than its grants, or fails its first calls. The
-    /// message is one line with the component's name.
+    /// A limit is invalid. The component cannot be read, has another digest, is invalid, imports more than
+    /// its grants, or fails its first calls. The configured HTTP origins, state file or pool cannot be used.
+    /// The message is one line with the component's name.
     pub async fn load(
         &self,
         source: ComponentSource,
@@ -280,8 +284,8 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
     opened.map(Some).map_err(|source| LoadError::Pool { name: name.to_owned(), directory, source })
 }
 
-/// Rejects limits of zero, more than a semaphore holds or fewer queued than concurrent calls, and limits that
-/// exceed the size of an instance slot.
+/// Rejects `deadline-ms`, `cpu-ms` or `concurrent-calls` of zero, `queued-calls` below `concurrent-calls`,
+/// numbers of calls above what a semaphore holds, and limits that exceed the size of an instance slot.
 fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
     let max_permits = tokio::sync::Semaphore::MAX_PERMITS;
     let checks = [
@@ -430,7 +434,8 @@ fn one_line(error: &wasmtime::Error) -> String {
     printable(&format!("{error:#}"))
 }
 
-/// Runs a call while the component is loaded, under the same limits as any call.
+/// Runs a call while the component is loaded, under the limits of one call. The limits of concurrent and
+/// queued calls and the circuit breaker do not apply: they belong to the backend, which does not exist yet.
 async fn initial_call<T: Send + 'static>(
     name: &str,
     inner: &EngineInner,

@@ -1,4 +1,5 @@
-//! Metrics of components: memory, CPU time, limits, and the use of imports.
+//! Metrics of backends that are components: memory, CPU time, dropped log lines, limits, circuit breaker, and
+//! the use of the imports `session`, `http`, `state` and `pool`.
 
 use std::{
     sync::atomic::{AtomicI64, AtomicU64},
@@ -68,7 +69,7 @@ struct DenialLabels {
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
-/// The metrics of all backends of a process.
+/// The metrics of all backends of a process that are components.
 #[derive(Clone, Debug)]
 pub struct WasmMetrics {
     calls: BackendMetrics,

@@ -1,4 +1,6 @@
-//! WASI without effects, for the runtimes of guest languages that import it without needing it.
+//! WASI for the runtimes of guest languages that import it without needing it: without files, arguments,
+//! environment, input and network. Clocks and random numbers work, the output is logged, and `exit` ends the
+//! call.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -78,8 +80,8 @@ impl GuestOutput {
         })))
     }
 
-    /// The output as text, redacted, without control characters and within the limit, and the number of
-    /// dropped bytes. `None` without output.
+    /// The output as text, redacted, without control characters other than line breaks and within the limit,
+    /// and the number of dropped bytes. `None` without output.
     pub(crate) fn redacted_text(&self, redact: impl Fn(&str) -> String) -> Option<(String, usize)> {
         let buffer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Redacts before anything is cut or replaced: otherwise half of a secret, or one with a blank for its

@@ -1,4 +1,6 @@
-//! Guests that misbehave, through the real engine: each gets a typed error, and the next call works.
+//! A guest that misbehaves on request, through the real engine. A trap, an exceeded limit or an invalid
+//! response is a typed error of that call, and the next call works. Secrets in responses are redacted or
+//! rejected. A busy backend does not starve others.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

@@ -1,5 +1,6 @@
-//! Malformed and hostile components, written by hand: each gets a typed error of one short line, and the next
-//! call works.
+//! Malformed and hostile components, written as WebAssembly text: each is rejected at load or fails its call,
+//! with a typed error of one short line, and a well-behaved component or call then works. A reused instance
+//! slot holds no data of an earlier guest.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

@@ -1,5 +1,5 @@
-//! The import `http` through a guest and real sockets: what is allowed works, what is not is refused before
-//! anything is sent.
+//! The import `http` through a guest and real sockets: TLS, limits, timeouts, authorization and metrics. A
+//! request that the configuration does not allow is rejected before any part of it is sent.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! Files that cannot be loaded as a backend: each gets an error of one line.
+//! Files that cannot be loaded as a backend: each gets an error of one line. A loaded backend reports its
+//! digest and its interfaces.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

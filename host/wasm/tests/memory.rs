@@ -1,4 +1,5 @@
-//! The memory backend in the sandbox, through the trait `Backend`.
+//! Tests of the mandatory interfaces of the contract, with the memory backend in the sandbox: volumes,
+//! capacity, and invalid requests and settings.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The claim load: claims are bound to new and static volumes, and deleted.
+//! The claim load: claims are bound to new volumes and deleted, and other claims are bound to static volumes.
 
 use anyhow::Result;
 

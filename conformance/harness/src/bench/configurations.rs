@@ -14,7 +14,7 @@ use crate::{
     sidecar,
 };
 
-/// Driver name of all configurations.
+/// Driver name of all configurations, except those of the pod load and of idle memory.
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 

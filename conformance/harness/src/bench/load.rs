@@ -1,4 +1,5 @@
-//! The load, which is the same for every configuration, and the latencies that clients observe.
+//! The claim load, which is the same for every configuration, and what all loads use: concurrent clients,
+//! observers of objects, and the latencies that the clients observe.
 
 use std::{
     collections::HashMap,
@@ -206,7 +207,8 @@ impl ObjectObserver {
         Ok(Self { task, observed, changed })
     }
 
-    /// The time at which an object reached the state; `None` before that.
+    /// The time at which the observer first saw an object in the state; `None` before that. For
+    /// [`ObjectState::InVolumesAttached`], `name` is the unique name of a volume.
     pub(super) fn observed_at(&self, name: &str) -> Option<Instant> {
         self.observed.lock().get(name).map(|observed| observed.at)
     }
@@ -305,7 +307,8 @@ fn record(
 }
 
 impl ClaimLoad {
-    /// Creates the namespace, and a StorageClass if there is a driver.
+    /// Creates the namespace, and a StorageClass of the same name if there is a driver. Without a driver, the
+    /// claims name a StorageClass that does not exist, and the clients create the volumes.
     ///
     /// # Errors
     /// If the API server rejects it.
@@ -503,7 +506,7 @@ pub(super) async fn for_each_user<T>(count: usize, work: impl AsyncFn(usize) -> 
         .await
 }
 
-/// Sends a write. The response body is read and ignored.
+/// Sends a write; a PATCH is a merge patch. The response body is read and ignored.
 ///
 /// # Errors
 /// If the API server rejects it.

@@ -1,4 +1,5 @@
-//! `make bench-peers`: one load on the upstream controllers, on Cofferdam, and on the API server only.
+//! `make bench-peers`: the same loads on the upstream controllers, on Cofferdam, and on the API server only.
+//! The pod load and idle memory are measured on the first two only.
 //!
 //! Each configuration has a fresh control plane. Everything runs on one machine, so only the ratios within a
 //! run are meaningful.
@@ -146,7 +147,7 @@ fn environment(claims: usize) -> BenchmarkEnvironment {
     }
 }
 
-/// Runs every selected load on every configuration once.
+/// Runs every selected load on every configuration once. Does not measure idle memory.
 async fn run_iteration(
     run: &SuiteRun,
     claims: usize,

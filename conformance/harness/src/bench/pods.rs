@@ -76,7 +76,8 @@ impl<'a> PodLoad<'a> {
         Ok(Self { client: client.clone(), name, count })
     }
 
-    /// Measures from the creation of claim and pod until the pod runs. Then deletes both.
+    /// Each client creates a claim and a pod, waits until the pod runs, deletes both, and waits until the
+    /// volume is removed. The latency is from the creation until the pod runs.
     async fn run_pods(&self) -> Result<LoadTiming> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.name);
         let running = ObjectObserver::start(&self.client, &pods, ObjectState::Phase("Running")).await?;

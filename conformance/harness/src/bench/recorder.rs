@@ -24,8 +24,8 @@ pub(super) struct LoadRecorder<'a> {
 }
 
 impl<'a> LoadRecorder<'a> {
-    /// A recorder of the control plane and other processes. `watches` is the number of open watches without
-    /// controllers.
+    /// A recorder of kube-apiserver, etcd and the processes `others`. `watches` is the number of open watches
+    /// without controllers.
     ///
     /// # Errors
     /// If a process has ended, or the API does not answer.

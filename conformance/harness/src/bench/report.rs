@@ -162,8 +162,8 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
-/// Targets from the results of Cofferdam, upstream and, if measured, the API server only. `None` if a load is
-/// missing from them.
+/// Targets from the results of Cofferdam, upstream and, if measured, the API server only. `None` if a
+/// measurement that a target needs is missing.
 type TargetsFn = fn(
     &ConfigurationResults,
     &ConfigurationResults,

@@ -36,7 +36,7 @@ pub(super) enum LoadKind {
     BindSequentially,
     /// Create claims concurrently; each is Bound to a new volume.
     BindDynamic,
-    /// Delete claims and their volumes.
+    /// Delete claims concurrently. The result is the removal of their volumes.
     DeleteClaims,
     /// Bind claims to static volumes.
     BindStatic,
@@ -46,11 +46,12 @@ pub(super) enum LoadKind {
     Detach,
     /// Expand claims.
     Expand,
-    /// Schedule pods to nodes and attach their volumes.
+    /// Create pods that name their node in `spec.nodeName`, and attach their volumes.
     SchedulePods,
     /// Delete pods and detach their volumes.
     DeletePods,
-    /// Run pods with new volumes.
+    /// Create claims, and pods that use them, on a kubelet. The result is a running pod. The client then
+    /// deletes both, which counts for the throughput and the cost, but not for the latency.
     RunPods,
 }
 

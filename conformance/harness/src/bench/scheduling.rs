@@ -1,6 +1,6 @@
 //! The scheduling load: volumes of pods are attached to their nodes, and detached after the pods are deleted.
-//! No kubelet runs, and both configurations use Cofferdam's attacher: only the attach-detach controllers
-//! differ.
+//! Neither kube-scheduler nor a kubelet runs: the pods are created with `spec.nodeName`. Both implementations
+//! use Cofferdam's attacher: only the attach-detach controllers differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -1,4 +1,6 @@
-//! However a run ends, no process, mount, loop device or cgroup is left.
+//! A run leaves no process, mount, loop device or cgroup after a panic of its suite, or after SIGINT or
+//! SIGKILL of its harness. If process 1 of the run's namespaces is killed too, a loop device and a cgroup are
+//! left, and the next run removes them.
 //!
 //! This suite runs a nested harness with suites that leak resources on purpose.
 
@@ -18,9 +20,9 @@ use crate::{
     wait::until,
 };
 
-/// A suite that panics.
+/// Name of a suite that leaks resources and panics.
 pub(super) const PANIC_SUITE: &str = "leak-and-panic";
-/// A suite that does not end by itself.
+/// Name of a suite that leaks resources and does not end by itself.
 pub(super) const HANG_SUITE: &str = "leak-and-hang";
 /// Argument of `sleep` that identifies the leaked process.
 const SLEEP_SECONDS: &str = "86399.25";

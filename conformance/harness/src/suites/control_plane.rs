@@ -1,5 +1,5 @@
-//! Tests the control plane that other suites use: it starts, keeps its data when components are killed, and
-//! stops.
+//! Tests the control plane that other suites use: it starts, enforces RBAC, restores etcd from a copy, keeps
+//! its data when kube-apiserver is killed or etcd is paused, and stops.
 
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works, by the deletion of a namespace. During its start it exits if
-/// the API server does not respond or has no RBAC rules yet.
+/// Waits until kube-controller-manager works, by the deletion of a namespace. During its start,
+/// kube-controller-manager exits if the API server does not respond or has no RBAC rules yet.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;

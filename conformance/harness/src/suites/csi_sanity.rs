@@ -21,7 +21,7 @@ const NODE: &str = "node-1";
 const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
 /// Size of a volume in bytes, large enough for a filesystem in an image.
 const SIZE: u64 = 64 << 20;
-/// Skip reasons of tests for methods of CSI 1.13.
+/// Skip reasons of tests for methods and capabilities of CSI 1.13, which no driver here has.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "ControllerGetVolumeHealth not supported",
     "ControllerListVolumeHealth not supported",

@@ -1,4 +1,4 @@
-//! csi-sanity passes on the Go driver of the other suites, and its fault injection works.
+//! csi-sanity passes on the Go driver of the other suites, and fails once the driver injects a failure.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,5 @@
-//! kubectl prints the same on kube-apiserver and on the embedded API.
+//! kubectl prints the same on kube-apiserver and on the embedded API, except for listed deviations and for
+//! values that differ between two runs.
 
 mod deviations;
 mod normalizer;
@@ -177,7 +178,7 @@ impl KubectlRunner {
         })
     }
 
-    /// Stores the output as a variable. Returns the exit code without the output.
+    /// Stores stdout as a variable. Returns the exit code and stderr, which is not normalized.
     async fn run_and_store(&mut self, line: &KubectlCommand) -> Result<KubectlOutput> {
         let KubectlOutput { code, stdout, stderr } = self.output(line).await?;
         if let RunMode::StoreVariable(name) = &line.mode {

@@ -23,7 +23,8 @@ use futures::future::LocalBoxFuture;
 
 use crate::{bench, run::SuiteRun};
 
-/// A suite. It runs in Linux namespaces of its own and passes if it returns `Ok`.
+/// A suite. It runs in Linux namespaces of its own, and passes if `run` returns `Ok` and the launcher finds
+/// no loop device, cgroup or mount of it afterwards.
 #[derive(Debug)]
 pub struct Suite {
     /// The name on the command line.

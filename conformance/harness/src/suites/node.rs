@@ -1,4 +1,5 @@
-//! A pod on a real kubelet.
+//! A pod with an emptyDir runs on a real kubelet. After its deletion no mount, container or network of it is
+//! left.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The roles `provisioner` and `pv-controller` handle claims on kube-apiserver, without upstream controllers.
+//! The roles `provisioner`, `pv-controller` and `protection` provision, bind and delete claims and their
+//! volumes on kube-apiserver, without upstream controllers.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
-//! Cofferdam and the upstream controllers replace each other under load. No claim is lost, and no volume
-//! leaks.
+//! Cofferdam and upstream replace each other as binder of claims and as provisioner, twice while claims are
+//! created and once while they are deleted. Each replacement kills the running process, and starts the other
+//! one when work is pending. Every claim becomes Bound to a volume of its own, and no volume is left at the
+//! storage after the deletion.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -17,20 +19,23 @@ use crate::{
     sidecar,
 };
 
-/// Minimum claims. More are created until the last replacement, so that claims are pending at each
-/// replacement.
+/// Minimum number of claims of each load. More are created until the second replacement is done, so that
+/// claims are pending at the first two replacements.
 const CLAIMS: usize = 300;
-/// Concurrent requests of the users.
+/// Maximum concurrent creations of claims.
 const CONCURRENT_REQUESTS: usize = 50;
-/// Claims that are deleted after the replacement, so that the new process has pending deletions.
+/// Number of claims whose deletion is requested while neither implementation runs: between the kill and the
+/// start of the third replacement. They are pending deletions for the new process.
 const DELETED_LATER: usize = 60;
-/// Bound claims at the first replacement.
+/// Minimum number of Bound claims at the first replacement. The third replacement, during deletion, starts
+/// when at least as many claims, and as many volumes, are removed.
 const BOUND_AT_FIRST_SWAP: usize = 40;
-/// Bound claims at the second replacement.
+/// Minimum number of Bound claims at the second replacement.
 const BOUND_AT_SECOND_SWAP: usize = 140;
 const TIMEOUT: Duration = Duration::from_secs(300);
 const DRIVER: &str = "peer.conformance.cofferdam.dev";
-/// Controllers of kube-controller-manager that remove finalizers. They always run.
+/// Controllers of kube-controller-manager that add and remove the protection finalizers of claims and
+/// volumes. They are not replaced: kube-controller-manager runs them beside either implementation.
 const PROTECTION_CONTROLLERS: &str =
     "persistentvolume-protection-controller,persistentvolumeclaim-protection-controller";
 
@@ -47,15 +52,16 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 trait ReplacedController {
     /// Starts an implementation.
     async fn start(&mut self, implementation: Implementation) -> Result<()>;
-    /// Kills the running implementation, which the argument names, with every process that is restarted at a
-    /// replacement.
+    /// Stops the running implementation, which the argument names. Cofferdam and csi-provisioner are killed.
+    /// kube-controller-manager is killed, and started again without the controller.
     async fn kill(&mut self, implementation: Implementation) -> Result<()>;
     /// The volumes of the driver: name by handle. May restart Cofferdam.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
 }
 
-/// Replaces the controller by the other implementation and back while claims are created, and once more while
-/// they are deleted.
+/// Replaces the controller by the other implementation and back while claims are created, and once more by
+/// the other implementation while they are deleted. Checks claims, volumes and storage after the creation,
+/// and that the storage is empty after the deletion.
 async fn replace_under_load(
     claims: &Claims,
     initial: Implementation,
@@ -92,7 +98,7 @@ async fn replace_under_load(
 }
 
 /// The binder of claims that runs beside Cofferdam's provisioner. Cofferdam's binder runs in the
-/// provisioner's process, which is therefore restarted at each replacement.
+/// provisioner's process, which is therefore killed and started at each replacement.
 struct BinderOfCofferdam<'a> {
     run: &'a SuiteRun,
     plane: &'a mut ControlPlane,
@@ -132,7 +138,8 @@ impl ReplacedController for BinderOfCofferdam<'_> {
     }
 }
 
-/// Replaces the binder beside Cofferdam's provisioner: upstream, Cofferdam's, and upstream again.
+/// Replaces the binder beside Cofferdam's provisioner: upstream, Cofferdam's, upstream again, and Cofferdam's
+/// during deletion.
 async fn replace_binder_of_cofferdam(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let claims = Claims::new(plane.client(), "our-provisioner", DRIVER).await?;
     let mut binder = BinderOfCofferdam {
@@ -188,7 +195,8 @@ impl ReplacedController for BinderOfCsiProvisioner<'_> {
     }
 }
 
-/// Replaces the binder beside csi-provisioner: Cofferdam's, upstream, and Cofferdam's again.
+/// Replaces the binder beside csi-provisioner: Cofferdam's, upstream, Cofferdam's again, and upstream during
+/// deletion.
 async fn replace_binder_of_csi_provisioner(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let driver = CsiDriverProcess::start(run, DRIVER, &["--attach=false"]).await?;
     let kubeconfig = plane.kubeconfig(ApiUser::Admin)?;

@@ -1,5 +1,7 @@
-//! The scenarios of the roles on kube-apiserver and etcd. Each runs once without a crash of the process, and
-//! once with a process that is killed after one of its effects and does not get the response.
+//! The scenarios of the roles on kube-apiserver and etcd, except those that are skipped on Kubernetes. The
+//! roles run within the suite, with a scripted driver. Each scenario runs once without a crash, and once with
+//! a simulated process that is killed after one of its effects (an API write or a driver call) and does not
+//! get the response. Scenarios whose effects are all those of another node run only without a crash.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -133,7 +135,8 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// Runs a scenario without a crash, then with a crash after a random effect.
+/// Runs a scenario without a crash, then with a crash after a random effect. Only counts a scenario that is
+/// skipped on Kubernetes.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,

@@ -30,7 +30,7 @@ pub struct GuestPackage {
     pub path_variable: &'static str,
 }
 
-/// A guest that cannot be built.
+/// The reason for which [`build`] failed.
 #[derive(thiserror::Error)]
 pub enum BuildError {
     /// Cargo did not set a variable: the caller is not a build script.
@@ -44,10 +44,10 @@ pub enum BuildError {
         /// The system's error.
         source: io::Error,
     },
-    /// No ancestor of the calling crate is a workspace.
+    /// Neither the directory of the calling crate nor one of its ancestors contains a `Cargo.lock`.
     #[error("no Cargo.lock in {} or above", .0.display())]
     NoWorkspace(PathBuf),
-    /// `OUT_DIR` is outside of a target directory.
+    /// `OUT_DIR` has fewer than four ancestors, so it is not inside a target directory.
     #[error("OUT_DIR is {}; expected four folders above it", .0.display())]
     OutDir(PathBuf),
     /// The target for components is not installed, and rustup cannot add it.
@@ -69,7 +69,7 @@ pub enum BuildError {
         /// The exit status of cargo.
         status: ExitStatus,
     },
-    /// The inner cargo succeeded and left no component.
+    /// The inner cargo succeeded, but the component does not exist at this path.
     #[error("cargo has not written {}", .0.display())]
     NoComponent(PathBuf),
 }
@@ -84,7 +84,8 @@ impl fmt::Debug for BuildError {
 /// Builds the guests and passes the path of each component to the crate whose build script calls this.
 ///
 /// # Errors
-/// The workspace is not found, the target cannot be installed, or a guest does not build.
+/// The caller is not a build script, the workspace is not found, the target cannot be installed, or a guest
+/// does not build.
 pub fn build(guests: &[GuestPackage]) -> Result<(), BuildError> {
     let root = workspace()?;
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock"] {
@@ -122,8 +123,8 @@ fn target_directory() -> Result<PathBuf, BuildError> {
     guests.ok_or(BuildError::OutDir(out))
 }
 
-/// Adds the target to the toolchain if rustup reports that it is missing. Without rustup the compiler reports
-/// a missing target.
+/// Adds the target to the toolchain unless rustup lists it as installed. Does nothing if rustup cannot be
+/// started: the compiler then reports a missing target.
 fn install_target(root: &Path) -> Result<(), BuildError> {
     let rustup = |arguments: &[&str]| {
         Command::new("rustup").args(arguments).current_dir(root).stderr(Stdio::inherit()).output().ok()

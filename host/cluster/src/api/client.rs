@@ -56,8 +56,8 @@ impl ApiClient {
         self.send(method, path, Some(content_type), body, ACCEPT_JSON, target).await
     }
 
-    /// As [`ApiClient::send_json`], but requests and returns only the object's new resourceVersion. A PATCH
-    /// is a merge patch.
+    /// As [`ApiClient::send_json`], but requests only the object's metadata and returns its new
+    /// resourceVersion. A PATCH is a merge patch.
     ///
     /// # Errors
     /// [`ApiError`]

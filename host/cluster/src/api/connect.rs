@@ -30,7 +30,8 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 /// algorithm, so that a request after a handshake waits 40 ms for a delayed acknowledgement.
 ///
 /// # Errors
-/// [`kube::Error`] if the certificates or credentials of the configuration are invalid.
+/// [`kube::Error`] if the certificates or credentials of the configuration are invalid, or if it has a proxy,
+/// which this build does not support.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() {
         // Proxies are not supported by this build; kube returns the error.

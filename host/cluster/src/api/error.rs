@@ -12,13 +12,14 @@ pub enum ApiError {
     /// concurrent writers: read the object and decide again, without an event or an error log.
     #[error("{0} was changed by another writer")]
     Conflict(String),
-    /// The object does not exist.
+    /// The object, its namespace or its kind does not exist (404).
     #[error("{0} does not exist")]
     NotFound(String),
     /// An object of that name exists.
     #[error("{0} already exists")]
     AlreadyExists(String),
-    /// The API server rejects the request, for example as forbidden, invalid or too large. A retry without a
+    /// The API server rejects the request, for example as forbidden, invalid or too large, or because the
+    /// requested version has expired (410 Gone). Also a request that cannot be built. A retry without a
     /// change fails again.
     #[error("the API server rejected the request for {target}: {message} ({code})")]
     Refused {
@@ -29,7 +30,8 @@ pub enum ApiError {
         /// Message of the API server.
         message: String,
     },
-    /// No response, or one with status 408, 429 or 5xx. The request may have taken effect.
+    /// No response, an incomplete or too large one, or one with status 408, 429 or 5xx. The request may have
+    /// taken effect.
     #[error("the API server is unavailable for {target}: {message}")]
     Unavailable {
         /// The object of the request.
@@ -37,7 +39,7 @@ pub enum ApiError {
         /// The transport error or the message of the API server.
         message: String,
     },
-    /// The response cannot be decoded.
+    /// A successful response cannot be decoded, or has a value that cannot be used. A write took effect.
     #[error("invalid response of the API server for {target}: {message}")]
     InvalidResponse {
         /// The object of the request.

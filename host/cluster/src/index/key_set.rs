@@ -10,7 +10,7 @@ use std::{
 pub(super) trait KeySet<T> {
     /// Adds a member.
     fn insert_member(&mut self, member: T);
-    /// Removes a member and returns whether the set is empty.
+    /// Removes a member, if it is in the set. Returns `true` if the set is empty afterwards.
     fn remove_member(&mut self, member: &T) -> bool;
 }
 

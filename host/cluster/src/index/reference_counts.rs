@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-/// Number of objects that reference each VolumeAttributesClass. The empty name, which most objects have,
-/// means no class.
+/// Number of references to each VolumeAttributesClass from the cached objects of one kind. The empty name,
+/// which most objects have, means no class.
 #[derive(Debug, Default)]
 pub(crate) struct ReferenceCounts(HashMap<Box<str>, usize>);
 

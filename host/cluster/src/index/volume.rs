@@ -28,7 +28,8 @@ pub(crate) type FreeVolumeKey = (Arc<str>, VolumeMode, Box<str>);
 pub(crate) type FreeVolumes = BTreeSet<(u32, AccessModes, Quantity, VolumeName)>;
 
 /// Volumes by `spec.claimRef` and by driver and handle, free volumes, and reference counts of
-/// VolumeAttributesClasses.
+/// VolumeAttributesClasses. A volume is free if its phase is Available, it has a capacity and no
+/// `spec.claimRef`, and it is not being deleted.
 #[derive(Debug, Default)]
 pub struct VolumeIndex {
     pub(crate) by_claim: HashMap<ClaimKey, SmallSet<VolumeName>>,

@@ -1,8 +1,8 @@
 //! Decodes the API server's JSON into domain types. Only the fields that the controllers use are parsed.
 //!
 //! Kubernetes validates its own kinds. An object that cannot be decoded therefore comes from a newer API
-//! version, an aggregated API server or a bug. Such an object never fails a list: the cache keeps it as an
-//! [`UndecodableObject`].
+//! version, an aggregated API server or a bug. Such an object never fails the list of a reflector: the cache
+//! keeps it as an [`UndecodableObject`], or ignores it if its metadata cannot be decoded either.
 
 use cofferdam_domain::{Uid, ids::ResourceVersion};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -28,7 +28,7 @@ pub type DecodeResult<K> = Result<K, UndecodableObject<<K as Kind>::Key>>;
 /// Decodes one object. The inner error keeps the identity of an object with readable metadata.
 ///
 /// # Errors
-/// [`DecodeError`] if the metadata cannot be decoded either.
+/// [`DecodeError`] if the metadata cannot be decoded either, or its resourceVersion is not a number.
 pub fn object<K: Kind>(json: &str) -> Result<DecodeResult<K>, DecodeError> {
     #[derive(Deserialize)]
     struct Head {

@@ -35,7 +35,7 @@ pub enum DecodeError {
     /// `metadata.resourceVersion` is not a number.
     #[error(transparent)]
     ResourceVersion(#[from] InvalidResourceVersion),
-    /// `metadata.resourceVersion` is missing.
+    /// `metadata.resourceVersion` is missing, empty or 0.
     #[error("metadata.resourceVersion is absent")]
     NoResourceVersion,
     /// An object whose metadata cannot be decoded either.

@@ -117,7 +117,8 @@ impl Cache {
         })
     }
 
-    /// The handles of a driver's volumes. The cost grows with the volumes of all drivers.
+    /// The handles of a driver's PersistentVolumes, each once. The cost grows with the PersistentVolumes of
+    /// all drivers.
     pub fn handles_of_driver(&self, driver: &DriverName) -> Vec<VolumeHandle> {
         self.volumes.query(|index, _| {
             let entries = index.by_handle.keys().filter(|(of, _)| of == driver);
@@ -126,8 +127,9 @@ impl Cache {
     }
 
     /// The first free volume that satisfies `is_match`, in the order of kube-controller-manager: fewest
-    /// access modes, then the set of access modes, then smallest capacity, then name. Candidates have the
-    /// class, volume mode and VolumeAttributesClass, every access mode of `modes`, and at least the capacity
+    /// access modes, then the set of access modes, then smallest capacity, then name. A volume is free if its
+    /// phase is Available, it has no `spec.claimRef`, and it is not being deleted. Candidates have the class,
+    /// volume mode and VolumeAttributesClass, every access mode of `modes`, and at least the capacity
     /// `request`.
     pub fn find_free_volume(
         &self,
@@ -144,7 +146,7 @@ impl Cache {
         })
     }
 
-    /// Pods that use this claim.
+    /// Pods with a volume of this claim, including generic ephemeral volumes and Pods that have terminated.
     pub fn pods_using_claim(&self, claim: &ClaimKey) -> Vec<Arc<Pod>> {
         self.pods.query(|index, pods| {
             index.by_claim.get(claim).into_iter().flatten().filter_map(|key| pods.get(key).cloned()).collect()

@@ -2,16 +2,17 @@
 //!
 //! | update | cached | effect |
 //! |---|---|---|
-//! | object | none | stored, unless there is a tombstone of the same uid, or a newer one of another uid |
+//! | object | none | stored, unless a tombstone has the same uid, or another uid and no older version |
 //! | object | older or equal version | stored |
 //! | object | newer version | ignored |
 //! | deletion | none | tombstone added |
 //! | deletion | same uid, or not newer | removed, tombstone added |
 //! | deletion | another uid that is newer | ignored |
-//! | list without the object | not newer than the list | removed |
+//! | list without the object | not newer than the list | removed, tombstone added |
 //! | list without the object | newer than the list, from a write response | kept |
 //!
-//! A late watch event can therefore neither undo a write response nor restore a deleted object.
+//! A tombstone is the record of a deletion: the object's uid and a version. It is kept for a limited time. A
+//! late watch event can therefore neither undo a write response nor restore a deleted object.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -82,7 +83,8 @@ pub struct Change<K: Kind> {
     pub new: Option<Arc<K>>,
 }
 
-/// A recorded deletion.
+/// A recorded deletion. `version` is that of the deletion event or of the list without the object, or else
+/// the last known version of the object.
 struct Tombstone {
     uid: Uid,
     version: ResourceVersion,
@@ -132,8 +134,8 @@ impl<K: Indexed> Default for ObjectStore<K> {
 
 impl<K: Indexed> ObjectStore<K> {
     /// Calls `subscriber` after every change, on the thread that made the change. The subscriber must not
-    /// block. Changes from one thread are delivered in order. An object that becomes undecodable causes no
-    /// call; its deletion does.
+    /// block. Changes from one thread are delivered in order. An object of an unchanged version and an object
+    /// that becomes undecodable cause no call; the deletion of an undecodable object does.
     pub fn subscribe(&self, subscriber: impl Fn(&Change<K>) + Send + Sync + 'static) {
         self.subscribers.write().push(Box::new(subscriber));
     }
@@ -201,8 +203,8 @@ impl<K: Indexed> ObjectStore<K> {
         self.notify(change)
     }
 
-    /// Applies a deletion at `version`, the last known version of the object. Returns `true` if the object
-    /// was cached and is now removed.
+    /// Applies a deletion at `version`: that of the watch event, or the last known version of the object.
+    /// Returns `true` if an object was cached under the key and is now removed.
     pub fn delete(&self, key: &K::Key, uid: &Uid, version: ResourceVersion) -> bool {
         let change = self.inner.write().delete(key, uid, version);
         self.notify(change)

@@ -9,7 +9,7 @@ use tokio::sync::watch as channel;
 pub struct RestoreDetected {
     /// Kind of the objects.
     pub kind: &'static str,
-    /// Highest version observed before.
+    /// Highest version that was observed before: of the kind, or of one ConfigMap of the intent journal.
     pub highest_seen: ResourceVersion,
     /// Version in the response.
     pub found: ResourceVersion,

@@ -1,4 +1,5 @@
-//! An in-process API server that counts, delays and fails requests.
+//! An in-process API server behind a connection that delays writes, fails them or loses their responses, and
+//! that can hide a kind.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test file uses a part; tests fail by panicking")]
 
 use std::{
@@ -28,7 +29,8 @@ pub(crate) enum WriteFault {
     ResponseLost,
 }
 
-/// The API server behind a slow or lossy connection.
+/// The API server behind a slow or lossy connection. `delay` and `faults` apply to writes only; each write
+/// takes one fault from the front.
 #[derive(Clone)]
 pub(crate) struct FaultyApi {
     pub(crate) api: ApiService,

@@ -57,7 +57,8 @@ impl FlagSelection for RunSelection {
     }
 }
 
-/// The settings of `dev`: all but those of the connection to a cluster and of node roles.
+/// The settings of `dev`: all but those of the connection to a cluster, of node roles and of
+/// `node-deployment`.
 #[derive(Debug, Default)]
 pub(crate) struct DevSelection;
 

@@ -1,5 +1,5 @@
 //! Configuration from flags, environment, file and defaults, in this order of precedence, with the origin of
-//! every value.
+//! every value. For the setting `log`, `RUST_LOG` precedes the default.
 
 mod backend;
 mod duration;
@@ -38,7 +38,7 @@ use source::{ConfigSource, ConfigSourceKind, Defaults};
 
 use crate::table::TextTable;
 
-/// Shortest resync period.
+/// Shortest value of `resync`, `resync-period` and `reconcile-sync`.
 const MIN_RESYNC_PERIOD: Duration = Duration::from_secs(1);
 
 /// Value of a driver's setting that is replaced by the name of the node.

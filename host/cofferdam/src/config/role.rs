@@ -1,11 +1,11 @@
-//! Roles of a process: those that reconcile a cluster, and those that have no controller.
+//! Roles of a process: those that reconcile a cluster, those of a node, and the server role `csi-server`.
 
 use std::{collections::BTreeSet, fmt, fmt::Write as _};
 
 use cofferdam_controllers::{Role, table::CONTROLLERS};
 use serde::{Deserialize, Deserializer, de};
 
-/// A role of a node.
+/// A role that runs on a node beside kubelet. It has no controller and loads no driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum NodeRole {
     /// The Node service that kubelet calls.
@@ -30,7 +30,7 @@ impl NodeRole {
     }
 }
 
-/// A role that serves requests and needs no cluster.
+/// A role that serves the loaded drivers to CSI clients. It has no controller and needs no cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerRole {
     /// Serves backends as CSI drivers, on sockets.
@@ -63,7 +63,7 @@ pub(crate) struct Roles {
     pub(crate) cluster: BTreeSet<Role>,
     /// Roles of a node.
     pub(crate) node: BTreeSet<NodeRole>,
-    /// Roles that serve requests.
+    /// Roles that serve the loaded drivers to CSI clients.
     pub(crate) servers: BTreeSet<ServerRole>,
     /// The first unknown name. Each command reports it with the roles that it accepts.
     pub(crate) unknown: Option<String>,
@@ -76,7 +76,8 @@ impl Roles {
         names.chain(ServerRole::ALL.map(ServerRole::as_str)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Help on the roles that reconcile a cluster: what each does, and the component that it replaces.
+    /// Help on the roles that reconcile a cluster: what each does, and the sidecar or the controller of
+    /// kube-controller-manager that it replaces.
     pub(crate) fn help() -> String {
         let mut text = "Roles that reconcile a cluster:".to_owned();
         for controller in CONTROLLERS {
@@ -120,7 +121,8 @@ impl Roles {
         !self.has_driver_roles() && !self.node.is_empty()
     }
 
-    /// The first role that does not reconcile a cluster, if any; node roles come before server roles.
+    /// The first role that does not reconcile a cluster; node roles come before server roles. `None` if every
+    /// role reconciles a cluster.
     pub(crate) fn first_role_without_cluster(&self) -> Option<&'static str> {
         let mut names = self.node.iter().map(|role| role.as_str());
         names.next().or_else(|| self.servers.first().map(|role| role.as_str()))

@@ -85,7 +85,7 @@ pub(crate) enum SettingDefault {
     Unset,
     /// This value, as on the command line.
     Value(&'static str),
-    /// The first value; in `dev` the second.
+    /// The first value; in `dev` and `backend` the second.
     InDev(&'static str, &'static str),
     /// No value in the configuration: the program derives one as described.
     Computed(&'static str),
@@ -93,7 +93,7 @@ pub(crate) enum SettingDefault {
 
 /// Settings of every role.
 const ALL: SettingGroup = SettingGroup { scope: FlagScope::Process, heading: None, roles: "all" };
-/// Settings of every role whose flags the Go sidecars have too.
+/// Settings of every role. The Go sidecars have the same flags.
 const SIDECARS: SettingGroup = SettingGroup { heading: Some("Compatible with the Go sidecars"), ..ALL };
 const PROVISIONER: SettingGroup = SettingGroup { roles: "provisioner", ..SIDECARS };
 const ATTACHER: SettingGroup = SettingGroup { roles: "attacher", ..SIDECARS };
@@ -317,8 +317,8 @@ impl Setting {
         env_var_name(&self.name)
     }
 
-    /// The flag; `None` for a setting that is read from the file only. Its value stays text: the
-    /// configuration checks it by the same rule as that of every other source.
+    /// The flag; `None` for a setting that is read from the file only. The value of the flag stays text: the
+    /// configuration checks the values of all sources by the same rules.
     pub(crate) fn flag(&'static self) -> Option<Arg> {
         if self.group.scope == FlagScope::File {
             return None;

@@ -1,4 +1,4 @@
-//! Sources of settings, as figment providers: flags, environment, file, defaults.
+//! Sources of settings, as figment providers: flags, environment, file, `RUST_LOG` and defaults.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -54,7 +54,7 @@ pub(crate) struct KeyLines {
     lines: BTreeMap<String, usize>,
 }
 
-/// The command whose default values apply.
+/// The commands whose default values apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Defaults {
     /// `run`, `config`, `status` and `orphans`.
@@ -120,8 +120,9 @@ impl Provider for ConfigSource {
     }
 }
 
-/// Converts text to a value of the setting's kind. Text that cannot be converted stays text; the type of the
-/// setting rejects it with an error that names the key.
+/// Converts text to a value of the setting's kind. If a number or a boolean cannot be parsed, the text stays
+/// text, and the type of the setting rejects it with an error that names the key. An invalid entry of
+/// `backend` is an error of this function.
 fn parse_value(setting: &Setting, text: &str) -> Result<Value, ConfigError> {
     Ok(match setting.kind {
         ValueKind::Text(_) | ValueKind::Table => Value::from(text),
@@ -140,7 +141,7 @@ fn parse_list<'a>(items: impl Iterator<Item = &'a str>) -> Value {
 }
 
 /// Converts drivers to the table `backend`. An entry is `[NAME=]FILE` or `[NAME=]unix:PATH`, the socket of a
-/// CSI driver; the default name is the file's.
+/// CSI driver. For the default name see [`backend_name`].
 fn parse_backends<'a>(
     entries: impl Iterator<Item = &'a str>,
     origin: &ValueOrigin,
@@ -204,7 +205,8 @@ pub(crate) fn is_backend_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }
 
-/// Default name of a driver: that of its file or socket, without the extension.
+/// Default name of a driver: that of its file or socket without the extension, with `-` in place of
+/// characters that a name cannot have. `backend` if that is empty.
 pub(crate) fn backend_name(location: &str) -> String {
     let path = location
         .parse::<Address>()
@@ -248,7 +250,7 @@ pub(crate) fn from_environment(variables: &HashMap<String, String>) -> Result<Co
     Ok(ConfigSource { kind: ConfigSourceKind::Environment, values })
 }
 
-/// The log filter in `RUST_LOG`, if set.
+/// The log filter in `RUST_LOG`; no value if the variable is unset or empty.
 pub(crate) fn from_rust_log(variables: &HashMap<String, String>) -> ConfigSource {
     let text = variables.get("RUST_LOG").filter(|text| !text.is_empty());
     let values = text.map(|text| ("log".to_owned(), Value::from(text.as_str()))).into_iter().collect();
@@ -273,7 +275,7 @@ pub(crate) fn from_defaults(defaults: Defaults) -> Result<ConfigSource, ConfigEr
     Ok(ConfigSource { kind: ConfigSourceKind::Defaults, values })
 }
 
-/// The variable with the path of the file, if no flag has it.
+/// The environment variable with the path of the configuration file. The flag `--config` takes precedence.
 const CONFIG_VARIABLE: &str = "COFFERDAM_CONFIG";
 
 /// Path of the file with settings, if configured, and the origin of the path.

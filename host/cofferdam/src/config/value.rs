@@ -57,7 +57,7 @@ where
     deserializer.deserialize_str(Visitor(expected, std::marker::PhantomData))
 }
 
-/// Permission bits of served sockets.
+/// Permission bits of the sockets that the role `csi-server` binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketMode(pub(crate) UnixSocketMode);
 
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for SocketMode {
     }
 }
 
-/// Group of served sockets.
+/// Group of the sockets that the role `csi-server` binds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SocketGroup(pub(crate) UnixSocketGroup);
 
@@ -176,7 +176,8 @@ impl<'de> Deserialize<'de> for WorkerCount {
     }
 }
 
-/// Entries per page of a listing; absent, written 0, for the driver's choice.
+/// Maximum entries per page of the driver's volume listing. `None`, which is written 0, lets the driver
+/// choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxEntries(pub(crate) Option<u32>);
 
@@ -208,7 +209,7 @@ impl<'de> Deserialize<'de> for MaxEntries {
     }
 }
 
-/// Interval between two scans for orphans; absent for no scans.
+/// Interval between two scans for orphans. `None`, which is written `off`, disables the scans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScanInterval(pub(crate) Option<Duration>);
 
@@ -282,8 +283,8 @@ impl FromStr for LogFilter {
 }
 
 impl LogFilter {
-    /// Returns a directive that is a single word and not a level. `EnvFilter` parses such a word as the name
-    /// of a module; a misspelt level would select a module that does not exist.
+    /// Returns the first directive that is a single word and not a level. `EnvFilter` parses such a word as
+    /// the name of a module; a misspelt level would select a module that does not exist.
     pub(crate) fn unknown_level(&self) -> Option<&str> {
         let is_level = |directive: &str| directive.parse::<LevelFilter>().is_ok();
         let mut directives =

@@ -18,9 +18,9 @@ pub(super) fn unique_volume(volume: &Volume) -> Option<UniqueVolumeName> {
     volume.csi.as_ref().map(|csi| UniqueVolumeName::from_csi(&csi.driver, &csi.handle))
 }
 
-/// Returns the unique name of the volume that a VolumeAttachment attaches. Returns `None` if its
-/// PersistentVolume is missing, cannot be decoded or has another driver, or if the VolumeAttachment does not
-/// have the name that this controller would give it.
+/// Returns the unique name of the volume that a VolumeAttachment attaches. Returns `None` if it names no
+/// PersistentVolume, if its PersistentVolume is missing, cannot be decoded, has no CSI source or has another
+/// driver, or if the VolumeAttachment does not have the name that this controller would give it.
 pub(super) fn unique_volume_of_attachment(
     cache: &Cache,
     attachment: &VolumeAttachment,

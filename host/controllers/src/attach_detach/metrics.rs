@@ -25,9 +25,10 @@ const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.
 /// An operation whose duration is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOperation {
-    /// From the creation of the VolumeAttachment to `status.attached`, or to a new `status.attachError`.
+    /// From the time when this process created the VolumeAttachment, or first found it unattached, to
+    /// `status.attached`, or to a new `status.attachError`.
     Attach,
-    /// From the first request to delete the VolumeAttachment to its removal, or to a new
+    /// From the first request of this process to delete the VolumeAttachment to its removal, or to a new
     /// `status.detachError`.
     Detach,
 }

@@ -120,8 +120,8 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles one key: performs the steps of [`ReconcileInput::next_step`] until it returns `NoAction` or a
-    /// step fails.
+    /// Reconciles one key. Performs the steps of [`ReconcileInput::next_step`] until the next one is
+    /// `NoAction`, a step fails, or the limit of steps is reached. The key of a claim only leads to events.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);

@@ -167,8 +167,10 @@ pub struct ReconcileInput {
     pub handle: Option<VolumeHandle>,
     /// Nodes whose pods use the volume, by name.
     pub desired: Vec<DesiredAttachment>,
-    /// All VolumeAttachments of the volume, and those that block the name of one
-    /// ([`AttachmentPurpose::NameConflict`]).
+    /// All VolumeAttachments of the PersistentVolumes with this handle, and those that have the name of such
+    /// a VolumeAttachment while their own PersistentVolume is deleted or unknown
+    /// ([`AttachmentPurpose::PodOfDeletedVolume`] and [`AttachmentPurpose::NameConflict`]). Without a handle,
+    /// the one VolumeAttachment of a deleted PersistentVolume.
     pub actual: Vec<ActualAttachment>,
     /// The node of an attach whose result is unknown, and the time for which it may still take effect. While
     /// it is set, the volume is attached to no other node.

@@ -3,8 +3,8 @@
 /// Settings of the attach-detach controller, with the flags that set them.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachDetachSettings {
-    /// Force-detaches volumes from a NotReady or deleted node 6 minutes after no pod on it uses them. False
-    /// with `--disable-force-detach-on-timeout`.
+    /// Force-detaches a volume from a NotReady or deleted node that reports the volume in use, once no pod on
+    /// the node has needed it for 6 minutes. False with `--disable-force-detach-on-timeout`.
     pub force_detach_on_timeout: bool,
 }
 

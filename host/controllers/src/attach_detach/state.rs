@@ -34,7 +34,7 @@ pub(super) enum Key {
     /// A volume with its VolumeAttachments.
     Volume(UniqueVolumeName),
     /// A VolumeAttachment for pods whose volume is not known from the cache: its PersistentVolume is deleted,
-    /// has another source, or cannot be decoded.
+    /// has another source, or cannot be decoded, or it names none (`inlineVolumeSpec`).
     UnresolvedAttachment(VolumeAttachmentName),
     /// A claim. Pods that use it get an event if it has no attachable volume.
     Claim(ClaimKey),
@@ -69,7 +69,7 @@ impl PendingUpdate {
 /// A prepared update of `volumesAttached`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PreparedUpdate {
-    /// The volumes, in no order.
+    /// The CSI volumes that this controller reports as attached, in no order.
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
     /// Time since the last request of an earlier update that may still take effect; `None` if there is none.
     pub(super) unanswered_for: Option<Duration>,
@@ -152,7 +152,8 @@ impl AttachState {
         elapsed_since_first(&mut state.unneeded_since, name, is_there)
     }
 
-    /// Returns the duration of an attach so far, from the first call on. `is_there` as for [`track_unneeded`](Self::track_unneeded).
+    /// Returns the duration of an attach so far, from the first call on. `is_there` as for
+    /// [`track_unneeded`](Self::track_unneeded).
     pub(super) fn track_attach(
         &self,
         name: &VolumeAttachmentName,

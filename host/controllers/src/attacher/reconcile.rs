@@ -204,7 +204,7 @@ impl Attacher {
         }
     }
 
-    /// Makes the next reconcile call the driver regardless of the status.
+    /// Makes the next reconcile call the driver regardless of the status, and enqueues the attachment.
     pub(super) fn set_force_sync(&self, attachment: &VolumeAttachment) {
         self.force_sync.lock().insert(attachment.name.clone());
         self.enqueue(attachment);
@@ -548,7 +548,8 @@ impl Attacher {
         ReconcileResult::Requeue(self.requeue_after(attachment, retry_after))
     }
 
-    /// Retries after the delay that the driver's error suggests, but not before the back-off.
+    /// Retries after the delay that the driver's error suggests, but not before the back-off and not later
+    /// than `--retry-interval-max`. Without a suggestion, returns the back-off.
     fn requeue_after(&self, attachment: &VolumeAttachment, retry_after: Option<Duration>) -> Action {
         let (Some(retry_after), Some(queues)) = (retry_after, self.queues.get(&attachment.attacher)) else {
             return Action::Backoff;

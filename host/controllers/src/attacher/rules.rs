@@ -56,13 +56,14 @@ pub enum AttachmentVerdict {
     RecordNodeId(NodeId),
     /// Call `ControllerPublishVolume`, then write `status.attached` and the publish context.
     Publish(Box<PublishVolume>),
-    /// Set `status.attached`: the driver does not publish volumes.
+    /// Set `status.attached` without a driver call: the driver does not publish volumes.
     MarkAttached,
     /// Call `ControllerUnpublishVolume`.
     Unpublish(Unpublish),
     /// Remove the attacher's finalizer, which has this index in the list, from the VolumeAttachment.
     RemoveFinalizer(usize),
-    /// Clear `status.attached`.
+    /// Clear `status.attached` of a VolumeAttachment that is being deleted: no call of
+    /// `ControllerUnpublishVolume` is left, and the attacher's finalizer is removed.
     MarkDetached,
     /// Write this message to `status.attachError`, or to `status.detachError` of a VolumeAttachment that is
     /// being deleted. Then retry with back-off.
@@ -433,9 +434,11 @@ pub fn removable_volume_finalizer(
 /// Driver's IDs of the nodes that each volume is published to, from ListVolumes.
 pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 
-/// Returns true if `ListVolumes` contradicts a VolumeAttachment. A volume missing from the list is no
-/// contradiction: publishing it would not restore it, and an incomplete list would cause every volume to be
-/// published again. Source: external-attacher's `ReconcileVA`.
+/// Returns true if `ListVolumes` contradicts a VolumeAttachment: the VolumeAttachment is attached and the
+/// volume is not published to its node, or the VolumeAttachment is being deleted, has lost the attacher's
+/// finalizer, and the volume is still published. A volume missing from the list is no contradiction:
+/// publishing it would not restore it, and an incomplete list would cause every volume to be published again.
+/// Source: external-attacher's `ReconcileVA`.
 pub fn is_out_of_sync(
     cache: &Cache,
     published_nodes: &PublishedNodesByVolume,

@@ -1,6 +1,7 @@
 //! Work queues of the attacher. Each driver has one for attach and one for detach, with separate workers.
 //!
-//! A slow attach therefore never delays a detach that it may depend on, and drivers do not delay each other.
+//! Slow attaches therefore occupy no worker of a detach, and drivers do not delay each other. Driver calls
+//! for the same volume still wait for each other: see [`crate::volume_locks`].
 
 use cofferdam_cluster::{
     metrics::Metrics,

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 /// Key of the [`ScanReport`].
 pub const REPORT: &str = "report";
-/// Key of the pending [`DeletionRequest`]. It is removed when the response is written.
+/// Key of the pending [`DeletionRequest`]. It is removed when the response is written, unless another request
+/// has replaced it meanwhile.
 pub const DELETE: &str = "delete";
 /// Key of the started [`DeletionRequest`]. It is written before the driver is called, so that the next
 /// process knows that the volume may have been deleted.
@@ -54,11 +55,11 @@ impl fmt::Display for LeakDetection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VolumeCounts {
-    /// Volumes that a Kubernetes object or an intent references.
+    /// Volumes that a Kubernetes object, an intent in the journal or a started deletion references.
     pub referenced: u64,
-    /// Unreferenced volumes, unchanged for 24 hours.
+    /// Unreferenced volumes of this cluster with the policy Delete, unchanged for 24 hours.
     pub orphan: u64,
-    /// Unreferenced volumes, changed within 24 hours.
+    /// Unreferenced volumes of this cluster with the policy Delete, changed within 24 hours.
     pub within_grace_period: u64,
     /// Volumes without a PersistentVolume for which the driver reports no owner.
     pub no_owner: u64,
@@ -69,7 +70,8 @@ pub struct VolumeCounts {
 }
 
 impl VolumeCounts {
-    /// Volumes without a PersistentVolume that may not belong to this cluster.
+    /// Volumes without a PersistentVolume that are never orphans: without an owner, of another cluster, or
+    /// with a reclaim policy other than Delete.
     pub fn unmanaged(&self) -> u64 {
         self.no_owner + self.other_cluster + self.retained
     }
@@ -277,7 +279,7 @@ impl DeletionRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeletionResult {
-    /// The volume is deleted.
+    /// The driver has deleted the volume, or no longer has it after the deletion was started.
     Deleted,
     /// The request was refused or failed; the message is the reason.
     Refused,

@@ -62,7 +62,8 @@ pub enum Classification {
         /// Time of the last change.
         since: Timestamp,
     },
-    /// The volume has no PersistentVolume and may not belong to this cluster.
+    /// The volume has no PersistentVolume, but may belong to another cluster, or was created with a reclaim
+    /// policy other than Delete.
     Unmanaged(Unmanaged),
 }
 

@@ -58,7 +58,8 @@ pub(crate) struct OrphanContext {
     pub(crate) namespace: String,
     /// Name of the process, for the jitter.
     pub(crate) identity: String,
-    /// Interval between scans.
+    /// Interval between scans, to which up to a tenth is added. After a failed scan, `--retry-interval-max`
+    /// applies if it is shorter.
     pub(crate) interval: Duration,
     pub(crate) calls: CallSettings,
     pub(crate) restore_check: RestoreCheck,
@@ -76,9 +77,9 @@ pub(crate) struct OrphanScanner {
 /// State of one driver.
 pub(super) struct DriverScanState {
     next_scan: Instant,
-    /// A report that has not been written.
+    /// A report that is not yet written to the ConfigMap.
     pending_report: Option<ScanReport>,
-    /// A response to a request that has not been written.
+    /// The response to a request. It is not yet written to the ConfigMap.
     pub(super) pending_response: Option<DeletionResponse>,
     pub(super) history: ObservationHistory,
     /// The observations of the last report were added to `history`, or there was no report that can be

@@ -1,5 +1,6 @@
-//! `protection`: removes the protection finalizers, and adds them to objects that were created before the
-//! admission plugin was enabled. Replaces the pv-, pvc- and vac-protection controllers of
+//! `protection`: removes the protection finalizers from objects that are being deleted and no longer in use,
+//! and adds them to objects that got none at creation from the admission plugin
+//! `StorageObjectInUseProtection`. Replaces the pv-, pvc- and vac-protection controllers of
 //! kube-controller-manager.
 
 mod declaration;

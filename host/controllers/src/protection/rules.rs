@@ -23,8 +23,8 @@ pub enum FinalizerVerdict {
     Remove(usize),
 }
 
-/// Decides for a PersistentVolume. If its provisioner runs in this process, the provisioner's finalizer is
-/// removed first: two writers of one list would conflict.
+/// Decides for a PersistentVolume. A Released one whose provisioner runs in this process keeps the protection
+/// finalizer until the provisioner has removed its own: two writers of one list would conflict.
 pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let has_provisioner_finalizer = is_provisioned_here

@@ -10,9 +10,9 @@ use crate::node_local::NodeDeployment;
 
 /// Returns the delay before an attempt to select this node for a claim.
 ///
-/// A random part of the base delay is subtracted, so that the nodes do not compete at the same time. The
-/// delay doubles with each attempt. The random part is a digest of claim, node and attempt, which makes tests
-/// reproducible.
+/// The delay starts with the base delay and doubles with each attempt, up to the maximum delay. A random part
+/// of the base delay is then subtracted, so that the nodes do not compete at the same time. The random part
+/// is a digest of claim, node and attempt, which makes tests reproducible. `attempt` is 0 for the first one.
 pub(super) fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
     let longest = deployment
         .base_delay
@@ -58,14 +58,15 @@ impl ImmediateBindingContests {
         None
     }
 
-    /// Makes the next attempt due: another client wrote the claim without selecting a node.
+    /// Makes the next attempt due, after a Conflict: if the other client's write selected no node, this
+    /// process tries again without a delay.
     pub(super) fn retry_now(&mut self, claim: &Uid) {
         if let Some(contest) = self.0.get_mut(claim) {
             contest.due = Instant::now();
         }
     }
 
-    /// Returns the time until the next attempt.
+    /// Returns the time until the next attempt; zero if it is due, or if this process does not compete.
     pub(super) fn time_left(&self, claim: &Uid) -> Duration {
         self.0
             .get(claim)

@@ -108,7 +108,8 @@ impl Provisioner {
         response
     }
 
-    /// Replaces a back-off by the delay that the driver's error suggests, if the delay is longer.
+    /// Replaces a back-off by the delay that the driver's error suggests, if the delay is longer; at most
+    /// `--retry-interval-max`.
     fn requeue_after(
         &self,
         action: Action,

@@ -1,5 +1,6 @@
-//! Reconciles PersistentVolumes: adds a finalizer while they are Bound, deletes their volumes when they are
-//! Released. One effect at a time.
+//! Reconciles PersistentVolumes, one effect at a time. With the reclaim policy Delete, adds a finalizer while
+//! they are Bound, and deletes volume and PersistentVolume when they are Released. With the policy Retain or
+//! Recycle, removes the finalizer.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{
@@ -212,7 +213,8 @@ impl Provisioner {
         }
     }
 
-    /// Checks with live reads, or a current release hint, that the volume is Released and its claim deleted.
+    /// Checks with live reads, or a current release hint, that the volume is Released and its claim deleted
+    /// or bound to another volume.
     async fn check_release(&self, volume: &Volume) -> Result<ReleaseCheck, ApiError> {
         if self.release_hints.take(volume) {
             return Ok(ReleaseCheck::Released);

@@ -267,8 +267,8 @@ impl Provisioner {
         self.context.drivers.values().find_map(|driver| Some((driver, driver.journal.get(uid)?)))
     }
 
-    /// Reconciles one claim. Decides with [`rules::decide_provisioning`] again after each effect, except after
-    /// CreateVolume: [`Provisioner::create`] continues with the response.
+    /// Reconciles one claim. Decides with [`rules::decide_provisioning`] again after each effect, except
+    /// after CreateVolume: [`Provisioner::create`] continues with the response.
     async fn reconcile_claim(&self, uid: &Uid) -> Action {
         for _ in 0..MAX_EFFECTS {
             // 1. Find the intent: the result of its request is determined before anything else.
@@ -356,8 +356,9 @@ impl Provisioner {
         Some(self.backoff_after_failure(uid, message, false))
     }
 
-    /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet.
-    /// If it does, returns `None`: the claim is decided again.
+    /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet. If
+    /// the read finds it, returns `None`: the claim is decided again. If the CSINode cannot be decoded, the
+    /// claim waits for a change of it.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
             return Some(self.backoff_after_failure(uid, error.to_string(), false));

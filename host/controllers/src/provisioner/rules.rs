@@ -104,9 +104,11 @@ pub enum ProvisionVerdict {
         /// True if the same request is retried only after `--retry-interval-max`, or when an object changes.
         permanent: bool,
     },
-    /// Topology information of a node is missing. The text is the event message.
+    /// Topology information is missing, or the class does not allow the selected node: emit the event, and
+    /// retry with back-off or when a CSINode or a Node changes. The text is the event message.
     WaitForTopology(String),
-    /// The selected node has no CSINode: remove `selected-node`, so that the scheduler selects another node.
+    /// The cache has no CSINode of the selected node: if a live read finds none either, remove
+    /// `selected-node`, so that the scheduler selects another node.
     Reschedule {
         /// The node.
         node: NodeName,
@@ -373,8 +375,9 @@ fn build_request(
     })
 }
 
-/// Returns the parameters of the claim's VolumeAttributesClass. A missing class is retried; a class of
-/// another driver is a permanent error. Source: external-provisioner's `prepareProvision`.
+/// Returns the parameters of the claim's VolumeAttributesClass; empty if the claim names none. A missing or
+/// undecodable class is retried with back-off; a class of another driver is a permanent error. Source:
+/// external-provisioner's `prepareProvision`.
 fn mutable_parameters(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -508,8 +511,8 @@ pub fn modes_of(request: &CreateVolume) -> AccessModes {
 pub enum CreateVerdict {
     /// Create the PersistentVolume with this capacity in bytes.
     Save(CreatedVolume, u64),
-    /// Delete the volume, then remove the intent: no claim needs the volume, or it is too small. The message, if any,
-    /// is for the claim's event.
+    /// Delete the volume, then remove the intent: no claim needs the volume, or it is too small. The message
+    /// is for the claim's event; `None` if no claim needs the volume.
     DeleteUnneeded(CreatedVolume, Option<String>),
     /// Remove the intent and emit the event: the error is final.
     Failed {

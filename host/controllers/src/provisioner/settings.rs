@@ -37,7 +37,7 @@ impl ProvisionerSettings {
 }
 
 impl Default for ProvisionerSettings {
-    /// The defaults of external-provisioner's flags.
+    /// The defaults of external-provisioner's flags, and a scan for orphaned volumes each hour.
     fn default() -> Self {
         Self {
             volume_name_prefix: "pvc".to_owned(),

@@ -18,14 +18,14 @@ pub struct NodeTopology<'a> {
     pub node: &'a str,
     /// Registration of the driver in the CSINode.
     pub registration: DriverRegistration<'a>,
-    /// Labels of the Node. `None` if it does not exist.
+    /// Labels of the Node. `None` if the cache has no decodable Node of this name.
     pub labels: Option<&'a BTreeMap<String, String>>,
 }
 
 /// Registration of the driver in the CSINode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverRegistration<'a> {
-    /// The CSINode does not exist.
+    /// The cache has no decodable CSINode of this name.
     NoCsiNode,
     /// The driver is not registered.
     NotRegistered,
@@ -70,7 +70,7 @@ pub struct TopologyInput<'a> {
     pub claim: &'a str,
     /// `allowedTopologies` of the class.
     pub allowed: &'a [Vec<(String, Vec<String>)>],
-    /// The node that the scheduler selected.
+    /// The node that the scheduler selected. `None` if the claim has no selected node.
     pub selected: Option<&'a str>,
     /// `--strict-topology`: request only the segments of the selected node.
     pub strict: bool,

@@ -92,7 +92,8 @@ pub enum ClaimEffect {
         /// the annotation and a provisioner of this process has provisioned the volume.
         provisioner: Option<DriverName>,
     },
-    /// Write 4 of the binding: the claim's status. Also resets the status to Pending or Lost.
+    /// Write 4 of the binding: the claim's status. The same effect sets the phase of an unbound claim to
+    /// Pending, and that of a bound claim that has lost its volume to Lost.
     SetStatus(ClaimStatus),
     /// Sets the annotation `storage-provisioner`, which asks this driver's provisioner for a volume.
     SetProvisioner(DriverName),
@@ -107,7 +108,8 @@ pub enum ClaimBindingVerdict {
     NoAction(&'static str),
     /// Emit the event and wait for a change of the objects.
     Wait(EventSpec),
-    /// Wait for the driver's provisioner.
+    /// No existing volume matches. Notify the driver's provisioner in this process, or wait for the one of
+    /// another process. The fields are the class and its driver.
     WaitForProvisioner(StorageClassName, DriverName),
     /// The objects are invalid or contradict each other: emit the event and retry with back-off. The text is
     /// the reason.
@@ -462,8 +464,8 @@ pub enum VolumeEffect {
         /// True if the whole claimRef is removed.
         whole: bool,
     },
-    /// Reads the claim live, and detects a restore of the cluster: the provisioner may delete a Released volume
-    /// without reads of its own.
+    /// Reads the claim live, and detects a restore of the cluster: the provisioner may delete a Released
+    /// volume without reads of its own.
     RefreshBeforeRelease(ClaimKey),
 }
 

@@ -43,9 +43,11 @@ pub enum ModificationVerdict {
     /// The class is missing, cannot be decoded or belongs to another driver: set the state `Pending` and emit
     /// the event. The fields are the class and the event message.
     MarkPending(Box<str>, String),
-    /// A transient failure: emit the event and retry with back-off.
+    /// The class of a modification in progress is missing, cannot be decoded or belongs to another driver:
+    /// emit the event and retry with back-off. The text is the event message.
     Retry(String),
-    /// A permanent failure: emit the event and wait for a change of the objects.
+    /// The driver modifies no volumes: emit the event and wait for a change of the objects. The text is the
+    /// event message.
     Reject(String),
     /// Write the target class and the state `InProgress` to the claim's status.
     MarkInProgress(Box<str>),
@@ -53,7 +55,7 @@ pub enum ModificationVerdict {
     Modify(Box<ModifyCall>),
     /// Write the class to the PersistentVolume.
     UpdateVolumeClass(Arc<Volume>, Box<str>),
-    /// Write this class to the claim's status.
+    /// Write this class to the claim's status as the current one, and remove `status.modifyVolumeStatus`.
     MarkFinished(Box<str>),
 }
 

@@ -300,8 +300,8 @@ impl Resizer {
         self.context.recorders.of_claim(&claim.key)
     }
 
-    /// Retries after the delay that the driver's error suggests in milliseconds, but not before the back-off.
-    /// Without a suggestion, returns the back-off.
+    /// Retries after the delay that the driver's error suggests in milliseconds, but not before the back-off
+    /// and not later than `--retry-interval-max`. Without a suggestion, returns the back-off.
     pub(super) fn requeue_after(
         &self,
         driver: &DriverName,

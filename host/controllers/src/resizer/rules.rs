@@ -31,9 +31,11 @@ pub struct LastExpansion {
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub finality: Option<Finality>,
-    /// The last call failed with FailedPrecondition, and the driver expands only volumes that are not in use.
+    /// The last call failed with FailedPrecondition, the driver expands only volumes that are not in use, and
+    /// this process watches Pods for it (`--handle-volume-inuse-error`).
     pub in_use: bool,
-    /// The claim's allocated size was infeasible, and its retry after `--retry-interval-max` is not due.
+    /// The driver or the node found the claim's allocated size infeasible, and its retry after
+    /// `--retry-interval-max` is not due.
     pub infeasible: bool,
 }
 
@@ -70,9 +72,11 @@ pub enum ExpansionVerdict {
     RemovePreResizeCapacity(Arc<Volume>),
     /// No effect: the size was infeasible, and its retry after `--retry-interval-max` is not due.
     WaitForRetry,
-    /// A transient failure: emit the event and retry with back-off.
+    /// The access modes have no CSI equivalent, or a pod uses a volume that the driver expands only while it
+    /// is not in use: emit the event and retry with back-off. The text is the event message.
     Retry(String),
-    /// A permanent failure: emit the event and wait for a change of the objects.
+    /// The requested size is invalid, or the driver expands no volumes: emit the event and wait for a change
+    /// of the objects. The text is the event message.
     Reject(String),
     /// Write the target size and the state `ControllerResizeInProgress` to the claim's status.
     MarkInProgress(InProgressUpdate),
@@ -80,9 +84,9 @@ pub enum ExpansionVerdict {
     Expand(Box<ExpandCall>),
     /// Write the new size to the PersistentVolume.
     UpdateVolumeCapacity(CapacityUpdate),
-    /// Set the state `NodeResizePending`.
+    /// Set the state `NodeResizePending` in the claim's status: kubelet then expands the volume on the node.
     MarkNodePending,
-    /// Write this capacity to the claim's status.
+    /// Write this capacity to the claim's status, and end the expansion: the node has nothing to expand.
     MarkFinished(Quantity),
 }
 

@@ -24,9 +24,10 @@ pub(super) struct ExpansionState {
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub(super) last_finality: Option<Finality>,
-    /// The last call failed with FailedPrecondition, and the driver expands only volumes that are not in use.
+    /// The last call failed with FailedPrecondition, the driver expands only volumes that are not in use, and
+    /// this process watches Pods for it (`--handle-volume-inuse-error`).
     pub(super) in_use: bool,
-    /// An infeasible size, and the time of its next retry.
+    /// A size that the driver or the node found infeasible, and the time of its next retry.
     pub(super) infeasible: Option<(Quantity, Instant)>,
 }
 
@@ -37,7 +38,8 @@ pub(super) struct ModificationState {
     pub(super) is_last_call_final: bool,
     /// An infeasible class, and the time of its next retry.
     pub(super) infeasible: Option<(Box<str>, Instant)>,
-    /// A missing class that an event has reported, and the time of the next event.
+    /// A class that is missing, undecodable or of another driver and that an event has reported, and the time
+    /// of the next event.
     pub(super) pending_reported: Option<(Box<str>, Instant)>,
 }
 

@@ -43,7 +43,8 @@ pub struct CsiConfig {
     pub address: Address,
     /// The expected driver; any driver if absent.
     pub expected_driver: Option<DriverName>,
-    /// Secrets that the operator configured for every call with secrets.
+    /// Secrets that the operator configured. They are sent with each call whose message has secrets, together
+    /// with the secrets of the call, which take precedence.
     pub secrets: Secrets,
     /// Maximum duration of a call. The caller's deadline may be shorter.
     pub call_timeout: Duration,

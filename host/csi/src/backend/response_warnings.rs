@@ -70,7 +70,8 @@ impl ResponseWarnings {
         has_secret.chain(self.length_warning(field, bytes, max_bytes, &self.logged.long_map)).collect()
     }
 
-    /// A warning about a length above CSI's limit; `None` if `logged` is already true.
+    /// A warning about a length above CSI's limit; `None` if the length is within it or `logged` is already
+    /// true.
     fn length_warning(
         &self,
         field: &str,

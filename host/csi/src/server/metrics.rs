@@ -12,7 +12,7 @@ use tonic::Code;
 /// Bucket bounds in seconds, as in the Go sidecars, so that client and server latencies are comparable.
 const LATENCY_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
-/// The gRPC paths of all methods.
+/// The gRPC paths of all methods of CSI and of kubelet's plugin registration API.
 const METHOD_PATHS: &[&str] = include!("../generated/paths.rs");
 /// Method label of unknown paths. Clients choose paths, so arbitrary ones would be unbounded labels.
 const UNKNOWN_METHOD: &str = "unknown";

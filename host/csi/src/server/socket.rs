@@ -40,7 +40,7 @@ pub enum GroupError {
     /// The group file cannot be read.
     #[error("{GROUP_FILE}: {0}")]
     Unreadable(#[from] io::Error),
-    /// The group does not exist.
+    /// The group file has no line with this name and a valid group id.
     #[error("{GROUP_FILE} has no group {name}")]
     NotFound {
         /// The group's name.
@@ -147,13 +147,14 @@ impl SocketOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// Another process listens on it.
+    /// A process listens on it, or the attempt to connect to it timed out, which means that a listener's
+    /// backlog is full.
     #[error("{path}: another process listens on this socket; expected none")]
     InUse {
         /// The socket's path.
         path: String,
     },
-    /// The path is not a socket.
+    /// The path exists and is not a socket.
     #[error("{path}: is not a socket; expected a socket or nothing there")]
     NotASocket {
         /// The path.
@@ -169,7 +170,7 @@ pub enum SocketError {
         /// The cause.
         source: GroupError,
     },
-    /// A system call failed.
+    /// A system call failed, or another process held the lock on the socket's directory until the timeout.
     #[error("{path}: cannot {step}: {source}")]
     Io {
         /// The socket's path.

@@ -1,4 +1,6 @@
-//! Every call: the request that the driver receives, and the result.
+//! Calls of the backend: the requests that the driver receives, the results, the calls that are not sent
+//! because the driver lacks the capability, and the deletion of new volumes whose content source the driver
+//! does not confirm.
 
 use std::collections::BTreeMap;
 

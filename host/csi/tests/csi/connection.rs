@@ -1,4 +1,5 @@
-//! Drivers that start late, stop, or are not the expected ones.
+//! The connection to a driver: drivers that start late, stop, are not ready or are not the expected ones, the
+//! abilities from a driver's capabilities, and the metrics of calls.
 
 use std::{pin::pin, time::Duration};
 

@@ -109,7 +109,8 @@ impl FakeCsiDriver {
         driver
     }
 
-    /// Starts a driver with all capabilities.
+    /// Starts a driver with all controller capabilities, topology, group snapshots and online expansion. It
+    /// has no Node service.
     pub(crate) fn start() -> Self {
         let mut driver = Self::not_listening();
         driver.listen();

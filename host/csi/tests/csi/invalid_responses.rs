@@ -1,4 +1,6 @@
-//! Invalid responses. None is passed on, and none is a final failure.
+//! Responses that break CSI's rules. Most are rejected, with an error that is not final. Accepted are
+//! responses that work with the sidecars: long ids and maps, malformed status details, and unknown or too
+//! small sizes of new volumes.
 
 use cofferdam_backend::Backend;
 use cofferdam_csi::{CsiBackend, v1};

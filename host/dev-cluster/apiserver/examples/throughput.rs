@@ -1,5 +1,5 @@
-//! Prints the throughput of small writes and reads on one core against the in-process service, and the lag of
-//! a watcher.
+//! Prints the throughput of small creates, patches, gets and one list on one core against the in-process
+//! service.
 
 use std::time::{Duration, Instant};
 

@@ -227,7 +227,8 @@ impl Inner {
         Some(next)
     }
 
-    /// Returns `true` if a terminating object can be removed.
+    /// Returns `true` if an object has no finalizers and, for a Namespace, if it is also terminating and
+    /// empty. The caller checks the grace period.
     pub(crate) fn is_removable(&self, kind: ResourceKind, value: &Value) -> bool {
         if !meta::finalizers(value).is_empty() {
             return false;

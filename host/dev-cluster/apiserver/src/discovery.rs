@@ -127,7 +127,7 @@ fn categories(resource: &ResourceDescriptor) -> &'static [&'static str] {
     if resource.id == ResourceKind::Pod { &["all"] } else { &[] }
 }
 
-/// The aggregated discovery document of `/api` or `/apis`.
+/// The aggregated discovery document of `/api` or `/apis`; `None` for another path.
 pub(crate) fn aggregated(path: &str) -> Option<Value> {
     let groups: &[&str] = match path.trim_matches('/') {
         "api" => &[""],

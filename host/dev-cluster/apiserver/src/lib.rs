@@ -2,8 +2,9 @@
 //!
 //! [`ApiServer`] keeps objects in memory and behaves as kube-apiserver does for the kinds that storage uses:
 //! discovery, get, list, watch, create, update, patch, delete, tables, status codes and messages. Within a
-//! process it is a `tower` service ([`ApiServer::service`]), deterministic under paused tokio time. For
-//! `kubectl` it listens on loopback with TLS and a token ([`ApiServer::serve`]).
+//! process it is a `tower` service ([`ApiServer::service`]), which is deterministic under paused tokio time
+//! with a fixed clock and seed ([`Options`]). For `kubectl` it listens on loopback with TLS and a token
+//! ([`ApiServer::serve`]).
 //!
 //! Requests are not authorized: every client may do everything.
 

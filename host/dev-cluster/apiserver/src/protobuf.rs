@@ -21,7 +21,7 @@ enum ProtobufField {
     /// A map from strings to bytes, in base64.
     BytesMap(&'static str),
     Message(&'static str, &'static [(u64, ProtobufField)]),
-    /// Set by the server only; a client's value is ignored.
+    /// A field that is decoded but not used: one that only the server sets, or one of the envelope.
     Ignored,
 }
 

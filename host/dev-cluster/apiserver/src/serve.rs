@@ -55,10 +55,11 @@ impl Default for ServeOptions {
 /// Error of [`ApiServer::serve`].
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address is not loopback. The server has no users and must not be reachable from other machines.
+    /// The address is not loopback. The server does not authorize requests, so it must not be reachable from
+    /// other machines.
     #[error("the embedded API listens on loopback only, not on {0}: use 127.0.0.1 or ::1")]
     NotLoopback(SocketAddr),
-    /// The bind or listen failed.
+    /// The server cannot bind or listen on the address, or cannot read the selected port.
     #[error("cannot listen on {addr}")]
     Bind {
         /// The address.

@@ -238,7 +238,8 @@ impl Status {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// A JSON patch that cannot be applied, such as for a failed `test`. kube-apiserver returns no details.
+    /// A JSON patch that cannot be parsed or applied, such as for an unknown operation or a failed `test`.
+    /// kube-apiserver returns no details.
     pub(crate) fn patch_rejected() -> Self {
         Self::generic(
             StatusCode::UNPROCESSABLE_ENTITY,

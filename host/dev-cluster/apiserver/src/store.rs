@@ -212,7 +212,7 @@ pub(crate) enum StoreChange {
 /// Error of a commit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CommitError {
-    /// The object changed since the caller read it.
+    /// The key is not at the expected version: another request changed, deleted or created the object.
     Conflict,
     /// The namespace of a new object does not exist.
     NamespaceMissing,
@@ -250,7 +250,7 @@ struct State {
     dependents_by_owner: BTreeMap<String, BTreeSet<(ResourceKind, Arc<str>)>>,
 }
 
-/// A snapshot of the store, such as an etcd backup.
+/// The objects and the version counter of the store at one time, like an etcd backup.
 #[derive(Debug, Clone)]
 pub struct StateSnapshot {
     version: u64,

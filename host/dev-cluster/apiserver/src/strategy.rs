@@ -19,7 +19,7 @@ const DEFAULT_CLASS_ANNOTATIONS: [&str; 2] =
 /// Legacy annotation for the class.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// Sets the API's defaults.
+/// Sets the API's defaults, and moves the `stringData` of a Secret to `data`.
 pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     match kind {
         ResourceKind::PersistentVolumeClaim => {
@@ -194,7 +194,8 @@ pub(crate) fn prepare_update(
     }
 }
 
-/// Sets `lastPhaseTransitionTime` on a change of the phase, unless the writer sets it.
+/// Sets `lastPhaseTransitionTime` on a change of the phase, unless the writer sets it. Without a change, a
+/// writer that omits it keeps the stored time.
 fn set_phase_transition_time(old: &Value, next: &mut Value, now: Timestamp) {
     const TIME: &str = "lastPhaseTransitionTime";
     let changed = text(old, "/status/phase") != text(next, "/status/phase");

@@ -135,7 +135,8 @@ impl Inner {
         self.insert(target, value, managed, options)
     }
 
-    /// Writes a new object.
+    /// Sets the metadata, the initial status and the admission plugins' fields of a new object, validates it,
+    /// and stores it unless the request is a dry run.
     pub(crate) fn insert(
         &self,
         target: &Target,
@@ -316,7 +317,8 @@ impl Inner {
         self.replace(target, subresource, current, (value, managed), options)
     }
 
-    /// Replaces `current`, or removes it if it is terminating and can be removed. `None` after a conflict.
+    /// Validates the new state and replaces `current`, or removes it if it is terminating and can be removed.
+    /// Stores nothing in a dry run. `None` after a conflict.
     pub(crate) fn replace(
         &self,
         target: &Target,

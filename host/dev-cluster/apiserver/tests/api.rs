@@ -422,7 +422,8 @@ async fn partial_object_metadata_can_be_listed_and_watched() {
     assert!(matches!(watch.try_next().await.unwrap(), Some(WatchEvent::Added(_))));
 }
 
-/// The kubelet updates the status of a terminating pod, and its delete removes the pod.
+/// A status update by kubelet does not remove a terminating pod; kubelet's deletion with a grace period of 0
+/// does.
 #[tokio::test]
 async fn a_terminating_pod_survives_status_updates() {
     use k8s_openapi::api::core::v1::Pod;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 pub struct FakeDisk {
     /// The content that a probe reports.
     pub content: DeviceContent,
-    /// Size of the filesystem in bytes; 0 without a filesystem.
+    /// Size in bytes of the filesystem; 0 if none was created. Overwriting the content does not change it.
     pub filesystem_size: u64,
     /// Number of times the disk was formatted.
     pub format_count: u32,
@@ -34,7 +34,8 @@ impl Default for FakeDisk {
 /// Identity of the storage behind a device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BackingStorage {
-    /// An image file, by its inode and creation time: inode numbers are reused.
+    /// An image file, by its device and inode numbers and its creation time, because inode numbers are
+    /// reused. The time is None if it is unknown.
     Image(FileId, Option<SystemTime>),
     /// A disk, by its stable ID.
     Device(String),
@@ -55,7 +56,7 @@ impl SharedDisks {
         self.0.lock().insert(storage, disk);
     }
 
-    /// Removes the content of earlier image files that had the same inode number.
+    /// Removes the content of earlier image files: those with the same file ID and another creation time.
     pub(crate) fn remove_stale(&self, file: FileId, created_at: Option<SystemTime>) {
         self.0.lock().retain(|storage, _| match storage {
             BackingStorage::Image(other, when) => *other != file || *when == created_at,

@@ -16,7 +16,8 @@ pub struct FakeHost(Arc<Mutex<State>>);
 
 impl FakeHost {
     /// Creates a host in memory. Only the directories and images that the node's operator provides are those
-    /// of the real machine, and they are only read. The host has a disk for every stable ID.
+    /// of the real machine, and they are only read. The host has a disk for every stable ID. `disks` is the
+    /// content of images and disks, which several hosts can share.
     pub fn new(disks: SharedDisks) -> Self {
         Self(Arc::new(Mutex::new(State::new(OperatorStorage::ThisMachine, disks))))
     }
@@ -39,7 +40,8 @@ impl FakeHost {
         mounts.chain(loops).collect()
     }
 
-    /// Mounts, loop devices and files that remain, for display.
+    /// Mounts, loop devices, and files and directories of pods and volumes that remain, for display.
+    /// Kubelet's own directories are omitted.
     pub fn leftovers(&self) -> Vec<String> {
         let mut leftovers = self.leftover_mounts();
         // Kubelet's own directories may remain; directories of pods and volumes and their data files may not.
@@ -76,7 +78,7 @@ impl FakeHost {
         self.lock().create_directories(path)
     }
 
-    /// Creates or replaces a file.
+    /// Creates or replaces a file of `size` bytes.
     ///
     /// # Errors
     /// [`NotFound`](cofferdam_node::MounterError::NotFound) if its directory does not exist.
@@ -88,7 +90,8 @@ impl FakeHost {
     ///
     /// # Errors
     /// [`NotFound`](cofferdam_node::MounterError::NotFound), or
-    /// [`FailedPrecondition`](cofferdam_node::MounterError::FailedPrecondition) if it is not empty.
+    /// [`FailedPrecondition`](cofferdam_node::MounterError::FailedPrecondition) if the directory is not empty
+    /// or something is mounted at the path.
     pub fn remove(&self, path: &str) -> Result<()> {
         self.lock().remove(path)
     }
@@ -160,7 +163,8 @@ impl FakeHost {
         state.write_device(device, FakeDisk { content, ..disk })
     }
 
-    /// Makes the filesystem at a path read-only, like ext4 after an error.
+    /// Marks the filesystem of all mounts at a path as read-only, like ext4 after an error. Mounts of the
+    /// same filesystem at other paths do not change.
     pub fn break_filesystem(&self, path: &str) {
         for mounted in self.lock().mounts.iter_mut().filter(|mounted| mounted.path == path) {
             mounted.mount.filesystem_read_only = true;

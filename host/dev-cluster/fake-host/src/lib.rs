@@ -1,5 +1,6 @@
-//! A fake host: the files, mounts and devices of a node, in memory. It behaves like Linux, and also records
-//! violated rules, such as a volume that is unstaged while it is published.
+//! A fake host: the files, mounts and devices of a node, in memory. Files have a size, but no content. Mount
+//! operations behave as on Linux, and the host records violated rules, such as a volume that is unstaged
+//! while it is published.
 //!
 //! [`FakeMounter`] is the [`Mounter`](cofferdam_node::Mounter) of one driver on it.
 #![forbid(unsafe_code)]

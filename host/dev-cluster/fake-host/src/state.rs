@@ -23,7 +23,8 @@ pub(crate) const LOOP_MAJOR: u32 = 7;
 const SCSI_MAJOR: u32 = 65;
 /// Major device number of filesystems without a device, such as tmpfs.
 pub(crate) const NO_DEVICE_MAJOR: u32 = 0;
-/// Size in bytes of a disk that was not added: larger than any claim.
+/// Size in bytes of a disk that was not added, and of the filesystem of a directory that is bind-mounted:
+/// larger than any claim.
 pub(crate) const DEVICE_SIZE: u64 = 1 << 50;
 
 /// A directory entry.
@@ -55,7 +56,7 @@ pub(crate) struct AttachedLoop {
     pub(crate) created_at: Option<SystemTime>,
 }
 
-/// A disk of the node.
+/// A disk of the node, with its device number and its size in bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AttachedDisk {
     pub(crate) number: (u32, u32),
@@ -242,7 +243,8 @@ impl State {
         }
     }
 
-    /// Backing storage of a device, and its current size in bytes.
+    /// Backing storage of a device, and the size of the device in bytes. A loop device keeps its size until
+    /// it is refreshed.
     fn backing_storage(&self, device: &Device) -> Result<(BackingStorage, u64)> {
         if let Some(found) = self.loops.iter().find(|one| one.device.device == *device) {
             return Ok((BackingStorage::Image(found.device.file_id, found.created_at), found.device.size));
@@ -253,7 +255,8 @@ impl State {
         }
     }
 
-    /// Content of a device, and its current size in bytes.
+    /// Content of a device, and the size of the device in bytes. A loop device keeps its size until it is
+    /// refreshed.
     pub(crate) fn read_device(&self, device: &Device) -> Result<(FakeDisk, u64)> {
         let (storage, size) = self.backing_storage(device)?;
         Ok((self.disks.get(&storage), size))
@@ -294,7 +297,7 @@ impl State {
     }
 }
 
-/// A mount with default attributes.
+/// A writable mount with default attributes. Its filesystem type is always ext4.
 pub(crate) fn plain_mount(device: (u32, u32), source: &str) -> MountPoint {
     MountPoint {
         fs_type: "ext4".to_owned(),

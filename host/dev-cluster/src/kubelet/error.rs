@@ -68,7 +68,7 @@ pub(crate) enum VolumeError {
     /// The PersistentVolume does not exist.
     #[error("volume {0} does not exist")]
     VolumeNotFound(VolumeName),
-    /// The PersistentVolume is bound to another claim.
+    /// The `claimRef` of the PersistentVolume is absent or does not name the claim with its UID.
     #[error("volume {0} is bound to another claim")]
     BoundToOtherClaim(VolumeName),
     /// The node affinity of the PersistentVolume does not match the node.
@@ -83,7 +83,8 @@ pub(crate) enum VolumeError {
     /// The VolumeAttachment does not exist.
     #[error("VolumeAttachment {0} does not exist")]
     AttachmentNotFound(VolumeAttachmentName),
-    /// The CSIDriver does not support the volume's lifecycle mode.
+    /// The CSIDriver does not list the volume's lifecycle mode, or the volume is inline and the CSIDriver
+    /// does not exist.
     #[error("volume mode {mode:?} not supported by driver {driver}")]
     UnsupportedMode { mode: &'static str, driver: DriverName },
 }
@@ -94,7 +95,7 @@ pub(super) enum PluginInfoError {
     /// The plugin is not a CSI driver.
     #[error("no handler registered for plugin type: {0}")]
     UnknownType(String),
-    /// The plugin has no versions.
+    /// The plugin reports no version with a major version that can be parsed.
     #[error("plugin does not specify supported versions")]
     NoVersions,
     /// The highest supported version of the plugin is 2 or later.
@@ -102,7 +103,7 @@ pub(super) enum PluginInfoError {
     UnsupportedVersion(u32),
 }
 
-/// The node information of a driver could not be written.
+/// The node information of a driver could not be read from the driver or written to Node and CSINode.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NodeInfoError {
     /// NodeGetInfo failed.
@@ -128,7 +129,7 @@ pub(super) enum RegistrationError {
     /// The plugin's information is not valid.
     #[error("plugin validation failed with err: {0}")]
     Validation(#[from] PluginInfoError),
-    /// The driver's node information could not be written.
+    /// The driver's node information could not be read or written.
     #[error("plugin registration failed with err: {0}")]
     Registration(#[from] NodeInfoError),
     /// NotifyRegistrationStatus failed.

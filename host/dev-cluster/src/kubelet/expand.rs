@@ -61,7 +61,8 @@ struct NodeExpansion {
 }
 
 impl Kubelet {
-    /// Expands a volume on the node. The volume path of the call is the pod's target path.
+    /// Expands a volume on the node. The volume path of the call is the pod's target path. A volume that is
+    /// mounted read-only, or whose driver does not have EXPAND_VOLUME, is marked as expanded without a call.
     pub(super) async fn expand(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let Some(expansion) = self.read_expansion(desired).await? else { return Ok(()) };
         if desired.read_only {
@@ -167,7 +168,9 @@ impl Kubelet {
         Ok(NodeExpansion { claim: written?, ..expansion })
     }
 
-    /// Sets the claim's capacity to the target size, and removes its resize status and resize conditions.
+    /// Sets the claim's capacity to the target size, removes its resize status and resize conditions, and
+    /// emits events. Writes and emits nothing if the claim has no pending node expansion and its capacity is
+    /// not smaller.
     async fn mark_expanded(
         &self,
         desired: &VolumeToMount,

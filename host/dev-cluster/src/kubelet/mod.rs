@@ -1,6 +1,6 @@
-//! A kubelet without containers. It registers drivers, mounts the volumes of its pods in kubelet's order and
-//! with kubelet's back-off, reports the pods as Running, and unmounts the volumes of deleted pods. It calls
-//! the real Node service on its socket.
+//! A kubelet without containers. It registers drivers, mounts and expands the volumes of its pods in
+//! kubelet's order and with kubelet's back-off, reports the pods as Running, and unmounts the volumes of
+//! deleted and terminated pods. It calls the real Node service on its socket.
 
 mod error;
 mod expand;
@@ -88,8 +88,8 @@ impl Kubelet {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// Enqueues the registration of the driver that serves a registration socket. `root_dir` is kubelet's
-    /// root directory for its volumes.
+    /// Enqueues the registration of the driver that listens on a registration socket. `root_dir` is kubelet's
+    /// root directory for the driver's volumes.
     pub(crate) fn add_registration_socket(&self, socket: PathBuf, root_dir: RootDir) {
         self.registration_sockets.lock().insert(socket.clone(), root_dir);
         self.queue.add(Key::Plugin(socket));
@@ -390,7 +390,8 @@ impl Kubelet {
         }
     }
 
-    /// The action after a failed write. Refreshes the object from the API server after a conflict.
+    /// The action after a failed write. If the object was changed, deleted or created by another client, this
+    /// updates the cache from the API server first.
     async fn outcome_for_write_error<K: WatchedKind>(&self, key: &K::Key, error: &ApiError) -> Action {
         match error {
             ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {

@@ -75,7 +75,8 @@ impl VolumePaths {
         format!("{}/pods/{pod}/volumes/kubernetes.io~csi/{}", self.root, self.name)
     }
 
-    /// Directories of a pod that are removed with its last volume, innermost first.
+    /// Directories of a pod that are removed with its last volume, innermost first; empty for a block volume,
+    /// which has no directory beneath `pods`.
     pub(super) fn pod_parent_dirs(&self, pod: &Uid) -> Vec<String> {
         if self.block {
             return Vec::new();

@@ -156,7 +156,7 @@ impl Kubelet {
         Ok(self.client.patch::<FullNode>(&node, "/status", PatchType::Strategic, patch).await?)
     }
 
-    /// Updates the driver's entry of the CSINode.
+    /// Adds or replaces the driver's entry of the CSINode. Creates the CSINode if it does not exist.
     async fn update_csi_node(&self, driver: &str, entry: Value, node: &FullNode) -> Result<(), ApiError> {
         let entry = without_nulls(entry);
         match self.client.get::<FullCsiNode>(&self.node_name).await? {

@@ -1,6 +1,8 @@
 //! Decides kubelet's next step for a volume of its node from desired and actual state.
-//! The order is kubelet's. A volume is first unmounted for pods that no longer use it. It is reported in use
-//! before it is mounted, and until it is completely unmounted. It is staged once and published for each pod.
+//!
+//! The order is kubelet's. A volume is first unmounted for pods that no longer use it. An attachable volume
+//! is reported in use before it is mounted, and until it is completely unmounted. A volume is staged once,
+//! unless it is inline, and published for each pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -51,7 +51,8 @@ pub(super) struct VolumeToMount {
     pub(super) attachable: bool,
 }
 
-/// A volume that is or may be mounted.
+/// A volume that is or may be mounted. The entry of a volume that was unmounted, or whose mount failed,
+/// remains until kubelet has no further step for the volume.
 #[derive(Clone)]
 pub(super) struct MountedVolume {
     pub(super) paths: VolumePaths,
@@ -114,7 +115,7 @@ pub(crate) struct Kubelet {
     pub(super) registered: watch::Sender<BTreeSet<PathBuf>>,
     pub(super) mounted_volumes: Mutex<BTreeMap<VolumeId, MountedVolume>>,
     pub(super) retries: Retries,
-    /// Number of volumes that are or may be mounted.
+    /// Number of entries of `mounted_volumes`.
     pub(super) mounted_count: watch::Sender<usize>,
     /// UID of each pod that waits for its volumes, and the start of the wait.
     pub(super) waiting_since: Mutex<HashMap<PodKey, (Uid, Instant)>>,

@@ -7,7 +7,8 @@ use cofferdam_domain::{Uid, UniqueVolumeName};
 /// Identity of a volume on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum VolumeId {
-    /// A PersistentVolume.
+    /// The volume of a PersistentVolume, by driver and handle. PersistentVolumes with the same driver and
+    /// handle have the same ID.
     Persistent(UniqueVolumeName),
     /// An inline CSI volume: the pod's UID and the volume's name in the pod.
     Inline(Uid, Box<str>),

@@ -268,8 +268,8 @@ impl Scheduler {
         }
     }
 
-    /// Sets the PodScheduled condition to false with this message, and emits FailedScheduling. Does nothing
-    /// if the condition already has the message.
+    /// Reports the reason to the step observer. Sets the PodScheduled condition to False with the reason as
+    /// its message, and emits FailedScheduling, unless the condition already has this message.
     async fn mark_unschedulable(&self, pod: &FullPod, reason: &str) -> Action {
         self.client.record_step(STEP_COMPONENT, pod_reference(&pod.slim.key), StepResult::Waiting, reason);
         let conditions = pod.full.status.as_ref().and_then(|status| status.conditions.as_ref());

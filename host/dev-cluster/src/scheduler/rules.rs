@@ -1,6 +1,7 @@
-//! Scheduling of a pod and its volumes: the steps of kube-scheduler's volume plugins as one decision over
-//! plain data. The decision is repeated after every effect and every change; the only state is the assumed
-//! node.
+//! Scheduling of a pod and its volumes: the rules of kube-scheduler's plugins for volumes, cordoned nodes,
+//! taints, node selectors and node affinity, as one decision over plain data. Other rules, such as resource
+//! requests and affinity between pods, do not apply. The decision is repeated after every effect and every
+//! change; the only state is the assumed node.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -78,7 +79,8 @@ fn reject(input: &SchedulerInput, reason: String) -> SchedulingDecision {
     }
 }
 
-/// The claims of a pod (PreFilter of VolumeBinding).
+/// The claims of a pod: bound ones first, the others by requested size (PreFilter of VolumeBinding). The
+/// error is that of the first claim that keeps the pod from being scheduled.
 fn pod_claims(pod: &FullPod, input: &SchedulerInput) -> Result<Vec<PodClaim>, ClaimError> {
     let mut claims = Vec::new();
     for volume in pod.volumes() {
@@ -207,7 +209,8 @@ fn filter_node(
     volume_binding::find_pod_volumes(claims, node, input).map(drop)
 }
 
-/// Returns true if a ReadWriteOncePod claim is used by another pod.
+/// Returns true if the claim is ReadWriteOncePod and another pod that uses it is bound to or assumed on a
+/// node.
 fn is_exclusively_used(pod_claim: &PodClaim, input: &SchedulerInput) -> bool {
     let (PodClaim::Bound(claim, _) | PodClaim::DelayedBinding(claim, _)) = pod_claim;
     let is_read_write_once_pod = claim.access_modes.iter().eq([AccessMode::ReadWriteOncePod]);

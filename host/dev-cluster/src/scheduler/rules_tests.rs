@@ -74,8 +74,8 @@ fn pod(name: &str, claims: &[&str], more: Value) -> Arc<FullPod> {
     object(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
 }
 
-/// Two nodes in two zones; classes with immediate binding, late binding, no provisioner, and late binding
-/// restricted to zone b.
+/// Two nodes in two zones, and four StorageClasses: `now` with immediate binding, and with
+/// WaitForFirstConsumer `late`, `hand` without a provisioner, and `b` for zone b only.
 fn cluster() -> SchedulerInput {
     let mut input = SchedulerInput::default();
     for value in [node("n1", "a"), node("n2", "b")] {

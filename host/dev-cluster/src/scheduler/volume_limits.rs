@@ -7,7 +7,8 @@ use cofferdam_domain::{ClaimKey, VolumeName};
 use super::input::{PodClaim, SchedulerInput};
 use crate::kinds::{FullNode, FullPod};
 
-/// Volumes by driver. A claim that is not provisioned yet counts as a volume.
+/// Volume handles by driver. A claim that is not provisioned yet counts as a volume: its namespace and name
+/// take the place of the handle.
 type VolumesByDriver = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns true if the pod would exceed a driver's volume limit on the node.

@@ -259,7 +259,7 @@ impl Cluster {
         wait_until(&self.pods(), name, is_unschedulable).await;
     }
 
-    /// Waits until no object of a kind exists.
+    /// Waits until the objects of a kind that exist at the time of the call are deleted.
     pub(crate) async fn wait_until_empty<K>(&self, api: &Api<K>)
     where
         K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,
@@ -270,7 +270,8 @@ impl Cluster {
     }
 }
 
-/// Waits for a condition with a watch, as `kubectl wait` does.
+/// Waits with a watch until the object with this name meets a condition, as `kubectl wait` does. `is_met`
+/// gets None if the object does not exist. Returns the object.
 pub(crate) async fn wait_until<K>(api: &Api<K>, name: &str, is_met: impl Fn(Option<&K>) -> bool) -> Option<K>
 where
     K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,

@@ -1,4 +1,6 @@
-//! Calls of kubelet to a Node service: their order, their arguments, and retries.
+//! Calls of kubelet to a driver's own Node service: their order, their arguments and retries, and the mounts
+//! that kubelet keeps or removes when a call fails or when a pod, a PersistentVolume or the CSIDriver is
+//! deleted.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +34,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::harness::{Cluster, claim_volume, wait_until};
 
-/// Received calls and injected failures.
+/// Received calls, unmet expectations about their arguments, and the failures and barriers to inject.
 #[derive(Default)]
 struct CallLog {
     calls: Vec<String>,
@@ -171,12 +173,13 @@ impl Node for ExternalNodePlugin {
     }
 }
 
-/// Starts a cluster whose driver has its own node plugin.
+/// Starts a cluster with two nodes, the StorageClass `c` and the claim `data`. The driver has its own node
+/// plugin, which is on the first node only.
 async fn start_cluster(plugin: &ExternalNodePlugin) -> (Cluster, tempfile::TempDir, CancellationToken) {
     start_cluster_with(plugin, &[]).await
 }
 
-/// Starts a cluster with settings of the memory driver, which is the controller part.
+/// [`start_cluster`] with settings of the memory driver, which is the controller part of the driver.
 async fn start_cluster_with(
     plugin: &ExternalNodePlugin,
     settings: &[(&str, &str)],

@@ -1,5 +1,5 @@
-//! A complete cluster in one process: the embedded API server, all roles, the memory driver in its sandbox,
-//! and simulated nodes with real Node services on their sockets.
+//! A complete cluster in one process: the embedded API server, all of Cofferdam's roles (its controllers),
+//! the memory driver in its sandbox, and simulated nodes with real Node services on their sockets.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! Volumes with real mounts, which need CAP_SYS_ADMIN.
+//! Volumes with real mounts, which need CAP_SYS_ADMIN. Without it the test checks nothing.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Scheduling of pods with volumes.
+//! Scheduling of pods with volumes, claims of generic ephemeral volumes, and the event about a failed
+//! attachment.
 
 use k8s_openapi::api::{
     core::v1::{PersistentVolume, Pod},

@@ -14,15 +14,15 @@ pub enum Ability {
     Cloning,
     /// Creates volumes from a snapshot.
     Restoring,
-    /// Attaches volumes to nodes (ControllerPublishVolume).
+    /// Attaches volumes to nodes and detaches them (ControllerPublishVolume, ControllerUnpublishVolume).
     Publishing,
-    /// Expands volumes.
+    /// Expands volumes (ControllerExpandVolume).
     Expansion,
-    /// Modifies volume parameters.
+    /// Changes mutable parameters of volumes (ControllerModifyVolume).
     Modification,
-    /// Creates, deletes and lists snapshots.
+    /// Creates, deletes, returns and lists snapshots.
     Snapshots,
-    /// Creates consistent snapshots of several volumes.
+    /// Creates, deletes and returns groups of snapshots of several volumes at one point in time.
     GroupSnapshots,
     /// Lists all volumes.
     Listing,
@@ -47,7 +47,7 @@ impl Ability {
         Self::Capacity,
     ];
 
-    /// Name of the interface.
+    /// Name of the WIT interface.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cloning => "cloning",
@@ -63,7 +63,7 @@ impl Ability {
         }
     }
 
-    /// The ability of an interface; `None` for other interfaces.
+    /// The ability of a WIT interface; `None` for an interface that is no ability.
     pub fn from_interface(interface: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|ability| ability.as_str() == interface)
     }
@@ -120,7 +120,8 @@ impl ControllerCapability {
     }
 }
 
-/// The CSI 1.12 controller capabilities of a driver.
+/// The CSI 1.12 controller capabilities that the abilities and the features of a driver imply. The csi-server
+/// reports them; of an existing CSI driver only those that the driver reports, too.
 ///
 /// A feature without the ability that it extends is ignored: PUBLISH_READONLY, for example, requires
 /// [`Ability::Publishing`].
@@ -182,7 +183,8 @@ impl PluginCapability {
     }
 }
 
-/// The CSI 1.12 plugin capabilities of a driver.
+/// The CSI 1.12 plugin capabilities that the abilities and the description of a driver imply. The csi-server
+/// reports them; of an existing CSI driver only those that the driver reports, too.
 pub fn plugin_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,

@@ -2,8 +2,8 @@
 //!
 //! The controller stores connection info as JSON under one key of a string map in a PersistentVolume or
 //! VolumeAttachment, from which the node receives it. Both objects can be edited, so decoding is strict: one
-//! version, known fields without duplicates, and CSI's size limits for keys and maps. The node decides which
-//! kinds it accepts.
+//! version, known fields without duplicates, the syntax of the kind, and CSI's size limits for keys and maps.
+//! The node decides which kinds it accepts.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -17,8 +17,8 @@ use crate::{names, text::printable};
 
 /// The only supported version of the encoding.
 pub const FORMAT_VERSION: u32 = 1;
-/// Kind of connection info from an existing CSI driver's publish context, which its own node service receives
-/// unchanged.
+/// Kind of connection info whose fields are an existing CSI driver's publish context. The driver's own node
+/// service receives the publish context unchanged.
 pub const CSI_KIND: &str = "csi";
 /// Maximum length of a field's key in bytes: CSI's limit for keys.
 const MAX_KEY_BYTES: usize = 128;
@@ -46,11 +46,11 @@ pub enum ConnectionInfoError {
         /// The size in bytes.
         found: usize,
     },
-    /// The text is not JSON of this encoding.
+    /// The text is not JSON of this encoding, or its version is 0.
     #[error("malformed connection info: {0}")]
     Malformed(String),
-    /// Connection info is in the volume context of a driver with ControllerPublishVolume, or in the publish
-    /// context of a driver without it.
+    /// The key of connection info is in the volume context of a driver with ControllerPublishVolume, or in
+    /// the publish context of a driver without ControllerPublishVolume.
     #[error("connection info must be in {expected_context}")]
     WrongContext {
         /// The expected context.
@@ -70,13 +70,13 @@ pub enum ConnectionInfoError {
 /// A violated limit of connection info.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidConnectionInfo {
-    /// The syntax or the length of the kind.
+    /// The kind is empty, too long, or has the wrong syntax.
     #[error("the connection info's kind is {kind:?}; expected up to {MAX_KIND_BYTES} of a-z, 0-9 and -")]
     Kind {
         /// The kind, printable.
         kind: String,
     },
-    /// The total size of keys and values.
+    /// The keys and values of the fields together are too large.
     #[error("the connection info has {bytes} bytes; at most {max} are allowed")]
     Size {
         /// The size in bytes.
@@ -84,7 +84,7 @@ pub enum InvalidConnectionInfo {
         /// The limit.
         max: usize,
     },
-    /// The length of a key.
+    /// The key of a field is empty or too long.
     #[error("the connection info has a key of {bytes} bytes; expected 1 to {max}")]
     Key {
         /// The length in bytes.
@@ -159,7 +159,7 @@ pub fn encode(connection_info: &ConnectionInfo) -> String {
 /// Decodes connection info.
 ///
 /// # Errors
-/// [`ConnectionInfoError`]
+/// [`ConnectionInfoError`]: every variant except `WrongContext` and `Missing`.
 pub fn decode(document: &str) -> Result<ConnectionInfo, ConnectionInfoError> {
     if document.len() > MAX_ENCODED_BYTES {
         return Err(ConnectionInfoError::TooLarge { found: document.len() });
@@ -197,7 +197,8 @@ pub fn into_volume_context(
     context
 }
 
-/// Returns a volume context without the keys that Cofferdam added: the driver's own attributes.
+/// Returns a volume context without the keys with [`names::RESERVED_ATTRIBUTE_PREFIX`], which Cofferdam
+/// added. The attribute [`names::PROVISIONER_IDENTITY`] remains, as in the sidecars' calls.
 pub fn driver_attributes(context: Parameters) -> Parameters {
     context.into_iter().filter(|(key, _)| !key.starts_with(names::RESERVED_ATTRIBUTE_PREFIX)).collect()
 }
@@ -216,7 +217,7 @@ pub fn into_publish_context(connection_info: ConnectionInfo) -> Parameters {
 /// not write it.
 ///
 /// # Errors
-/// [`ConnectionInfoError`], also if the other context has valid connection info.
+/// [`ConnectionInfoError`], also if the other context has the key of connection info, whatever its value.
 pub fn from_contexts(
     publish_context: &Parameters,
     volume_context: &Parameters,

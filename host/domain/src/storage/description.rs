@@ -45,6 +45,6 @@ impl Description {
 pub enum Readiness {
     /// The driver accepts calls.
     Ready,
-    /// The driver is starting. The message has the reason.
+    /// The driver does not accept calls yet. The message has the reason.
     NotReady(String),
 }

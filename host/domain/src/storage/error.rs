@@ -4,12 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The gRPC status code of a failed call.
+/// The gRPC status code of a failed call. It is the driver's, or that of an error that the host reports
+/// itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// The arguments are invalid.
     InvalidArgument,
-    /// The volume, snapshot or node does not exist.
+    /// The object of the call, or one that the request names, such as a node or a source, does not exist.
     NotFound,
     /// The name exists with different arguments.
     AlreadyExists,
@@ -21,15 +22,18 @@ pub enum ErrorKind {
     ResourceExhausted,
     /// The state of the volume or snapshot does not allow the call.
     FailedPrecondition,
-    /// Another call for the same object is in progress.
+    /// Another call for the same object is in progress, or its result is unknown. In a listing: the page
+    /// token is invalid.
     Aborted,
     /// The size is outside the supported range.
     OutOfRange,
     /// The driver does not implement the call.
     Unimplemented,
-    /// A bug in the driver or the storage system.
+    /// A bug in the driver, the storage system or the host. The driver's response breaks the contract, or a
+    /// component exceeds a limit of the host.
     Internal,
-    /// The storage system is unreachable.
+    /// The storage system or the driver is unreachable. The host makes no call at present: too many are
+    /// waiting, or the component failed too often.
     Unavailable,
     /// The deadline passed.
     DeadlineExceeded,
@@ -121,7 +125,7 @@ impl fmt::Display for ErrorKind {
 pub enum Finality {
     /// The call has ended and has no further effect. In a driver's response, it had no effect at all.
     Final,
-    /// The call may still complete. A repeated call returns the result.
+    /// The call, or an earlier one that blocks it, may still complete. A repeated call returns the result.
     InProgress,
     /// The effect is unknown.
     Unknown,
@@ -135,7 +139,7 @@ pub struct StorageError {
     pub kind: ErrorKind,
     /// Description of the error.
     pub message: String,
-    /// Requested delay before a retry, in milliseconds.
+    /// Requested delay before a retry, in milliseconds; `None` leaves the delay to the caller.
     pub retry_after_ms: Option<u64>,
     /// The possible effect of the call.
     pub finality: Finality,

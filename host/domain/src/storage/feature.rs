@@ -11,11 +11,12 @@ pub enum Feature {
     PublishedNodes,
     /// Listing and inspection return the volume's condition.
     VolumeCondition,
-    /// Published volumes can be expanded.
+    /// Published volumes can be expanded (CSI `VolumeExpansion.ONLINE`).
     OnlineExpansion,
     /// The access modes SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER are supported.
     SingleNodeMultiWriter,
-    /// The driver applies `volume_mount_group` when it mounts a volume.
+    /// Volumes can be created with a `volume_mount_group`, and Cofferdam's node service reports
+    /// VOLUME_MOUNT_GROUP for the driver.
     VolumeMountGroup,
 }
 

@@ -43,7 +43,7 @@ pub struct CapacityRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CsiAccessMode {
-    /// Read-write on one node.
+    /// Read-write on one node, without a limit of workloads there.
     SingleNodeWriter,
     /// Read-only on one node.
     SingleNodeReaderOnly,
@@ -53,9 +53,9 @@ pub enum CsiAccessMode {
     MultiNodeSingleWriter,
     /// Read-write on many nodes.
     MultiNodeMultiWriter,
-    /// One writer on one node.
+    /// Read-write for one workload on one node.
     SingleNodeSingleWriter,
-    /// Many writers on one node.
+    /// Read-write for many workloads on one node.
     SingleNodeMultiWriter,
 }
 
@@ -97,7 +97,7 @@ pub struct TopologyRequirement {
 }
 
 /// The Kubernetes objects for which a volume was created. A driver that stores the owner returns it in
-/// [`VolumeStatus`], so that the orphan scan can tell this cluster's volumes from others.
+/// [`VolumeStatus`]. The scan for volumes without a PersistentVolume then ignores volumes of other clusters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeOwner {
@@ -122,11 +122,11 @@ pub struct CreateVolume {
     pub capacity: CapacityRange,
     /// Required capabilities; at least one.
     pub capabilities: Vec<VolumeCapability>,
-    /// Parameters of the StorageClass without those for the provisioner, plus the names of claim and volume
-    /// with `--extra-create-metadata`.
+    /// Parameters of the StorageClass without those for the provisioner. With `--extra-create-metadata`, also
+    /// the claim's name and namespace and the PersistentVolume's name.
     pub parameters: Parameters,
     /// Mutable parameters (VolumeAttributesClass); empty for drivers without [`Ability::Modification`].
-    /// Absent in intents of older versions.
+    /// Requests that older versions of Cofferdam recorded do not have this field.
     #[serde(default, skip_serializing_if = "Parameters::is_empty")]
     pub mutable_parameters: Parameters,
     /// Topology requirement; `None` for drivers without topology, and if every segment is allowed.
@@ -189,7 +189,8 @@ pub struct CreatedVolume {
     pub context: Parameters,
     /// CSI `accessible_topology`; empty if accessible from everywhere.
     pub topology: Vec<Segments>,
-    /// Connection info, for drivers without ControllerPublishVolume.
+    /// Connection info; `None` for drivers with ControllerPublishVolume, which return it from that call, and
+    /// for existing CSI drivers other than a csi-server of Cofferdam.
     pub connection_info: Option<ConnectionInfo>,
 }
 
@@ -202,7 +203,7 @@ pub struct ValidateVolume {
     pub context: Parameters,
     /// Capabilities to validate.
     pub capabilities: Vec<VolumeCapability>,
-    /// Parameters of the class.
+    /// Parameters of the StorageClass.
     pub parameters: Parameters,
     /// Mutable parameters.
     pub mutable_parameters: Parameters,
@@ -260,6 +261,6 @@ pub struct ExpandedVolume {
 pub struct PageRequest {
     /// Token from the previous page; `None` for the first page.
     pub starting_token: Option<String>,
-    /// Maximum number of entries; if `None`, the driver chooses.
+    /// Maximum number of entries; if `None` or 0, the driver chooses.
     pub max_entries: Option<u32>,
 }

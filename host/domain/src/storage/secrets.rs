@@ -1,4 +1,4 @@
-//! Secrets of a call. They are never printed.
+//! Secrets of a call. `Debug` does not show them.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -9,7 +9,7 @@ use crate::{
     storage::Parameters,
 };
 
-/// The owner of a snapshot or group snapshot.
+/// The Kubernetes objects for which a snapshot or a group snapshot was created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotOwner {
@@ -19,7 +19,7 @@ pub struct SnapshotOwner {
     pub snapshot_uid: Uid,
     /// Name of the VolumeSnapshotContent or VolumeGroupSnapshotContent.
     pub content_name: String,
-    /// True if the snapshot is retained after the deletion of the content object.
+    /// True if the snapshot is retained after the deletion of the content object (deletion policy Retain).
     pub retain: bool,
 }
 
@@ -85,7 +85,7 @@ pub struct CreateGroupSnapshot {
 pub struct GroupSnapshot {
     /// The driver's id of the group.
     pub handle: GroupSnapshotHandle,
-    /// The snapshots, one for each source.
+    /// The snapshots, one for each source volume.
     pub snapshots: Vec<Snapshot>,
     /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,

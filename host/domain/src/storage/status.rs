@@ -50,7 +50,7 @@ pub struct VolumePage {
 pub struct CapacityQuery {
     /// Required capabilities; empty for any.
     pub capabilities: Vec<VolumeCapability>,
-    /// Parameters of the class.
+    /// Parameters of the StorageClass.
     pub parameters: Parameters,
     /// Required topology segment; `None` for the total capacity.
     pub topology: Option<Segments>,
@@ -60,7 +60,7 @@ pub struct CapacityQuery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacity {
-    /// Available capacity in bytes.
+    /// Capacity in bytes that is available for new volumes.
     pub available: u64,
     /// Maximum volume size in bytes, if known.
     pub maximum_volume_size: Option<u64>,

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Rejects an unknown filesystem type, and a filesystem with a multi-node access mode that allows writing:
-/// ext4 and xfs are not cluster filesystems.
+/// ext4 and xfs are not cluster filesystems. Raw block access is accepted with every access mode.
 pub(super) fn check_capability(capability: &VolumeCapability) -> Result<(), NodeError> {
     let AccessType::Filesystem { fs_type, .. } = &capability.access_type else { return Ok(()) };
     parse_fs_type(fs_type.as_deref())?;
@@ -80,8 +80,9 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
     if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
 }
 
-/// Returns the device's filesystem. Creates one if the device is blank, or if an earlier format of it was
-/// interrupted. Never formats a read-only volume or a volume with a content source.
+/// Returns the device's filesystem. Checks an existing one, unless the volume is read-only. Creates one if
+/// the device is blank, or if an earlier format was interrupted and left data without a known signature.
+/// Never formats a read-only volume or a volume with a content source.
 fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<Filesystem, NodeError> {
     let requested = match context.access_type() {
         AccessType::Filesystem { fs_type, .. } => parse_fs_type(fs_type.as_deref())?,

@@ -97,8 +97,8 @@ impl StageContext<'_> {
         }
     }
 
-    /// Bind-mounts a source at the staging path, unless it is already mounted, and sets the mount's
-    /// attributes.
+    /// Bind-mounts a source at the staging path, unless a mount that `is_expected` accepts is there, and adds
+    /// the attributes to the mount.
     pub(crate) fn bind_to_staging_path(
         &self,
         source: &BindSource,
@@ -128,7 +128,9 @@ pub(crate) trait Connector: Send + Sync {
     fn stage(&self, context: &mut StageContext<'_>) -> Result<(), NodeError>;
 
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
-    /// bytes. A directory and the kind `none` have no size on the node: they return `required` unchanged.
+    /// bytes. `None` requires no minimum. An image and a device are expanded by the driver: a `required`
+    /// above their size is an error, and the filesystem grows to that size. A directory and the kind `none`
+    /// have no size on the node: they return `required` unchanged.
     fn expand(
         &self,
         mounter: &dyn Mounter,
@@ -174,8 +176,9 @@ pub(crate) fn restrict(
     }
 }
 
-/// Unstages a volume of any kind, at any stage of completion. The policy does not apply: an operator must be
-/// able to restrict it while volumes are staged.
+/// Unstages a volume of any kind, also after an incomplete stage or unstage call. The policy does not apply:
+/// an operator must be able to restrict the policy while volumes are staged. `record` is absent if the volume
+/// has none. `others` are the readable records of all volumes.
 pub(crate) fn unstage(
     mounter: &dyn Mounter,
     path: &KubeletPath,
@@ -206,7 +209,7 @@ pub(crate) fn unstage(
     detach_loop_devices(mounter, record, others)
 }
 
-/// Detaches the loop devices of a volume's image, unless another volume uses the same file.
+/// Detaches the loop devices of a volume's image, unless the record of another volume has the same image.
 fn detach_loop_devices(
     mounter: &dyn Mounter,
     record: Option<&VolumeRecord>,

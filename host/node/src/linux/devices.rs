@@ -91,7 +91,7 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
     Ok(DeviceInfo { size: size(number)?, users: device_users(&device)?, device })
 }
 
-/// Returns the current users of a device.
+/// Returns one message for each current user of a device; empty if the device is free.
 fn device_users(device: &Device) -> Result<Vec<String>> {
     let mut users = Vec::new();
     for line in mountinfo::read()?.into_iter().filter(|line| line.mount.device == device.number) {
@@ -152,7 +152,7 @@ pub(super) fn device_content(tools: &Tools, device: &Device) -> Result<DeviceCon
     }
 }
 
-/// Returns true if both ends of a device are zero.
+/// Returns true if the first and the last [`BLANK_CHECK_BYTES`] of a device are zero.
 fn is_blank(device: &Device) -> Result<bool> {
     let size = size(device.number)?;
     let mut file = File::from(open_node(device, OFlags::RDONLY)?);
@@ -201,7 +201,7 @@ pub(super) fn loop_devices(tools: &Tools, file: FileId) -> Result<Vec<LoopDevice
     Ok(found)
 }
 
-/// Detaches a loop device and waits until the kernel has released it.
+/// Detaches a loop device and waits for at most two seconds until the kernel has released it.
 pub(super) fn detach_loop(tools: &Tools, device: &Device) -> Result<()> {
     tools.run_checked(Tool::Losetup, &["--detach", &device.to_string()], &[0])?;
     let (attempts, interval) = DETACH_RETRY;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// An error of [`LinuxMounter::open`](super::LinuxMounter::open).
 #[derive(Debug, thiserror::Error)]
 pub enum MounterSetupError {
-    /// Tools are not installed.
+    /// Tools that the policy needs are in none of the searched directories.
     #[error(
         "the policy needs programs that are not in {}: {}",
         directories.join(", "),
@@ -25,7 +25,7 @@ pub enum MounterSetupError {
         /// The cause.
         source: std::io::Error,
     },
-    /// Another process uses the record directory.
+    /// The record directory cannot be locked, usually because another process has locked it.
     #[error("the record directory {} is locked by another process", path.display())]
     RecordsLocked {
         /// The directory.

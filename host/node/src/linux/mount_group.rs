@@ -1,5 +1,6 @@
-//! Recursive group ownership of a volume. A pod controls its content: no symbolic link is followed, no mount
-//! is crossed, and no device is opened.
+//! Recursive group ownership of a volume. A pod controls the volume's content and may change it during the
+//! call: no symbolic link is followed, no mounted directory is entered, and only directories and files that
+//! were regular when examined are opened.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -18,9 +19,9 @@ use rustix::{
     path::Arg,
 };
 
-/// Group permissions of files.
+/// Permissions that are added to regular files.
 const FILE_MODE: Mode = Mode::RGRP.union(Mode::WGRP);
-/// Group permissions of directories. With setgid, new files inherit the group.
+/// Permissions that are added to directories. With setgid, new files inherit the group.
 const DIRECTORY_MODE: Mode = FILE_MODE.union(Mode::XGRP).union(Mode::SGID);
 
 fn open_beneath(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -70,8 +71,9 @@ impl TreeDirectory {
     }
 }
 
-/// Sets the group of everything below a directory; the directory itself last. Like kubelet's own walk, it
-/// fails if a path is longer than `PATH_MAX`.
+/// Sets the group of everything below a directory and adds the group's permissions; the directory itself is
+/// last. Skips entries that a pod removes or replaces meanwhile. Like kubelet's own walk, it fails if a path
+/// is longer than `PATH_MAX`.
 pub(super) fn set_group_recursively(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
     // Stores names instead of open directories: at most two descriptors are open at any depth.
@@ -90,7 +92,7 @@ pub(super) fn set_group_recursively(directory: &OwnedFd, group: u32) -> rustix::
     set_group_of_directory(directory, gid)
 }
 
-/// Sets the group of a directory's files and adds its subdirectories to `pending`.
+/// Sets the group of all entries of a directory except subdirectories, which it adds to `pending`.
 fn set_group_of_entries(
     directory: &OwnedFd,
     parent: Option<&Rc<TreeDirectory>>,

@@ -1,5 +1,6 @@
-//! Mounts with the kernel calls that take file descriptors, such as `move_mount`. A target is opened below
-//! its kubelet root without following symbolic links; for an unmount, its parent is.
+//! Mounts with the kernel calls that take file descriptors, such as `move_mount`. Remounts and unmounts,
+//! which take paths, use `/proc/self/fd`. The target is opened below its kubelet root without following
+//! symbolic links; for an unmount, the target's parent directory is.
 
 use rustix::{
     fd::OwnedFd,

@@ -1,4 +1,5 @@
-//! Opening of paths: relative to the root's descriptor, below it, without following symbolic links.
+//! Opening of paths: relative to the root's descriptor, below it, without following symbolic links. Only the
+//! root's own path may contain symbolic links.
 
 use rustix::{
     fd::{AsFd, OwnedFd},

@@ -16,7 +16,8 @@ use crate::{
     record::{VolumeRecord, VolumeRecords},
 };
 
-/// Maximum size of a record in bytes. Enough for 4 KiB of connection info and thousands of targets.
+/// Maximum size of a record in bytes. Enough for 4 KiB of connection info and thousands of targets with few
+/// mount flags.
 const MAX_RECORD_BYTES: usize = 1 << 20;
 const RECORD_EXTENSION: &str = "json";
 
@@ -32,7 +33,7 @@ impl RecordStore {
     /// Opens and locks the directory. Creates it if it does not exist.
     ///
     /// # Errors
-    /// [`MounterSetupError`] if another process has locked the directory, or it cannot be opened.
+    /// [`MounterSetupError`] if the directory cannot be created, opened or locked.
     pub(super) fn open(path: &Path) -> std::result::Result<Self, MounterSetupError> {
         let fail = |source: io::Error| MounterSetupError::Records { path: path.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(fail)?;

@@ -84,7 +84,7 @@ impl Tools {
         Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }
 
-    /// Runs a tool and waits for it.
+    /// Runs a tool and waits until it ends, without a timeout. A failure of the tool is not an error.
     pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<ToolOutput> {
         let name = tool.name();
         let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));

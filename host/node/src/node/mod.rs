@@ -1,6 +1,7 @@
 //! The volumes of one driver on this node: stage, publish, expand, statistics, and the inverse operations.
 //!
-//! These methods do not lock volumes: the caller serializes operations on one volume.
+//! These methods do not lock volumes: the caller serializes the operations that change one volume. Statistics
+//! may be read at any time.
 
 mod active_volumes;
 mod publish;
@@ -26,7 +27,7 @@ use crate::{
 pub struct StageRequest {
     /// The volume's handle.
     pub volume: String,
-    /// The staging path: an absolute path below a kubelet root. It exists.
+    /// The staging path: an absolute path below a kubelet root. kubelet has created the directory.
     pub staging_path: String,
     /// The requested capability.
     pub capability: VolumeCapability,
@@ -103,8 +104,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(self.inspect(path)?.is_some_and(|found| !found.mounts.is_empty()))
     }
 
-    /// The mount of a staged volume: the staging path, or the device file in it. Absent if nothing is mounted
-    /// there.
+    /// The mount of a staged volume: at the staging path, or for a raw block volume at the device file in it.
+    /// Absent if nothing is mounted there, and for inline volumes.
     fn staged_mount(&self, record: &VolumeRecord) -> Result<Option<(KubeletPath, PathInfo)>, NodeError> {
         let Some(staging) = &record.staging_path else { return Ok(None) };
         let path = self.roots.resolve("staging_target_path", staging)?;
@@ -128,8 +129,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(mounted)
     }
 
-    /// Unmounts a target path and removes its file or directory. A file with content or a non-empty directory
-    /// is not removed; it is an error.
+    /// Unmounts all mounts at a target path and removes the file or directory below them. A file with content
+    /// or a non-empty directory is not removed; it is an error.
     fn remove_target(&self, path: &KubeletPath) -> Result<(), NodeError> {
         while self.is_mounted(path)? {
             self.mounter.unmount(path).step("unmount the target path")?;

@@ -27,7 +27,7 @@ const fn can_have_many_targets(mode: CsiAccessMode) -> bool {
     }
 }
 
-/// Parses the `volume_mount_group` of a capability.
+/// Parses the `volume_mount_group` of a capability; `None` if it is empty or the access type is block.
 fn mount_group(capability: &VolumeCapability) -> Result<Option<u32>, NodeError> {
     let name = match &capability.access_type {
         AccessType::Filesystem { mount_group, .. } => mount_group.as_deref().filter(|name| !name.is_empty()),
@@ -44,15 +44,16 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Publishes a staged volume at a target path. The call is idempotent.
     ///
     /// # Errors
-    /// [`NodeError`]. The call is then rolled back, unless the volume was already published there: kubelet
-    /// assumes that a failed call had no effect and does not unpublish. If the roll-back fails too, a retry
-    /// or [`Self::unpublish`] continues.
+    /// [`NodeError`]. The call is then rolled back, because kubelet assumes that a failed call had no effect
+    /// and does not unpublish. It is not rolled back if something was already mounted at the target path. If
+    /// the roll-back fails too, a retry or [`Self::unpublish`] continues.
     pub fn publish(&self, request: &PublishRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish(request, &target))
     }
 
-    /// Runs `publish` and rolls it back if it fails.
+    /// Runs `publish`. If it fails after it has saved the target in the record, rolls it back, unless
+    /// something was already mounted at the target path.
     fn publish_or_roll_back(
         &self,
         volume: &str,
@@ -108,7 +109,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Applies CSI's rules for a second NodePublishVolume and saves the target in the record.
+    /// Applies CSI's rules for a second NodePublishVolume, rejects a target path of another volume, and saves
+    /// the target in the record.
     fn add_target_record(
         &self,
         mut record: VolumeRecord,
@@ -138,7 +140,7 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(record)
     }
 
-    /// Rejects a target path that another volume uses.
+    /// Rejects a target path that the record of another volume has. Unreadable records are not considered.
     fn check_target_unused(&self, volume: &str, target: &KubeletPath) -> Result<(), NodeError> {
         let path = target.to_string();
         let others = self.mounter.records().step("read the volumes' records")?.readable;
@@ -183,7 +185,8 @@ impl<M: Mounter> NodeVolumes<M> {
         }
     }
 
-    /// Gives a group write access to the volume, unless it has it already.
+    /// Makes a group the owner of the volume's files, with write access, unless the directory at the path
+    /// shows that an earlier run has finished.
     fn ensure_mount_group(&self, path: &KubeletPath, group: u32) -> Result<(), NodeError> {
         if self.mounter.mount_group(path).step("look at the volume's group")? == Some(group) {
             return Ok(());
@@ -194,7 +197,8 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Publishes an inline volume, which is always a tmpfs.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] unless the policy allows inline volumes; otherwise as [`Self::publish`].
+    /// [`NodeError::Denied`] unless the policy allows inline volumes, the size and the mount options;
+    /// otherwise as [`Self::publish`].
     pub fn publish_inline(&self, request: &PublishInlineRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish_inline(request, &target))
@@ -283,10 +287,11 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Unpublishes a volume and removes the target path. Succeeds if the volume is not published there. No
-    /// data is removed.
+    /// stored data is removed, but the content of an inline volume is lost.
     ///
     /// # Errors
     /// [`NodeError::NotFound`] if the path belongs to another volume or is a staging path.
+    /// [`NodeError::FailedPrecondition`] if the target path has content after the unmount.
     pub fn unpublish(&self, volume: &str, target_path: &str) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", target_path)?;
         let path = target.to_string();

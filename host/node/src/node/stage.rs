@@ -17,9 +17,10 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Stages a volume at its staging path. The call is idempotent.
     ///
     /// # Errors
-    /// [`NodeError`]. The call is then rolled back, unless the volume was already staged: kubelet assumes
-    /// that a failed call had no effect and does not unstage. If the roll-back fails too, a retry or
-    /// [`Self::unstage`] continues.
+    /// [`NodeError`]. The call is then rolled back, because kubelet assumes that a failed call had no effect
+    /// and does not unstage. It is not rolled back if the volume was already staged, or if something was
+    /// already mounted at the staging path. If the roll-back fails too, a retry or [`Self::unstage`]
+    /// continues.
     pub fn stage(&self, request: &StageRequest) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", &request.staging_path)?;
         let _active_guard = self.active_volumes.mark_active(&request.volume);
@@ -40,7 +41,8 @@ impl<M: Mounter> NodeVolumes<M> {
                 && self.is_mounted(&path.join(crate::connector::BLOCK_FILE_NAME))?))
     }
 
-    /// Rolls back a failed call, unless the volume was staged before.
+    /// Rolls back a failed call, unless the record says that the volume was staged before, has targets, or
+    /// has another staging path. Keeps the record if formatting has started.
     fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.mounter.records().step("read the volumes' records")?.readable;
@@ -76,7 +78,8 @@ impl<M: Mounter> NodeVolumes<M> {
         self.run_connector(&*connector, request, path, record)
     }
 
-    /// Resolves the volume's storage, checks that no other volume uses it, and saves it in the record.
+    /// Resolves the volume's storage, checks that no other volume uses the same image, device or staging
+    /// path, and saves the record.
     fn reserve_storage(
         &self,
         connector: &dyn Connector,
@@ -120,8 +123,10 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Returns the record to continue with: the existing one if the arguments are the same, or a new one if
-    /// nothing of the volume is mounted. `others` are the records of all volumes, this one included.
+    /// Returns the record to continue with. With the same arguments this is the existing one, reset to "not
+    /// staged, no targets" if nothing of the volume is mounted. With other arguments it is a new one, after
+    /// the volume is unstaged at its old staging path; the call fails if something of the volume is mounted.
+    /// `others` are the records of all volumes, this one included.
     fn prepare_record(
         &self,
         request: &StageRequest,
@@ -204,11 +209,13 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Unstages a volume. Succeeds if the volume is not staged. No data is removed.
+    /// Unstages a volume. Succeeds if the volume is not staged. No stored data is removed, but the content of
+    /// a tmpfs is lost.
     ///
     /// # Errors
-    /// [`NodeError::FailedPrecondition`] while the volume is published or is staged at another path, and
-    /// [`NodeError::NotFound`] if another volume is staged at the path.
+    /// [`NodeError::FailedPrecondition`] while the volume is published, is staged at another path, or is also
+    /// mounted elsewhere below the kubelet root. [`NodeError::NotFound`] if another volume is staged at the
+    /// path.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", staging_path)?;
         let _active_guard = self.active_volumes.mark_active(volume);
@@ -251,8 +258,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Returns the other mount paths of what is mounted at `at`. Empty if `at` is below a mounted staging
-    /// path.
+    /// Returns the other mount paths of what is mounted at `at`. Empty if nothing is mounted there, or if
+    /// `at` is below a mounted staging path.
     fn other_mounts(&self, at: &KubeletPath, staging: &KubeletPath) -> Result<Vec<String>, NodeError> {
         // Below a mounted filesystem, a file of this name is user data.
         if at != staging && self.is_mounted(staging)? {

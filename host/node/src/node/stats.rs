@@ -36,7 +36,8 @@ pub struct ExpandRequest {
     pub required: Option<u64>,
     /// Maximum size in bytes, if requested.
     pub limit: Option<u64>,
-    /// True if each ControllerPublishVolume returns the connection info, and with it the current size.
+    /// True if each ControllerPublishVolume returns the connection info, and with it the current size. A
+    /// tmpfs can be expanded only then.
     pub is_size_published: bool,
 }
 
@@ -53,10 +54,11 @@ impl<M: Mounter> NodeVolumes<M> {
         if is_own_path { Ok((record, kubelet_path)) } else { Err(not_at_path()) }
     }
 
-    /// Returns the usage and condition of a volume.
+    /// Returns the usage and condition of a volume at its staging path or at a target path.
     ///
     /// # Errors
-    /// [`NodeError::NotFound`] if the volume is not at the path.
+    /// [`NodeError::NotFound`] if the volume has no record, the record does not have the path, or nothing is
+    /// mounted there.
     pub fn volume_stats(&self, volume: &str, path: &str) -> Result<VolumeStats, NodeError> {
         let (record, kubelet_path) = self.find_record(volume, path)?;
         let is_block = matches!(record.capability.access_type, AccessType::Block);
@@ -84,7 +86,9 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Returns the volume's size in bytes; `None` if the volume has no size on the node and none is required.
     ///
     /// # Errors
-    /// [`NodeError::OutOfRange`] if the storage is smaller than required, or larger than the limit.
+    /// [`NodeError::OutOfRange`] if the device is smaller than required, a tmpfs would exceed the policy's
+    /// maximum, or the size after the expansion is above the limit. [`NodeError::FailedPrecondition`] for an
+    /// inline volume, a volume that is not staged, and a tmpfs unless `is_size_published`.
     pub fn expand(&self, request: &ExpandRequest) -> Result<Option<u64>, NodeError> {
         let (record, _) = self.find_record(&request.volume, &request.volume_path)?;
         if let (Some(required), Some(limit)) = (request.required, request.limit)

@@ -205,7 +205,8 @@ pub(super) fn publish_request(request: NodePublishVolumeRequest) -> Result<AnyPu
 }
 
 /// Returns the size in bytes from an inline volume's attributes, which the pod's author wrote; `None` if they
-/// have no size. Unknown attributes are rejected.
+/// have no size. Rejects unknown attributes, a publish context, and a volume that kubelet marks as not
+/// ephemeral.
 fn inline_size(
     context: &BTreeMap<String, String>,
     publish_context: &BTreeMap<String, String>,

@@ -87,7 +87,8 @@ impl<M: Mounter + 'static> NodeService<M> {
     }
 
     /// Runs an operation on a volume on a blocking thread. It continues if the caller disconnects. The volume
-    /// is locked until the operation has finished; until then further calls fail with `ABORTED`.
+    /// is locked until the operation has finished; until then further operations on the volume fail with
+    /// `ABORTED`. NodeGetVolumeStats has a lock of its own.
     async fn run_locked<R: Send + 'static>(
         &self,
         volume: &str,

@@ -1,4 +1,5 @@
-//! Results of each call: repeated, with other arguments, in the wrong order, and for missing volumes.
+//! Results of each call: repeated, with other arguments, in the wrong order, for missing volumes, and after
+//! failures of the same call.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, ErrorKind, VolumeCapability};
 use cofferdam_node::ExpandRequest;

@@ -1,4 +1,5 @@
-//! Concurrent calls.
+//! Concurrent calls: stage and unstage of two volumes with one image, and statistics and probes on storage
+//! that does not respond.
 
 use std::{sync::Arc, thread};
 
@@ -50,7 +51,8 @@ fn concurrent_stage_of_one_image_succeeds_for_one_volume() {
     }
 }
 
-/// Unresponsive storage blocks at most one thread per volume, and one for probes.
+/// If storage does not respond, NodeGetVolumeStats blocks at most one thread per volume, and Probe one in
+/// total. A further NodeGetVolumeStats call is aborted, and a further Probe call waits.
 #[tokio::test]
 async fn hung_stats_and_probe_calls_block_one_thread_each() {
     let text = r#"{

@@ -1,5 +1,6 @@
-//! Crash tests: the process crashes after every effect of every scenario. Then the same call is repeated, or
-//! kubelet gives up and everything is undone.
+//! Crash tests: the process crashes after every effect of every scenario, completely or partially applied.
+//! The node may then reboot. Then kubelet repeats the call (after a reboot, all calls), or gives up and
+//! undoes everything. A second test lets each effect fail without a crash.
 
 use cofferdam_node::{DeviceContent, NodeError, NodeVolumes};
 
@@ -13,7 +14,7 @@ use crate::{
 
 type ScenarioStep = Box<dyn Fn(&NodeVolumes<FaultyMounter>) -> Result<(), NodeError>>;
 
-/// The lifecycle of one volume of each kind, as kubelet's calls.
+/// The lifecycle of each volume of [`volume_kinds`] and of an inline volume, as kubelet's calls.
 fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
     let mut scenarios: Vec<(String, Vec<ScenarioStep>)> = Vec::new();
     for (name, connection, capability) in volume_kinds() {

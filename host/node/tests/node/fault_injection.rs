@@ -1,5 +1,5 @@
-//! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call hangs. It
-//! panics if the fake host records a violated rule.
+//! A [`Mounter`] that injects faults into a fake host: the process crashes, an effect fails, a call pauses, a
+//! record is unreadable. It panics if the fake host records a violated rule.
 
 use std::sync::mpsc;
 
@@ -34,7 +34,7 @@ pub(crate) struct Faults {
 /// A point at which a call pauses.
 #[derive(Debug)]
 struct PausePoint {
-    /// Prefix of the effect before which it pauses.
+    /// Prefix of the effect before which the call pauses, or the query `usage` or `records`.
     effect_prefix: &'static str,
     reached: mpsc::Sender<()>,
     resume: mpsc::Receiver<()>,
@@ -80,8 +80,8 @@ impl FaultyMounter {
         self.faults.lock()
     }
 
-    /// Pauses the next call before a matching effect. Returns the signal that it is reached, and the one to
-    /// resume.
+    /// Pauses the next call before an effect with this prefix, or before the query `usage` or `records`.
+    /// Returns the receiver of the signal that the point is reached, and the sender of the signal to resume.
     pub(crate) fn pause_before(&self, effect_prefix: &'static str) -> (mpsc::Receiver<()>, mpsc::Sender<()>) {
         let ((reached, pause_reached), (send_resume, resume)) = (mpsc::channel(), mpsc::channel());
         *self.pause_point.lock() = Some(PausePoint { effect_prefix, reached, resume });
@@ -98,7 +98,7 @@ impl FaultyMounter {
         }
     }
 
-    /// Restarts the process; it crashes after a number of effects.
+    /// Restarts the process. It then crashes after this number of effects; `None` for no crash.
     pub(crate) fn set_crash_after(&self, effects_left: Option<usize>, is_last_effect_partial: bool) {
         let mut faults = self.faults();
         (faults.effects_left, faults.has_crashed, faults.is_last_effect_partial) =

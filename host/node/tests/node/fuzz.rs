@@ -1,4 +1,5 @@
-//! Fuzz test: valid requests with random changes.
+//! Fuzz test: valid requests with random changes. Each response has a code of the allowed list, and
+//! everything that the successful calls left can be undone.
 
 use cofferdam_csi::v1::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,

@@ -1,4 +1,5 @@
-//! Tests of the node plugin on a fake host: results, rejections, and recovery after crashes.
+//! Tests of the node plugin: CSI calls on a fake host, with rejections, concurrent calls, random input,
+//! failed effects, crashes and reboots; and the registration with kubelet.
 #![expect(clippy::unwrap_used, reason = "tests: a failed step fails the test")]
 #![expect(clippy::indexing_slicing, reason = "tests: a missing item fails the test")]
 

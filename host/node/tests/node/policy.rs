@@ -1,5 +1,5 @@
 //! Attacks by drivers, by editors of PersistentVolumes and VolumeAttachments, and by pod authors: all are
-//! rejected.
+//! rejected. What was staged under an earlier policy can still be unstaged.
 
 use cofferdam_domain::storage::{ConnectionInfo, ErrorKind, VolumeCapability};
 use cofferdam_node::{ConnectionKind, DeviceContent, InlinePolicy, NodePolicy};
@@ -9,7 +9,7 @@ use crate::support::{
     policy, publish_request, restart, single_writer, stage_request, staging_path, target_path, test_node,
 };
 
-/// Stages, expects an error, and checks that nothing is left.
+/// Stages a volume that must be rejected, and checks that nothing is left. Returns the kind of the error.
 fn stage_error_kind(
     policy: NodePolicy,
     connection: ConnectionInfo,

@@ -1,4 +1,4 @@
-//! Tests of the registrar; the test acts as kubelet.
+//! Tests of the registrar, in which the test acts as kubelet, and of the client of the liveness probe.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

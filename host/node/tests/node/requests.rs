@@ -98,7 +98,7 @@ fn inline_with(change: impl FnOnce(&mut NodePublishVolumeRequest)) -> NodePublis
     changed(inline_message(), change)
 }
 
-/// A volume context with connection info in this encoding.
+/// A volume context with this text as the encoded connection info.
 fn encoded(json: &str) -> BTreeMap<String, String> {
     pairs(&[(names::CONNECTION_INFO, json)])
 }

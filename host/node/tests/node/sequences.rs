@@ -1,5 +1,6 @@
-//! Random sequences of calls, crashes and reboots: successful calls have their effect, no invariant of the
-//! fake host is violated, and everything can be undone at the end.
+//! Random sequences of calls, crashes and reboots: successful stage, publish, unpublish and unstage calls
+//! have their effect, no rule of the fake host is violated, images with content are never formatted, and
+//! everything can be undone at the end.
 
 use cofferdam_domain::storage::{AccessType, CsiAccessMode, VolumeCapability};
 use cofferdam_node::{DeviceContent, NodeVolumes};
@@ -29,7 +30,8 @@ fn mode(rng: &mut fastrand::Rng) -> CsiAccessMode {
     modes[rng.usize(..modes.len())]
 }
 
-/// Makes one call. If it succeeds, its effect is checked.
+/// Makes one random call. If it is a successful stage, publish, unpublish or unstage call, its effect is
+/// checked.
 fn call(node: &NodeVolumes<FaultyMounter>, rng: &mut fastrand::Rng) {
     let volume_kinds = volume_kinds();
     let (volume, connection, capability) = volume_kinds[rng.usize(..volume_kinds.len())].clone();

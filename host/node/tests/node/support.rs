@@ -139,7 +139,8 @@ pub(crate) fn make_directory_and_stage(
     node.stage(request)
 }
 
-/// One volume of each kind, with its capability.
+/// Volumes of every kind of connection info, with their capabilities. Images and devices occur as filesystem
+/// and as raw block volumes; the two volumes of the device share it.
 pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapability)> {
     vec![
         (

@@ -117,7 +117,8 @@ impl ContentSourceKind {
 }
 
 impl SuiteContext {
-    /// Creates a snapshot of a volume and waits until it is ready.
+    /// Creates a snapshot of a volume and waits until it is ready to use. Fails the case after
+    /// `SuiteOptions::retry_timeout`.
     pub(super) async fn ready_snapshot(&self, label: &str, source: &VolumeHandle) -> CaseResult<Snapshot> {
         let request = self.snapshot_request(label, source);
         expect_success("a new snapshot", self.create_snapshot(&self.backend, &request).await)?;
@@ -125,7 +126,9 @@ impl SuiteContext {
     }
 }
 
-/// Creates a content source. Returns it with its size in bytes.
+/// Creates a volume, and for [`ContentSourceKind::Snapshot`] also a snapshot of it. Returns the volume or the
+/// snapshot as a content source, with its size in bytes. If the driver reports no size of a snapshot, the
+/// size is that of the volume.
 async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseResult<(VolumeOrigin, u64)> {
     let request = context.volume_request("source");
     let request = with_capacity(&request, request.capacity.required.map(|size| size.saturating_mul(2)), None);

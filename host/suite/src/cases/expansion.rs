@@ -140,7 +140,7 @@ impl SuiteContext {
         self.retry_until_final("expand", || self.backend.expand_volume(self.call(), request.clone())).await
     }
 
-    /// Modifies a volume.
+    /// Sets mutable parameters of a volume.
     pub(super) async fn modify(
         &self,
         handle: &VolumeHandle,
@@ -151,8 +151,8 @@ impl SuiteContext {
     }
 }
 
-/// Creates a volume and expands it to twice its size. Returns the create request, the handle and the new
-/// size.
+/// Creates a volume and expands it to at least twice its size. Returns the create request, the handle and the
+/// new size in bytes.
 async fn expanded_volume(
     context: &SuiteContext,
     label: &str,

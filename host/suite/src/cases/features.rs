@@ -1,5 +1,5 @@
-//! Features: a driver supports each feature that it declares, and does not report data of some that it does
-//! not declare.
+//! Features: a driver supports each feature that it declares. Without `published-nodes` it reports no nodes
+//! of a volume, and without `volume-condition` no condition.
 
 use cofferdam_domain::{
     NodeId,

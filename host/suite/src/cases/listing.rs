@@ -133,7 +133,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
 ];
 
-/// Maximum entries read from a listing. A listing whose pages repeat would never end.
+/// After this many entries no further page of a listing is read: a listing whose pages repeat never ends.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
@@ -182,7 +182,8 @@ impl SuiteContext {
         Ok(statuses)
     }
 
-    /// The status of a volume from `inspection`, or from `listing` if the driver does not export it.
+    /// The status of a volume from `inspection`, or from `listing` if the driver does not export
+    /// `inspection`.
     pub(super) async fn volume_status(&self, handle: &VolumeHandle) -> CaseResult<VolumeStatus> {
         if self.backend.abilities().contains(&Ability::Inspection) {
             return expect_success("the volume's description", self.inspect(handle).await);
@@ -234,6 +235,7 @@ async fn huge_limit(context: &SuiteContext) -> CaseResult {
 }
 
 /// Deletes the case's volumes on the first page that has one, creates a volume, and reads the other pages.
+/// Each volume of the case that was not deleted must be listed exactly once.
 async fn list_while_changing(context: &SuiteContext) -> CaseResult {
     let mut expected: BTreeSet<_> = create_several(context).await?.into_keys().collect();
     let list = async |after: Option<String>| {

@@ -246,7 +246,8 @@ async fn delete_while_published(context: &SuiteContext) -> CaseResult {
     expect_success("delete once it is unpublished", context.delete(&volume.handle).await)
 }
 
-/// Creates a multi-node volume and publishes it to both nodes. Returns the two requests.
+/// Creates a MULTI_NODE_MULTI_WRITER volume, or a MULTI_NODE_READER_ONLY one if that create fails, and
+/// publishes it to both nodes of the run. Returns the two requests.
 async fn published_to_both(context: &SuiteContext, label: &str) -> CaseResult<[PublishVolume; 2]> {
     use CsiAccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
     let (mode, volume) = match context.volume_for(label, &[MultiNodeMultiWriter]).await {
@@ -285,7 +286,8 @@ async fn no_connection_info_before_publish(context: &SuiteContext) -> CaseResult
     )
 }
 
-/// Maximum volumes created to fill a node.
+/// Largest limit of volumes per node with which the case `publishing/node-full` fills a node. With a larger
+/// limit the case is skipped.
 const MAX_VOLUMES_TO_FILL: u32 = 16;
 
 async fn node_full(context: &SuiteContext) -> CaseResult {

@@ -1,4 +1,4 @@
-//! Limits, concurrency, deadlines, crashes, errors and cleanup.
+//! Limits, repeated reads, concurrency, deadlines, crashes, errors and cleanup.
 
 mod concurrency;
 mod crashes;

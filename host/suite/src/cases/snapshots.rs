@@ -176,7 +176,8 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a create until the snapshot is ready.
+    /// Repeats a create until the snapshot is ready to use. Fails the case after
+    /// `SuiteOptions::retry_timeout`.
     pub(super) async fn wait_snapshot_ready(&self, request: &CreateSnapshot) -> CaseResult<Snapshot> {
         let started = Instant::now();
         for attempt in 0.. {

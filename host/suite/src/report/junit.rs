@@ -1,10 +1,11 @@
-//! JUnit XML: a test suite per interface, a test case per rule.
+//! JUnit XML: a test suite per interface or topic, a test case per rule.
 
 use std::{fmt::Write as _, time::Duration};
 
 use super::{CaseOutcome, CaseReport, SuiteReport};
 
-/// Escapes text for XML 1.0. Characters that it does not allow are replaced.
+/// Escapes text for XML 1.0. Control characters other than line feed and tab, and other characters that XML
+/// 1.0 does not allow, become U+FFFD.
 fn escape_xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

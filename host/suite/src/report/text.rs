@@ -55,7 +55,7 @@ fn write_header(writer: &mut TextWriter, report: &SuiteReport) {
     writer.line(format_args!("  seed        {}", report.seed));
 }
 
-/// Skipped cases of an interface, grouped by reason.
+/// Writes the skipped cases of an interface or topic, one line per reason.
 fn write_skipped(writer: &mut TextWriter, group: &[CaseReport]) {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for entry in group {
@@ -73,7 +73,7 @@ fn write_skipped(writer: &mut TextWriter, group: &[CaseReport]) {
     }
 }
 
-/// The name of a case within its interface.
+/// The id of a case after `/`.
 fn case_name(entry: &CaseReport) -> &'static str {
     entry.case.id.split_once('/').map_or(entry.case.id, |(_, name)| name)
 }

@@ -16,7 +16,8 @@ pub(crate) fn engine() -> Engine {
     Engine::new(EngineOptions { cache, ..EngineOptions::default() }).unwrap()
 }
 
-/// Options of a run on the broken driver.
+/// Options of a run on the test driver `broken`. The settings `url`, `secret` and `topology` also set the
+/// origin of HTTP requests, the secret of the calls, and the topology segment.
 pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions {
     let setting = |wanted: &str| settings.iter().find(|(key, _)| *key == wanted).map(|(_, value)| *value);
     let topology = setting("topology").and_then(|place| place.split_once('='));
@@ -44,7 +45,7 @@ pub(crate) fn options(settings: &[(&str, &str)], only: &[&str]) -> SuiteOptions 
     }
 }
 
-/// Runs the suite on the broken driver.
+/// Runs the suite on the test driver `broken`, see [`options`].
 pub(crate) async fn run_broken(engine: &Engine, settings: &[(&str, &str)], only: &[&str]) -> SuiteReport {
     let source =
         ComponentSource::Bytes { name: "broken.wasm".to_owned(), bytes: cofferdam_test_guests::BROKEN };

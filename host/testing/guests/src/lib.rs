@@ -2,14 +2,15 @@
 #![forbid(unsafe_code)]
 
 /// A guest that misbehaves, such as by a trap, an endless loop or an invalid response. The settings
-/// `on-describe` and `on-probe`, and names, handles and tokens in requests select the misbehavior.
+/// `on-describe` and `on-probe`, and names, handles, parameters and page tokens in requests select the
+/// misbehavior.
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
 
 /// A guest that uses the imports `http`, `session` and `secrets`. The parameter `script` of CreateVolume
 /// lists the steps.
 pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
 
-/// A guest that performs one operation on its pool, which the parameters of CreateVolume select.
+/// A guest whose CreateVolume performs one operation on its pool, which the request's parameters select.
 pub const POOL_TRICKS: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_POOL_TRICKS"));
 
 /// A driver with every ability that breaks one rule of the contract. Its setting `broken-rule` names the

@@ -1,6 +1,7 @@
-//! Claims from creation to Bound: the real roles and the real memory backend in the sandbox, on the embedded
-//! API server in-process.
-//! Prints throughput, latency and the number of writes per claim, next to the target values.
+//! Claims from creation to Bound: all of Cofferdam's controllers and its memory driver, a WebAssembly
+//! component, on the embedded API server in the same process.
+//!
+//! Prints throughput, latency and the number of API writes per claim for each round, then the target values.
 #![allow(
     clippy::print_stdout,
     clippy::expect_used,
@@ -45,7 +46,7 @@ struct WriteCounts {
     events: AtomicU64,
 }
 
-/// The API server, counting the writes of the roles.
+/// The API server as the controllers reach it. It counts their writes.
 #[derive(Clone)]
 struct CountingApi {
     api: ApiService,

@@ -1,10 +1,10 @@
-//! Actions of users and administrators.
+//! Actions of users and administrators, and waits between them.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-/// An action of a user or an administrator.
+/// An action of a user or an administrator, or a wait between two actions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UserAction {
     /// Creates an object.
@@ -13,13 +13,13 @@ pub enum UserAction {
     Delete(&'static str),
     /// Merge-patches the object at this path.
     Patch(&'static str, Value),
-    /// Saves the state of the cluster.
+    /// Saves the state of the cluster, but not that of the storage array.
     Backup,
-    /// Restores the state that the last [`Backup`](Self::Backup) saved.
+    /// Restores the state of the cluster that the last [`Backup`](Self::Backup) saved.
     Restore,
     /// Compacts the history, so that every watch expires (410 Gone).
     Compact,
-    /// Waits until all processes are idle.
+    /// Waits until all processes are idle: an hour in paused time.
     Settle,
     /// Waits for this time.
     Wait(Duration),
@@ -31,7 +31,7 @@ pub enum UserAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitFor {
     /// At least this many driver calls have ended since the start of the simulation. Failed calls and
-    /// ListVolumes calls count, GetCapacity calls do not.
+    /// ListVolumes calls count. Probe, ValidateVolumeCapabilities and GetCapacity calls do not.
     CallsCompleted(usize),
     /// The event exists, in the form of [`FinalState::events`](crate::FinalState::events).
     Event(&'static str),

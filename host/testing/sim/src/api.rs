@@ -19,10 +19,11 @@ pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Sends one request as a user. Returns the status and the body of the response.
+/// Sends one request as a user. Returns the status and the body of the response. `Value::Null` stands for an
+/// empty body of the request, and for a body of the response that is not JSON.
 ///
 /// # Errors
-/// When there is no response.
+/// The request is invalid, or there is no complete response.
 pub(crate) async fn send_request(
     api: &ApiTransport,
     method: Method,
@@ -53,7 +54,8 @@ pub(crate) fn list_at<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     object.pointer(pointer).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Names of the claims that a pod references.
+/// For each volume of a pod, the name of the claim that the pod references; empty for other kinds of volumes,
+/// including generic ephemeral volumes.
 pub(crate) fn claim_names(pod: &Value) -> impl Iterator<Item = &str> {
     list_at(pod, "/spec/volumes").iter().map(|volume| text(volume, "/persistentVolumeClaim/claimName"))
 }

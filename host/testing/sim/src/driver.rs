@@ -28,13 +28,13 @@ use crate::{
 /// A fault of one driver call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DriverFault {
-    /// The call fails with this error and has no effect.
+    /// The call fails with a final error of this kind and has no effect.
     Refuse(ErrorKind),
     /// The call has no effect; the caller gets an error with unknown outcome.
     LostRequest,
     /// The call takes effect; the caller gets an error with unknown outcome.
     LostResponse,
-    /// The call takes this long.
+    /// The call takes this long and then succeeds.
     Slow(Duration),
     /// The user acts during the call, which then succeeds.
     ConcurrentAction(UserAction),
@@ -43,11 +43,12 @@ pub enum DriverFault {
     /// The process's open watches expire and new ones hang, as with a stuck connection; then the other fault
     /// applies.
     StaleWatchesThen(Box<DriverFault>),
-    /// The response to a create or expand call has this size in bytes, whatever was requested. Other calls
+    /// The response to a create or expand call has this size in bytes, whatever was requested. A created
+    /// volume has the size, too; an expanded volume only if the size is larger than requested. Other calls
     /// have no fault.
     WrongSize(u64),
-    /// The publish call succeeds, but the volume is unpublished at once, as by an administrator of the array.
-    /// Other calls have no fault.
+    /// The publish call succeeds, but the array unpublishes the volume at once, as by an action of its
+    /// administrator. Other calls have no fault.
     Reverted,
 }
 
@@ -154,7 +155,7 @@ struct Array {
     published: BTreeMap<VolumeOnNode, PublishVolume>,
     /// Publish requests that have taken effect or still may.
     publish_requests: BTreeMap<VolumeOnNode, PublishVolume>,
-    /// Volumes that no process has created and that were published; ListVolumes returns them, too.
+    /// Handles of published volumes that no create call has created; ListVolumes returns them, too.
     unmanaged: BTreeSet<String>,
     supports_resize: bool,
     /// Expansion also requires a node expansion.
@@ -239,7 +240,7 @@ impl ScriptedDriver {
         self.lock().topology = topology;
     }
 
-    /// The source of a node's topology.
+    /// Where the process of a node takes the topology of its node from.
     pub(crate) fn topology_source(&self) -> NodeTopologySource {
         let topology = self.lock().topology;
         match topology.keys {
@@ -274,13 +275,14 @@ impl ScriptedDriver {
         self.lock().volumes.clone()
     }
 
-    /// Every create, delete, publish, unpublish, expand and modify call that reached the driver, in order,
-    /// such as `create a`. Refused calls are included.
+    /// Every create, delete, publish, unpublish, expand and modify call of the processes, in order, such as
+    /// `create a`. Calls with a fault are included, also those with a lost request.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }
 
-    /// Number of calls that have ended, including failed calls and ListVolumes, without GetCapacity.
+    /// Number of calls that have ended, including failed calls and ListVolumes, without Probe,
+    /// ValidateVolumeCapabilities and GetCapacity.
     pub(crate) fn completed_calls(&self) -> usize {
         self.lock().completed_calls
     }
@@ -532,8 +534,8 @@ impl Drop for ChangeGuard {
 
 struct CrashingBackend {
     driver: ScriptedDriver,
-    /// The node of its storage. Names and handles are the same on every node: the topology distinguishes
-    /// their volumes.
+    /// The node of the driver's storage; `None` for a central driver. Volumes of two nodes may have the same
+    /// name and handle: the node is part of the array's key, and the topology distinguishes the volumes.
     node: Option<&'static str>,
     description: Description,
     abilities: BTreeSet<Ability>,
@@ -553,7 +555,7 @@ impl Drop for DriverCallGuard {
 }
 
 impl CrashingBackend {
-    /// The array's key of a volume.
+    /// The array's key of a volume: its name, or `node/name` if the driver is node-local.
     fn array_key(&self, name: &str) -> String {
         self.node.map_or_else(|| name.to_owned(), |node| format!("{node}/{name}"))
     }

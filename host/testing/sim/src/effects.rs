@@ -16,7 +16,8 @@ use tokio::sync::Notify;
 pub enum Effect {
     /// A write that the API server accepted: method and path.
     Write(String),
-    /// A call that the driver carried out.
+    /// A driver call that reached the array, in the form of `ScriptedDriver::calls`. Reads are no effects,
+    /// such as ListVolumes and GetCapacity.
     Call(String),
 }
 
@@ -25,9 +26,9 @@ pub enum Effect {
 pub struct ApiFault {
     /// The request's method.
     pub method: &'static str,
-    /// Prefix of the request's path.
+    /// Prefix of the request's path, without its query.
     pub path_prefix: &'static str,
-    /// Text that the request's body contains.
+    /// Text that the request's body contains; empty for any body.
     pub body_contains: &'static str,
     /// The kind of the fault.
     pub kind: FaultKind,
@@ -49,7 +50,7 @@ pub enum FaultKind {
 }
 
 /// The effects of one process. After the effect that it crashes at, the process receives no response to any
-/// request.
+/// API request or driver call.
 #[derive(Debug, Default)]
 pub struct Effects {
     count: AtomicUsize,
@@ -145,7 +146,7 @@ impl Effects {
         self.watches_blocked.store(true, Ordering::SeqCst);
     }
 
-    /// Crashes the process: its requests receive no responses any more.
+    /// Crashes the process: its API requests and driver calls receive no responses any more.
     pub fn kill(&self) {
         self.crashed.store(true, Ordering::SeqCst);
         self.crash_notify.notify_waiters();

@@ -1,4 +1,5 @@
-//! State that processes and user share: the cluster, the faults, the violations, and detection of idleness.
+//! State that processes and user share: the cluster, the faults of API writes, the violations, and detection
+//! of idleness.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -51,7 +52,8 @@ const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum interval of cache checks: each check needs nine lists.
 const MAX_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A process that is running, or has crashed and is not replaced yet.
+/// A process that is running, or has crashed and is not replaced yet. It has no `process` if it could not be
+/// created.
 struct LiveProcess {
     effects: Arc<Effects>,
     process: Option<Arc<ControllerManager>>,

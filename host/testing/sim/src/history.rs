@@ -10,17 +10,17 @@ use crate::{
     api::{claim_names, text},
 };
 
-/// User actions that the invariants depend on, with their times.
+/// Actions of users and processes that the invariants depend on.
 #[derive(Default)]
 pub(crate) struct History {
     /// Creation times of pods, by name.
     pub(crate) pods_created_at: HashMap<String, Instant>,
     /// Time when the last pod of a claim was deleted, by node and claim.
     pub(crate) pods_deleted_at: HashMap<(String, String), Instant>,
-    /// The last `volumesInUse` of deleted Nodes.
+    /// The last `volumesInUse` of each deleted Node, by its name.
     pub(crate) volumes_in_use: HashMap<String, Value>,
-    /// UIDs of VolumeAttachments whose deletion a process has requested: a detach that has started is
-    /// completed.
+    /// UIDs of VolumeAttachments whose deletion a process has requested. Repeated requests are not checked
+    /// against `volumesInUse` and pods, because a detach that has started is completed.
     pub(crate) detach_requested: HashSet<String>,
 }
 

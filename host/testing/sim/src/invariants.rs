@@ -2,10 +2,11 @@
 //!
 //! They are checked in paused time, against the API server, when a process creates or deletes a
 //! VolumeAttachment:
-//! - a single-node volume is never attached to two nodes;
+//! - a single-node volume never has VolumeAttachments for two nodes;
 //! - a volume in `volumesAttached` is never detached;
-//! - a volume in `volumesInUse` is not detached, except by force-detach;
-//! - a volume that a pod uses is never detached.
+//! - a volume in `volumesInUse` is not detached, except from a node with the out-of-service taint, and by
+//!   force-detach from a NotReady or deleted node;
+//! - a volume that a pod on the node uses is never detached, if its driver requires attach.
 //!
 //! [`stale_volumes_attached`] is checked at the end of a run, also in real time.
 
@@ -24,12 +25,13 @@ use crate::{
 const VOLUMES: &str = "/api/v1/persistentvolumes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
-/// Force-detach timeout of a volume in use on a NotReady or deleted node.
+/// Time from the deletion of the pod to the force-detach of a volume in use on a NotReady or deleted node.
 const FORCE_DETACH_AFTER: Duration = Duration::from_secs(360);
 /// Maximum time until every process has seen a new pod.
 const WATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// Checks the deletion of a VolumeAttachment before the request is sent. Other requests are not checked.
+/// Checks the deletion of a VolumeAttachment of the attach-detach controller before the request is sent, in
+/// paused time. Other requests are not checked.
 pub(crate) async fn check_request(fixture: &SimulationFixture, method: &Method, path: &str) {
     let Some(name) = path.strip_prefix(VOLUME_ATTACHMENTS_PATH).and_then(|rest| rest.strip_prefix('/'))
     else {
@@ -110,7 +112,7 @@ async fn is_attach_required(fixture: &SimulationFixture, attachment: &Value) -> 
     driver.is_none_or(|driver| driver.pointer("/spec/attachRequired") != Some(&Value::Bool(false)))
 }
 
-/// Returns true if a pod on the node uses the claim and every process has seen the pod.
+/// Returns true if a pod on the node uses the claim, is not terminated, and every process has seen it.
 async fn has_pod(fixture: &SimulationFixture, node: &str, claim: &str) -> bool {
     let pods = fixture.list("/api/v1/pods").await;
     pods.iter().any(|pod| {
@@ -178,7 +180,7 @@ pub(crate) async fn check_created_attachment(fixture: &SimulationFixture, attach
     }
 }
 
-/// Volumes in `volumesAttached` that are not attached.
+/// A violation for each volume in `volumesAttached` that is not attached or is being detached.
 pub(crate) fn stale_volumes_attached(nodes: &[Value], attachments: &[Value]) -> Vec<String> {
     let attached = |node: &str, handle: &str| {
         attachments.iter().any(|one| {
@@ -207,7 +209,8 @@ pub(crate) fn volumes_attached_line(node: &Value) -> Option<String> {
     (!handles.is_empty()).then(|| format!("{} on {}", handles.join(", "), text(node, "/metadata/name")))
 }
 
-/// The name of a VolumeAttachment; for one of the attach-detach controller its volume and node.
+/// The name of a VolumeAttachment. For one of the attach-detach controller: `v on node-1`, with the name of
+/// the PersistentVolume, or `volume` if the PersistentVolume was provisioned.
 pub(crate) fn display_name(attachment: &Value) -> String {
     match text(attachment, "/metadata/name") {
         name if is_for_pods(name) => {

@@ -50,7 +50,7 @@ pub fn pod(name: &str, claim: &str) -> Value {
     })
 }
 
-/// A CSINode with the driver's node ID.
+/// A CSINode with the scenarios' driver and its node ID, without topology keys.
 pub fn csi_node(name: &str, id: &str) -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "metadata": {"name": name},
@@ -108,7 +108,8 @@ pub fn attributes_class(name: &str, speed: &str) -> Value {
     })
 }
 
-/// The restore marker, as a process creates it in the namespace of its journal after a restore.
+/// The ConfigMap that a process creates in its namespace when it detects that the cluster was restored from a
+/// backup. While it exists, the process deletes no volumes.
 pub fn restore_marker() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

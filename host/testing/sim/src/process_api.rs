@@ -1,5 +1,6 @@
-//! The API server as one process sees it: requests are checked against the RBAC rules of its roles, effects
-//! are counted, and the process crashes after one of them.
+//! The API server as one process sees it: requests are checked against the RBAC rules of its roles and
+//! against the invariants, faults are injected, effects are counted, and the process may crash after one of
+//! them.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -30,7 +31,7 @@ pub(crate) struct CrashingApi {
     pub(crate) fixture: Arc<SimulationFixture>,
 }
 
-/// Code, reason and message of a rejected request.
+/// Code, reason and message of an error response.
 type ErrorStatus = (StatusCode, &'static str, &'static str);
 
 const FORBIDDEN: ErrorStatus = (StatusCode::FORBIDDEN, "Forbidden", "forbidden by the rules of the roles");

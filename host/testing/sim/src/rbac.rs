@@ -6,7 +6,7 @@ use cofferdam_controllers::rbac::{PolicyRule, ResourceAttributes};
 use http::{Method, Uri};
 use parking_lot::Mutex;
 
-/// The RBAC rules of a process, and which of them it used.
+/// The RBAC rules of a process, the rules that it used, and its requests that no rule allows.
 #[derive(Debug)]
 pub(crate) struct Rbac {
     rules: Vec<PolicyRule>,

@@ -16,7 +16,7 @@ pub struct Scenario {
     pub create_faults: Vec<DriverFault>,
     /// Faults of delete calls, one per call.
     pub delete_faults: Vec<DriverFault>,
-    /// Faults of the processes' API writes, one per write.
+    /// Faults of the processes' API writes. Each applies to the next write that it matches.
     pub api_faults: Vec<ApiFault>,
     /// Publish behavior of the driver.
     pub publishing: PublishingBehavior,
@@ -49,7 +49,7 @@ pub struct Scenario {
     pub delayed_events: &'static [&'static str],
     /// Expected [`FinalState::calls`], if no process crashed.
     pub calls: &'static [&'static str],
-    /// Expected [`FinalState::violations`], which no controller can prevent.
+    /// Expected [`FinalState::violations`]: those that no controller can prevent.
     pub violations: &'static [&'static str],
     /// Environments that cannot run the scenario, with the reason.
     pub skipped_on: &'static [(EnvironmentKind, &'static str)],
@@ -81,8 +81,9 @@ impl Scenario {
         self.differences(&final_state, crashed)
     }
 
-    /// Differences from the expected final state. With `crashed`, events, driver calls and unused faults are
-    /// not compared: after a crash, calls may be repeated and events lost.
+    /// Differences from the expected final state, in which no intent and no unused fault remains. With
+    /// `crashed`, events, driver calls and unused faults are not compared: after a crash, calls may be
+    /// repeated and events lost.
     pub fn differences(&self, final_state: &FinalState, crashed: bool) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |field: &str, found: &[String], expected: &[&str]| {

@@ -45,7 +45,7 @@ use crate::{
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Real time: delay before a process that failed to start is started again.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
-/// Maximum starts of a process; after that the error is reported as a violation.
+/// Maximum restarts of a process that failed to start; after them the error is reported as a violation.
 const MAX_STARTS: usize = 100;
 /// Time for a process to stop after its cancellation.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -56,32 +56,38 @@ pub struct FinalState {
     /// `name phase volume` of every claim, sorted; `name Pending on node` for a Pending claim with a selected
     /// node.
     pub claims: Vec<String>,
-    /// `name phase claim` of every PersistentVolume, sorted. Provisioned ones have the name of their claim,
-    /// and those with node affinity also their topology: `name phase claim key=value`.
+    /// `name phase claim` of every PersistentVolume, sorted. A provisioned one has the name `of-a` if it was
+    /// created for claim `a`, and `of-gone` if that claim does not exist. One with node affinity also has its
+    /// topology: `name phase claim key=value`.
     pub volumes: Vec<String>,
     /// Resize and modify status of claims and their volumes, for those that have any; sorted. `name 1Gi/2Gi`
     /// are the capacities of claim and volume, followed by `allocated=2Gi`, the resize status, the
     /// conditions, `no-node` if node expansion is not required, `was=1Gi` for the capacity before the resize,
     /// `class=a/b` for the current classes of claim and volume, and `target=b` with its status.
     pub resizes: Vec<String>,
-    /// `name attached kind` or `name detached` of every VolumeAttachment, with `attachError CODE` and
-    /// `detachError` where they are set; sorted.
+    /// `name attached kind` or `name detached` of every VolumeAttachment, with the kind of its connection
+    /// info, and with `attachError CODE` and `detachError` where they are set; sorted. The name of one of the
+    /// attach-detach controller is `volume on node`.
     pub attachments: Vec<String>,
     /// `handles on node` of every node with a non-empty `volumesAttached`, sorted.
     pub volumes_attached: Vec<String>,
     /// `handle node` of every published volume, sorted.
     pub published: Vec<String>,
-    /// Owners of the array's volumes: names of claims, sorted.
+    /// Owners of the array's volumes: `a` or `a on node` for claim `a`, and `gone` for a claim that does not
+    /// exist; sorted.
     pub array_owners: Vec<String>,
     /// Number of intents, which are entries of the ConfigMaps `cofferdam-intents-…`, that remain.
     pub intents: usize,
-    /// `object type reason` of every event, sorted, each once.
+    /// `object type reason` of every event, sorted, each once. The object is `volume` for a provisioned
+    /// PersistentVolume.
     pub events: Vec<String>,
-    /// [`ScriptedDriver::calls`], with the names of claims in place of their UIDs.
+    /// [`ScriptedDriver::calls`], with the claim's name in place of a provisioned volume's name or handle, or
+    /// `gone` if the claim does not exist.
     pub calls: Vec<String>,
     /// API faults whose request was never sent.
     pub unused_faults: Vec<String>,
-    /// Violated invariants: leaks, losses, breaches of the driver contract.
+    /// Violated invariants: leaks, losses, breaches of the driver contract, requests that RBAC forbids, and
+    /// failures of the simulation itself, such as processes that do not become idle.
     pub violations: Vec<String>,
 }
 
@@ -561,7 +567,8 @@ fn is_reachable_from(volume: &Value, node: &str) -> bool {
         .any(|pair| pair.split_once('=').is_some_and(|(_, value)| value == node))
 }
 
-/// The topology in a volume's node affinity.
+/// The topology in a volume's node affinity: ` key=value,…` for each term, with the first value of each
+/// requirement. Empty without node affinity.
 fn affinity_segments(volume: &Value) -> String {
     let list = |object: &Value, pointer: &str| -> Vec<Value> {
         object.pointer(pointer).and_then(Value::as_array).cloned().unwrap_or_default()
@@ -638,8 +645,8 @@ fn attachment_line(attachment: &Value) -> String {
     line
 }
 
-/// Publications without a VolumeAttachment, and VolumeAttachments with `attached: true` that are not
-/// published.
+/// A violation for each publication without a VolumeAttachment, and for each VolumeAttachment with connection
+/// info whose volume is not published to its node.
 fn attachment_violations(
     attachments: &[Value],
     volumes: &[Value],
@@ -670,7 +677,8 @@ fn attachment_violations(
     violations
 }
 
-/// Leaks and losses once all processes are idle.
+/// Violations once all processes are idle: volumes of the array without an object that refers to them,
+/// PersistentVolumes without a volume, and Bound claims whose PersistentVolume is bound to another claim.
 fn volume_violations(
     claims: &[Value],
     volumes: &[Value],

@@ -1,5 +1,5 @@
-//! The scenario table on the embedded API server over TLS and HTTP, in real time. Rows run concurrently, each
-//! on a server of its own.
+//! The scenario table on the embedded API server over TLS and HTTP, in real time, and repeated runs of two
+//! rows whose result depends on timing. Rows run concurrently, each on a server of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper fails with its test")]
 
@@ -44,7 +44,8 @@ async fn every_scenario_converges_over_http() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// A claim that loses a binding conflict is retried. Regression test: one claim in ten stayed Pending.
+/// Two claims match one PersistentVolume, sixty times. The claim that loses the PersistentVolume is retried
+/// and provisioned. Regression test: one claim in ten stayed Pending.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_claims_for_one_volume_are_both_bound() {
     let row = || {
@@ -61,7 +62,8 @@ async fn two_claims_for_one_volume_are_both_bound() {
     }
 }
 
-/// Either node may win the claim; exactly one volume is created.
+/// Two nodes with node-local storage compete for a claim with immediate binding, forty times. In each run
+/// exactly one volume is created, and each node wins at least one run.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_nodes_compete_for_a_claim_and_create_one_volume() {
     let row = || {

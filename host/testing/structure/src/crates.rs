@@ -13,7 +13,8 @@ use crate::StructureError;
 /// Directories of the workspace's crates, without samples and generated projects.
 ///
 /// # Errors
-/// The workspace's `Cargo.toml` cannot be read, or has no members.
+/// The workspace's `Cargo.toml` or a directory cannot be read, or the `Cargo.toml` is not TOML or has no
+/// members.
 pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, StructureError> {
     let (path, manifest) = manifest(repository)?;
     let members = manifest.get("workspace").and_then(|workspace| workspace.get("members"));
@@ -40,7 +41,7 @@ pub fn directories(repository: &Path) -> Result<Vec<PathBuf>, StructureError> {
 /// build and target-specific dependencies are excluded.
 ///
 /// # Errors
-/// A `Cargo.toml` cannot be read.
+/// Those of [`directories`], or a crate's `Cargo.toml` cannot be read, is not TOML or has no package name.
 pub fn dependencies(repository: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, StructureError> {
     let mut all = BTreeMap::new();
     for directory in directories(repository)? {

@@ -2,7 +2,8 @@
 
 use std::{io, path::PathBuf};
 
-/// A file of the source tree that cannot be read or parsed.
+/// A file or directory of the source tree that cannot be read or parsed, or a `Cargo.toml` without a required
+/// key.
 #[derive(Debug, thiserror::Error)]
 pub enum StructureError {
     /// A file or directory cannot be read.

@@ -1,7 +1,8 @@
 //! References among the modules of one crate, without test modules and generated modules.
 //!
-//! A module refers to another if it imports from it or names it in a path. A re-export (`pub use`) is not a
-//! reference: a parent that re-exports items of its children does not depend on them.
+//! A module is a source file, with its inline modules. It refers to another if it imports from it or names it
+//! in a path. A re-export (`pub use`, `pub(crate) use`) is not a reference: a parent that re-exports items of
+//! its children does not depend on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +25,7 @@ pub type References = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
 /// Reads the modules of the crate whose sources are in `src`.
 ///
 /// # Errors
-/// A file cannot be read or parsed.
+/// A file or directory cannot be read, or a file is not valid Rust.
 pub fn references(src: &Path) -> Result<References, StructureError> {
     let files = files(src)?;
     let mut all = References::new();

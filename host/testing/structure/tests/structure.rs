@@ -1,4 +1,5 @@
-//! The structure that `docs/architecture.md` shows is the structure of the code.
+//! Rules for the structure of the workspace: few cycles among modules, and dependencies of crates as
+//! `docs/architecture.md` shows them.
 
 use std::{collections::BTreeSet, fs};
 
@@ -29,7 +30,8 @@ fn few_crates_have_module_cycles() {
     );
 }
 
-/// The table "Crates" lists for each crate exactly the crates that its `Cargo.toml` depends on.
+/// The table "Crates" lists for each crate exactly the workspace's crates in `[dependencies]` of its
+/// `Cargo.toml`. Only drivers, guests, examples, and crates for tests may be absent from the table.
 #[test]
 fn crates_depend_on_what_the_architecture_page_says() {
     let page = fs::read_to_string(repository().join("docs/architecture.md")).unwrap();

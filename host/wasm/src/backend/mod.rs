@@ -173,7 +173,8 @@ impl BackendInner {
 struct GuestExchange<T> {
     backend: Arc<BackendInner>,
     method: &'static str,
-    /// The circuit breaker's permit; absent until admission, and after a rejected readmission.
+    /// The circuit breaker's permit; `None` until admission, after a rejected readmission, and once the
+    /// result is recorded.
     breaker_permit: Option<BreakerPermit>,
     response: PhantomData<fn() -> T>,
 }

@@ -5,13 +5,15 @@ use std::{
     io::{self, Read as _, Seek as _, Write as _},
 };
 
-/// A lock file that this process cannot lock. The message follows the name of what the lock protects.
+/// A lock file that this process cannot lock or write. The message follows the name of what the lock
+/// protects.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFileError {
-    /// Another backend of this process has the lock.
+    /// Another backend of this process has the lock: the file has this process' ID. A process of another PID
+    /// namespace with the same ID looks the same.
     #[error("is in use by another backend of this process")]
     OwnProcess,
-    /// Another process has the lock.
+    /// Another process has the lock; its ID, as the file names it.
     #[error("is in use by the process {0}; expected to be its only user")]
     Process(u32),
     /// Another process has the lock, and the file does not name it.
@@ -25,8 +27,8 @@ pub enum LockFileError {
     Write(#[source] io::Error),
 }
 
-/// A lock file that this process has locked. The kernel releases the lock when the process ends, also by a
-/// crash.
+/// A lock file that this process has locked. The kernel releases the lock when this is dropped, and when the
+/// process ends, also by a crash.
 #[derive(Debug)]
 pub(crate) struct LockFile {
     _lock: File,

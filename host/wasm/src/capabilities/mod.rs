@@ -1,7 +1,7 @@
 //! The imports of guests: one module for each, with its own policy. `secrets` implements `types` and `reveal`
 //! too. `lock_file` and `workers` are helpers of the others.
 //!
-//! A module defines a `…View`: what its import needs during one call.
+//! Each of these modules but `ambient` defines a `…View`: what its import needs during one call.
 
 pub(crate) mod ambient;
 pub(crate) mod http;
@@ -32,7 +32,7 @@ use self::{
 use crate::{bindings::cofferdam::storage as wit, fault_injection::FaultPlan, limits::Limits};
 use cofferdam_backend::{CallContext, Redactor};
 
-/// The capabilities of one call.
+/// The data of the imports during one call.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
     context: CallContext,
@@ -43,7 +43,7 @@ pub(crate) struct Capabilities {
     shared: SharedCapabilities,
 }
 
-/// The capabilities that all calls of one backend share.
+/// The data of the imports that all calls of one backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedCapabilities {
     pub(crate) session: Arc<SessionStore>,
@@ -57,7 +57,7 @@ pub(crate) struct SharedCapabilities {
 }
 
 impl SharedCapabilities {
-    /// Capabilities without configuration: no origins, no pool, and the state in memory.
+    /// Capabilities with settings and no other configuration: no origins, no pool, and the state in memory.
     pub(crate) fn unconfigured(settings: Settings, limits: &Limits) -> Self {
         Self {
             session: Arc::new(SessionStore::new(limits)),

@@ -1,5 +1,6 @@
 //! `session`: values that outlive a call, such as the token of a login. They are in memory, and separate for
-//! each set of secrets. One call at a time creates the value of a key; others wait for it.
+//! each set of secrets. `acquire` locks a key without a value: one call at a time creates the value, and
+//! other calls that acquire the key wait for it. `put` also works without the lock.
 
 use std::{
     collections::HashMap,
@@ -43,7 +44,7 @@ struct SessionSlots {
     generation: u64,
 }
 
-/// A key with the secrets that it belongs to.
+/// A key with the digest of the secrets that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SessionKey {
     tenant: Tenant,

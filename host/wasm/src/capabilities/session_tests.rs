@@ -1,4 +1,5 @@
-//! Tests of the rules of logins, with a paused clock.
+//! Tests of the `session` import, with a paused clock: lifetime, eviction and sizes of values, their
+//! isolation by secrets, and the lock of a key.
 
 use cofferdam_domain::storage::Secret;
 use futures::FutureExt as _;

@@ -26,7 +26,7 @@ impl Workers {
     /// with its call.
     ///
     /// # Errors
-    /// When the work panicked.
+    /// The work panicked, or did not start because the runtime is shutting down.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         operation_permit: Option<Arc<OperationPermit>>,

@@ -37,14 +37,14 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Timeout of each wait in these tests. It passes only if something hangs.
+/// Timeout of each wait in these tests. It expires only if something hangs.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A test server. The path of a request selects the response.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     state: Arc<ServerState>,
-    /// Requests that have arrived, each with its body.
+    /// Requests that have arrived, as `METHOD URI BODY` with the first 100 bytes of the body.
     requests: tokio::sync::Mutex<mpsc::UnboundedReceiver<String>>,
 }
 

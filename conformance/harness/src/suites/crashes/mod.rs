@@ -1,5 +1,7 @@
-//! A process with all roles is killed repeatedly with SIGKILL while claims and pods are created and deleted,
-//! on kube-apiserver and kube-scheduler. The suite simulates the kubelets; no container runs.
+//! A process with every role that runs once per cluster is killed repeatedly with SIGKILL while claims and
+//! pods are created and deleted, on kube-apiserver, kube-scheduler and the upstream controllers that the
+//! roles do not replace. The suite simulates the kubelets; no container runs. In the end every user is
+//! finished, and nothing is left in the API or at the storage.
 
 mod nodes;
 mod snapshot;
@@ -42,7 +44,8 @@ const MAX_STEPS_BEFORE_KILL: usize = 8;
 /// Kills that have to hit a working process. About 25 do.
 const MIN_KILLS_DURING_WORK: usize = 15;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit from the last kill until nothing is left.
+/// Time limit of each wait: for the steps before a kill, from the last kill until all users are finished, and
+/// from then until nothing is left.
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Poll interval of nodes and users.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);

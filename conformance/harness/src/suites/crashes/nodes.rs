@@ -1,4 +1,5 @@
-//! Simulated nodes: they make the API requests of a kubelet, in its order, and mount nothing.
+//! Simulated nodes: they write `volumesInUse` and the status of pods, and finish the deletion of pods, in the
+//! order of a kubelet. They mount nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,8 +65,9 @@ impl FakeNode {
         self.mounted.values().collect()
     }
 
-    /// The next step of a kubelet: unmount for deleted pods, update `volumesInUse`, mount attached volumes,
-    /// and run pods. Fails if a volume to mount is one of `mounted_elsewhere`.
+    /// The next step of a kubelet: unmount for pods that are being deleted, update `volumesInUse`, remove
+    /// these pods from the API, mount attached volumes, and run pods. Fails if a volume to mount is one of
+    /// `mounted_elsewhere`.
     pub(super) async fn step(
         &mut self,
         snapshot: &ClusterSnapshot,

@@ -20,7 +20,8 @@ const FAKETIME_LIBRARIES: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketimeMT.so.1",
 ];
-/// Clock offsets, and the number of Bound claims at each jump.
+/// Offsets from the real time in libfaketime's format, and the minimum number of Bound claims at each jump.
+/// The last jump returns to the real time.
 const CLOCK_JUMPS: [(&str, usize); 3] = [("+3d", BOUND_BEFORE_FAULT), ("-3d", 350), ("+0", 550)];
 const HOUR: i64 = 3_600;
 

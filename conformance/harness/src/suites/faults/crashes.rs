@@ -14,7 +14,8 @@ use crate::{claims::Claims, seeded_rng::seeded_rng};
 const KILLS: usize = 50;
 /// Maximum kills: more than [`KILLS`] follow until enough have hit a working process.
 const MAX_KILLS: usize = 150;
-/// Minimum kills that hit a working process: it has bound some of the claims, but not all.
+/// Minimum kills that hit a working process: since the previous kill more claims have become Bound, and some
+/// are not Bound yet.
 const MIN_KILLS_DURING_WORK: usize = 10;
 
 pub(super) async fn kill_repeatedly(fixture: &mut FaultFixture<'_>) -> Result<()> {

@@ -77,7 +77,7 @@ impl CofferdamProcess {
         Ok(self.client.request_text(Request::get("/metrics").body(Vec::new())?).await?)
     }
 
-    /// Lines of the metric of this process's DeleteVolume calls, one per result.
+    /// Lines of the metrics that count or time this process's DeleteVolume calls; empty if it made none.
     pub(super) async fn delete_calls(&self) -> Result<Vec<String>> {
         let text = self.metrics().await?;
         Ok(text.lines().filter(|line| line.contains(DELETE_VOLUME_LABEL)).map(str::to_owned).collect())
@@ -137,7 +137,8 @@ impl<'a> FaultFixture<'a> {
     }
 }
 
-/// Creates claims continuously until `load` is finished, and repeats every failed request.
+/// Creates claims continuously until `load` is finished, and repeats every failed request for at most
+/// [`TIMEOUT`]. The requests do not pass the proxy.
 pub(super) async fn create_continuously(claims: &Claims, load: &ContinuousClaimLoad) -> Result<()> {
     create_all(claims, load.numbers()).await
 }

@@ -1,5 +1,6 @@
-//! Faults of a real cluster during a load of 1,000 claims. Afterwards every claim is Bound to a volume of its
-//! own, and no volume leaks.
+//! Faults of a real cluster, each during a load of at least 1,000 claims. Afterwards every claim is Bound to
+//! a volume of its own, and the storage has no other volume. A restore of etcd is the exception: it removes
+//! claims, and the storage has to keep their volumes.
 
 mod clock;
 mod crashes;
@@ -20,15 +21,15 @@ use crate::{
 use fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery};
 
 const CLAIMS: usize = 1_000;
-/// Bound claims when a fault starts.
+/// Minimum number of Bound claims when a fault starts.
 const BOUND_BEFORE_FAULT: usize = 150;
 /// Duration of etcd's pause.
 const ETCD_PAUSE: Duration = Duration::from_secs(20);
-/// Number of disconnects.
+/// Number of times at which the proxy closes all connections.
 const DISCONNECTS: usize = 20;
-/// Claims that are Bound between two disconnects.
+/// Minimum number of claims that become Bound between two disconnects.
 const BOUND_PER_DISCONNECT: usize = 25;
-/// Minimum number of the proxy's error responses before a fault ends.
+/// Minimum number of the proxy's error responses during one fault of [`fail_requests`].
 const MIN_FAILED_RESPONSES: usize = 60;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {

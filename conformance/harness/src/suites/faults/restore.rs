@@ -1,5 +1,9 @@
-//! etcd is restored to a snapshot of half a minute ago. Later claims are lost, and their volumes look like
-//! orphans.
+//! etcd is restored to a copy that is at least 30 s old. The claims created after the copy are lost, and
+//! their volumes at the storage look like orphans.
+//!
+//! The rule under test: Cofferdam detects the restore and deletes no volume, also after a restart, until the
+//! operator deletes the ConfigMap `cofferdam-restored`. It then deletes the volumes of Released
+//! PersistentVolumes and those that its journal of volume creations names, and no other volume.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,11 +28,13 @@ use crate::{
     wait::until,
 };
 
-/// Age of the snapshot at the restore.
+/// Minimum age of the snapshot at the restore. It is older by the time until [`BOUND_IN_SNAPSHOT`] further
+/// claims are Bound.
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
 /// Minimum number of claims of the load during which the snapshot is taken.
 const CLAIMS_IN_SNAPSHOT: usize = 400;
-/// Bound claims when the snapshot is taken.
+/// Minimum number of Bound claims when the snapshot is taken, and of claims that become Bound between
+/// [`SNAPSHOT_AGE`] and the restore.
 const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that are deleted after the restore.
 const DELETED_CLAIMS: usize = 20;
@@ -136,7 +142,8 @@ pub(super) async fn restore_old_snapshot(fixture: &mut FaultFixture<'_>) -> Resu
     ))
 }
 
-/// Restores etcd during the load. Returns the number of claims afterwards.
+/// Takes the snapshot during a first load, and restores etcd to it during a second one. Returns the number of
+/// claims after the restore.
 async fn restore(fixture: &mut FaultFixture<'_>, claims: &Claims) -> Result<usize> {
     let (run, plane) = (fixture.run, &mut fixture.plane);
     let load = ContinuousClaimLoad::new(CLAIMS_IN_SNAPSHOT, CONCURRENT_CLAIMS);

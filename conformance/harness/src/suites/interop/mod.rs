@@ -1,7 +1,8 @@
-//! Cofferdam and upstream components together: csi-provisioner, csi-attacher and csi-resizer call
-//! `csi-server`, and a real kubelet calls `node`; and the other way round, Cofferdam's roles call a Go
-//! driver. Under a load of pods with expanding volumes each controller is replaced over the same socket and
-//! comes back, and so is the upstream attach-detach controller.
+//! Cofferdam and upstream programs together, in two rounds. In the first, csi-provisioner, csi-attacher and
+//! csi-resizer call Cofferdam's `csi-server`, and a real kubelet calls Cofferdam's `node`. In the second,
+//! Cofferdam's roles and a real kubelet call a Go driver. Under a load of pods with expanding volumes, the
+//! provisioner, the attacher, the resizer and the attach-detach controller are each killed and replaced by
+//! the other implementation, and later replaced back. The CSI socket stays the same.
 
 mod slots;
 mod storage;
@@ -33,9 +34,9 @@ const NODE: &str = "node-1";
 struct SwapRound {
     namespace: &'static str,
     claims: usize,
-    /// Finished pods at the first replacement.
+    /// Minimum number of finished pods at the first replacement.
     pods_before_first_swap: usize,
-    /// Pods that finish between two replacements.
+    /// Minimum number of further pods that have finished at each later replacement.
     pods_between_swaps: usize,
     /// Implementation at the start and at the end.
     initial: Implementation,
@@ -152,7 +153,7 @@ impl SwapRound {
     }
 }
 
-/// Checks that nothing is left in the API, at the storage or on the node.
+/// Waits until nothing is left in the API, at the storage or on the node.
 async fn wait_clean(
     run: &SuiteRun,
     users: &PodWorkload,

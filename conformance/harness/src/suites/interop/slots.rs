@@ -46,7 +46,7 @@ impl ControllerSlot {
         }
     }
 
-    /// CSI methods that the controller calls.
+    /// CSI methods of the controller that the suite counts. The attach-detach controller calls none.
     pub(super) const fn methods(self) -> &'static [&'static str] {
         match self {
             Self::Provisioner => &["CreateVolume", "DeleteVolume"],

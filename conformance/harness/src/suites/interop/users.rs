@@ -26,9 +26,9 @@ use crate::{
     wait::until,
 };
 
-/// Time limit of a pod during a replacement, including all back-off.
+/// Time limit of each wait, such as for a pod that runs, during a replacement and including all back-off.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
-/// Concurrent pods: the maximum volumes of the driver on a node.
+/// Concurrent pods: the maximum volumes of the driver `memory` on a node.
 const CONCURRENT_PODS: usize = 20;
 /// Size of expanded claims.
 const EXPANDED_SIZE: &str = "2Gi";

@@ -1,5 +1,6 @@
-//! Normalization of output that differs between two runs: uids, times, ages, versions, ports, temporary
-//! files.
+//! Normalization of kubectl's output. Hides what differs between two runs (uids, times, ages, resource
+//! versions, ports, names of temporary files, log lines about short watches), and Go values in messages,
+//! which the embedded API does not have.
 
 use std::path::Path;
 

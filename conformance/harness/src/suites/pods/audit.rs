@@ -12,7 +12,8 @@ const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
 /// Subdirectories of [`KUBELET_CSI_DIRECTORY`] for block volumes.
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
-/// Mounts, loop devices of the run, and the files below kubelet's root and the pool.
+/// Mounts, loop devices of the run, and the files below the pool and below `plugins`, `plugins_registry` and
+/// `pods` of kubelet's root.
 #[derive(Debug)]
 pub(super) struct NodeAudit(BTreeSet<String>);
 

@@ -1,4 +1,5 @@
-//! A raw block device in a pod.
+//! A raw block device in a pod: it has the size of the claim, keeps its data for the next pod, and cannot be
+//! written by a pod that uses it read-only.
 
 use anyhow::{Result, ensure};
 

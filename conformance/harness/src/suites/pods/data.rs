@@ -1,4 +1,5 @@
-//! The next pod reads the data of the previous one.
+//! The next pod of a claim reads the data of the previous pod from a directory or an image, and finds a
+//! memory volume empty.
 
 use anyhow::{Result, ensure};
 

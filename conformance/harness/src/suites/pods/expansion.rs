@@ -1,4 +1,4 @@
-//! Expansion, also under running pods, and recovery from a failed expansion by a smaller request.
+//! Expansion under running pods, and recovery from a failed expansion by a smaller request.
 
 use std::time::Instant;
 
@@ -32,7 +32,8 @@ struct ClaimSize {
     mebibytes: u64,
 }
 
-/// A memory volume is expanded under a running pod: `df` shows it, and the pod is not restarted.
+/// A memory volume is expanded under a running pod: `df` shows it, and the pod is not restarted. After a
+/// request that the driver rejects as too large, a smaller request expands the volume again.
 pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("growth").await?;
     namespace.create_claim("memory", MEMORY).await?;
@@ -85,8 +86,8 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// An image is expanded under its pod: as a block volume, and with xfs. Online expansion of ext4 requires
-/// `CAP_SYS_RESOURCE`, which not every machine of this suite has.
+/// Two images are expanded under their pods: one as a block volume, and one with xfs. Online expansion of
+/// ext4 requires `CAP_SYS_RESOURCE`, which not every machine of this suite has.
 pub(super) async fn expand_images(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("images").await?;
     futures::try_join!(expand_block_device(fixture, namespace), expand_filesystem(fixture, namespace))?;
@@ -127,7 +128,8 @@ async fn expand_filesystem(fixture: &PodFixture<'_>, namespace: &TestNamespace) 
     fixture.wait_unstaged(XFS, namespace, "xfs").await
 }
 
-/// Waits until a pod sees a file system in a range of KiB, with the data written at its start.
+/// Waits until a pod sees a file system larger than `min_kib` and not larger than `max_size`, with the data
+/// written at the start of the pod.
 async fn wait_size_between(
     namespace: &TestNamespace,
     pod: &str,

@@ -30,7 +30,7 @@ use crate::{
     wait::until,
 };
 
-/// Time limit of a pod's start and deletion.
+/// Time limit of each wait, such as for the start or deletion of a pod.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
 /// Name of the node.
 pub(super) const NODE: &str = "node-1";
@@ -46,7 +46,7 @@ pub(super) struct VolumeClass {
     pub(super) name: &'static str,
     backend: &'static str,
     kind: &'static str,
-    /// True for immediate binding.
+    /// True for the volume binding mode `Immediate`, false for `WaitForFirstConsumer`.
     pub(super) is_immediate: bool,
 }
 
@@ -258,7 +258,7 @@ impl ContainerVolume {
         self
     }
 
-    /// Sets `runAsUser` of the pod, and one group as its `runAsGroup` and `fsGroup`.
+    /// Sets `runAsUser` and `runAsGroup` of the pod to `user`, and its `fsGroup` to `group`.
     pub(super) fn with_user(mut self, user: u32, group: u32) -> Self {
         self.security_context = json!({ "runAsUser": user, "runAsGroup": user, "fsGroup": group });
         self

@@ -1,4 +1,5 @@
-//! Inline volumes: memory within the limits of the node's policy.
+//! CSI inline volumes of the driver `memory`. The role `node` publishes sizes within the node's policy, and
+//! rejects larger ones, unknown attributes and connection info.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};

@@ -1,5 +1,6 @@
 //! Volumes of Cofferdam's drivers in pods on a real kubelet and scheduler, without sidecars and without the
-//! upstream controllers that Cofferdam's roles replace. The roles run under their own accounts.
+//! upstream controllers that Cofferdam's roles replace. The roles run under service accounts with the rights
+//! that `cofferdam render rbac` prints.
 
 mod access;
 mod audit;
@@ -26,7 +27,7 @@ use crate::run::SuiteRun;
 use audit::NodeAudit;
 use fixture::{PodFixture, TIMEOUT};
 
-/// Tests that run concurrently, each in a namespace of its own.
+/// A test with a namespace of its own. All tests of [`POD_TESTS`] run concurrently.
 type PodTest = for<'a> fn(&'a PodFixture<'a>) -> LocalBoxFuture<'a, Result<()>>;
 const POD_TESTS: [(&str, PodTest); 16] = [
     ("pods come and go", |ground| Box::pin(data::data_of_next_pod(ground))),

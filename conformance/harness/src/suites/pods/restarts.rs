@@ -19,8 +19,8 @@ enum KubeletStop {
     Kill,
 }
 
-/// Running pods keep their volumes while kubelet is down. They are unmounted afterwards: for a pod deleted
-/// after the restart, and for one force-deleted before it.
+/// Running pods keep their containers and volumes across a restart of kubelet. kubelet then unmounts the
+/// volumes of a pod that was force-deleted while kubelet was down, and of a pod that is deleted afterwards.
 pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> {
     for (name, stop, classes) in RESTART_CASES {
         let namespace = fixture.create_namespace(name).await?;
@@ -67,7 +67,7 @@ pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> 
     Ok(())
 }
 
-/// The id of a pod's container, which changes with a restart.
+/// The id of the container of the pod `CLASS-stays`. A restart of the container changes the id.
 async fn container_id(namespace: &TestNamespace, class: &VolumeClass) -> Result<String> {
     let pod = namespace.pods().get(&format!("{}-stays", class.name)).await?;
     let containers = pod.status.and_then(|status| status.container_statuses).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A StatefulSet: each pod keeps its own volume.
+//! A StatefulSet: each pod has its own volume, also after the set was scaled to zero and back.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::apps::v1::StatefulSet;

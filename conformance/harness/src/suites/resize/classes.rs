@@ -21,7 +21,7 @@ use crate::{
 };
 
 const CLAIMS: usize = 60;
-/// Modified claims at each replacement.
+/// Modified claims at each replacement. The modification of further claims is pending then.
 const SWAP_AFTER: [usize; 2] = [15, 45];
 const MODIFY_METHOD: &str = "ControllerModifyVolume";
 /// Names of the classes. Each sets the driver's parameter `tier` to its own name.

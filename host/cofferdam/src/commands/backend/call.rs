@@ -30,7 +30,8 @@ const STATE_NOT_KEPT_NOTE: &str =
 /// Calls a function of the driver. Returns the text to print, and `true` if the driver returned no error.
 ///
 /// # Errors
-/// [`CommandError`] if the call could not be sent.
+/// [`CommandError`] if a flag or the configuration is invalid, or if the driver cannot be loaded or connected
+/// to.
 pub(crate) async fn call(
     flags: CallFlags,
     environment: &HashMap<String, String>,

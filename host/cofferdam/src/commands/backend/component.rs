@@ -28,9 +28,10 @@ pub(crate) struct ConfiguredComponent {
     pub(crate) name: String,
     /// Location of the component.
     pub(crate) source: ComponentSource,
-    /// Settings, grants and limits.
+    /// Settings, grants, limits, state, pool and HTTP origins, from the configuration and the flags, and the
+    /// secrets of the configuration.
     pub(crate) config: BackendConfig,
-    /// Secrets that every call gets.
+    /// Secrets of the flags. The caller passes them with each call; they precede those of `config`.
     pub(crate) secrets: Secrets,
 }
 

@@ -61,7 +61,8 @@ pub(crate) async fn connect(
 /// Describes a driver and its abilities; returns the text to print.
 ///
 /// # Errors
-/// [`CommandError`] if the connection or a call fails.
+/// [`CommandError`] if a flag or the configuration is invalid, if the output is a manifest, or if the
+/// connection or a call fails.
 pub(crate) async fn inspect(
     flags: &ComponentFlags,
     output: InspectFormat,

@@ -7,13 +7,14 @@ use crate::error::CommandError;
 /// An error of a `backend` command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackendCommandError {
-    /// An invalid value on the command line.
+    /// An invalid value on the command line, a flag that does not apply, or input that the command cannot
+    /// use, such as a directory that is not empty. Also a program that was built without the SDK's versions.
     #[error("{0}")]
     Argument(String),
-    /// A file cannot be written.
+    /// A file or its directory cannot be created or written.
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    /// The component's `identity.describe` failed.
+    /// The call of the component's `identity.describe` failed, or its result is invalid.
     #[error("the component cannot describe itself: {0}")]
     Describe(String),
 }

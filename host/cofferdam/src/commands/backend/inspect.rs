@@ -34,7 +34,8 @@ struct ComponentReport {
 /// Inspects a component; returns the text to print.
 ///
 /// # Errors
-/// [`CommandError`] if the file is not a component that implements the contract.
+/// [`CommandError`] if a flag or the configuration is invalid, if the file is not a component that implements
+/// the contract, or if the output is a manifest and the component cannot describe itself.
 pub(crate) async fn inspect(
     flags: InspectFlags,
     environment: &HashMap<String, String>,
@@ -67,7 +68,7 @@ impl ComponentReport {
         names(self.inspection.interfaces.grants.iter().map(|grant| grant.as_str()))
     }
 
-    /// Requested grants that the component has only if the configuration names them.
+    /// Requested grants that are not granted by default.
     fn grants_by_configuration(&self) -> Vec<String> {
         let by_default = Grant::DEFAULT;
         let grants = self.inspection.interfaces.grants.iter().filter(|grant| !by_default.contains(grant));

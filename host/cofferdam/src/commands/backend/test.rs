@@ -21,10 +21,10 @@ use crate::{
 
 /// Upper bound of random seeds, which users type to repeat a run.
 const SEED_LIMIT: u64 = 1_000_000;
-/// Smallest volume: one block.
+/// Smallest `--size`, in bytes.
 const MIN_VOLUME_SIZE: u64 = 4_096;
 
-/// Runs the suite; returns the report, and `true` if no case failed.
+/// Runs the suite; returns the report, and `true` if no case failed and at least one passed.
 ///
 /// # Errors
 /// [`CommandError`] if the suite could not run.

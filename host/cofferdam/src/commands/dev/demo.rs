@@ -28,7 +28,7 @@ use crate::{
 /// Timeout of a step. A step takes milliseconds, on a busy machine seconds.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 const NAMESPACE: &str = "default";
-/// Name of all objects of the demo.
+/// Name of all objects that the demo creates.
 pub(crate) const NAME: &str = "demo";
 const SIZE: &str = "1Gi";
 const EXPANDED_SIZE: &str = "2Gi";
@@ -83,7 +83,7 @@ pub(crate) struct Demo<'a> {
     pub(crate) driver: &'a str,
     /// Backend of the driver, with its abilities.
     pub(crate) backend: &'a dyn Backend,
-    /// Manifest of the class.
+    /// Manifest of the StorageClass that the demo creates.
     pub(crate) class: Value,
     /// The nodes and their number; `None` if no pod can mount the driver's volumes.
     pub(crate) nodes: Option<(&'a NodesView, usize)>,
@@ -96,7 +96,9 @@ pub(crate) struct Demo<'a> {
 }
 
 impl Demo<'_> {
-    /// Provisions a volume, runs a pod with it, expands the volume, moves the pod, and deletes both.
+    /// Provisions a volume, runs a pod with it, expands the volume, moves the pod, and deletes both. Leaves
+    /// out the pod and the expansion if no node can mount the volume, the expansion if the driver does not
+    /// support it, and the move if no other node can use the volume.
     ///
     /// # Errors
     /// [`DemoError`] of the first failed step.

@@ -171,14 +171,15 @@ async fn wait_for_nodes_exit(nodes: Option<&RunningNodes>) {
     }
 }
 
-/// The parts of a running dev mode: the API server, its kubeconfig, the drivers, their classes and the nodes.
+/// The parts of a running dev mode: the API server, its kubeconfig, the drivers, the names of their
+/// StorageClasses for output, and the nodes.
 struct DevSession {
     serving: ServerHandle,
     kubeconfig: KubeconfigFile,
     drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
-    /// The node of node-local drivers; `None` without nodes.
+    /// The first node, which is that of node-local drivers; `None` without nodes.
     node_local_node: Option<String>,
 }
 
@@ -330,8 +331,8 @@ fn runtime_directory() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// Creates a class for each driver; that of the first driver is the default class. Returns their names for
-/// output.
+/// Creates a StorageClass for each driver; that of the first driver is the default class. Returns their names
+/// for output.
 async fn create_classes(
     client: &Client,
     drivers: &[LoadedDriver],
@@ -351,8 +352,8 @@ async fn create_classes(
     Ok(names)
 }
 
-/// Binding mode and allowed topology of a class. With a simulated node, the class of a node-local driver is
-/// WaitForFirstConsumer and restricted to `node`; every other class is Immediate.
+/// Binding mode and allowed topology of a StorageClass. With a simulated node, the class of a node-local
+/// driver is WaitForFirstConsumer and restricted to `node`; every other class is Immediate.
 fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     match (backend.description().placement, node) {
         (Placement::Node, Some(node)) => json!({
@@ -363,7 +364,7 @@ fn topology_of_class(backend: &dyn Backend, node: Option<&str>) -> Value {
     }
 }
 
-/// The manifest of a class.
+/// The manifest of a StorageClass.
 fn class_manifest(name: &str, driver: &LoadedDriver, node: Option<&str>) -> Value {
     let backend = driver.backend();
     let mut class = json!({

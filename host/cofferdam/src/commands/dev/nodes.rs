@@ -46,7 +46,8 @@ pub(crate) struct RunningNodes {
     pub(crate) view: NodesView,
     /// Names of the nodes.
     pub(crate) names: Vec<String>,
-    /// Drivers without a Node service; pods cannot mount their volumes.
+    /// Drivers whose Node service is missing or did not respond at the start; pods cannot mount their
+    /// volumes.
     pub(crate) without_node_service: Vec<String>,
     /// Drivers with their own Node service, which mounts on this machine.
     pub(crate) with_own_node_service: Vec<String>,
@@ -62,8 +63,8 @@ pub(crate) struct RunningNodes {
 }
 
 impl RunningNodes {
-    /// Starts the nodes; returns `None` for 0 nodes. Dropping the result leaves mounts behind; [`Self::stop`]
-    /// unmounts.
+    /// Creates the CSIDriver objects and starts the nodes; returns `None` for 0 nodes. Dropping the result
+    /// leaves mounts behind; [`Self::stop`] unmounts.
     ///
     /// # Errors
     /// [`CommandError`], one line.
@@ -220,7 +221,7 @@ async fn wait_for_task(
     }
 }
 
-/// Policy of real mounts: the configured one, else only tmpfs.
+/// Policy of real mounts: the configured one, else one that allows only tmpfs and volumes without storage.
 fn mount_policy(configuration: &Configuration) -> NodePolicy {
     if configuration.node != NodePolicy::default() {
         return configuration.node.clone();
@@ -298,7 +299,7 @@ fn node_names(count: usize, configuration: &Configuration, drivers: &[LoadedDriv
     std::iter::once(first_node_name(configuration, drivers)).chain(others).take(count).collect()
 }
 
-/// Creates the CSIDriver objects; in a real cluster they are among the driver's manifests.
+/// Creates the CSIDriver objects. In a real cluster, whoever installs the driver creates them.
 async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result<(), kube::Error> {
     let api: Api<CSIDriver> = Api::all(client.clone());
     for driver in drivers {
@@ -357,7 +358,8 @@ impl NodesDirectory {
         self.is_kept = false;
     }
 
-    /// Finds a mount point in the directory. Data of a volume must never be deleted with the directory.
+    /// Returns a mount point in the directory, or the error if the mount table cannot be read: data of a
+    /// volume must never be deleted with the directory.
     fn find_mount(&self) -> Option<String> {
         let table = match fs::read_to_string("/proc/self/mountinfo") {
             Ok(table) => table,

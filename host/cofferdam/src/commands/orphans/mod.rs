@@ -149,7 +149,8 @@ async fn delete(
     Ok((text, success))
 }
 
-/// Writes a request, or returns a pending request for the same volume.
+/// Writes a request, or returns a pending request for the same volume. A pending request for another volume
+/// is an error.
 async fn request_deletion(
     api: &Api<ConfigMap>,
     report: &DriverReport,

@@ -116,7 +116,8 @@ fn read_orphan_count(map: &ConfigMap) -> Option<(String, u64)> {
     Some((report.driver.to_string(), report.counts.orphan))
 }
 
-/// Lists all objects of a kind, page by page.
+/// Lists all objects of a kind, page by page. If the user may not list the kind, adds it to `forbidden` and
+/// returns no objects.
 async fn list_kind<K>(
     cluster: &ClusterConnection,
     resource: &'static str,

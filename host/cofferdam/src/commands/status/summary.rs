@@ -45,7 +45,7 @@ pub(super) struct StatusObjects {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ClusterStatus {
-    /// Drivers by name. Claims and volumes without a CSI driver are in a last entry, if there are any.
+    /// Drivers, sorted by name. If there are claims or volumes without a CSI driver, the last entry has them.
     pub(super) drivers: Vec<DriverStatus>,
     /// Resources that this user may not list, such as `csinodes`; their counts are missing.
     pub(super) forbidden: Vec<&'static str>,
@@ -76,7 +76,7 @@ pub(super) struct DriverStatus {
     /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user; the
     /// oldest first.
     pub(super) stuck: Vec<StuckObject>,
-    /// The newest errors.
+    /// The newest errors, newest first: at most one per object and [`MAX_ERRORS`] in all.
     pub(super) errors: Vec<LastError>,
 }
 
@@ -110,7 +110,7 @@ pub(super) struct StuckObject {
     pub(super) operation: &'static str,
     /// Age of the operation in seconds; absent if its start is not recorded.
     pub(super) seconds: Option<i64>,
-    /// Reason, from the API.
+    /// Reason: from the API, else the last error of the object, else `no reason reported`.
     pub(super) reason: String,
 }
 
@@ -160,7 +160,8 @@ struct StatusBuilder<'a> {
 }
 
 impl ClusterStatus {
-    /// Summarizes the objects. Operations older than `stuck_after` count as stuck.
+    /// Summarizes the objects. Operations of the age `stuck_after` or older count as stuck, as do those
+    /// without a recorded start and those that cannot finish without a user.
     pub(super) fn from_objects(objects: &StatusObjects, now: Timestamp, stuck_after: Duration) -> Self {
         let mut builder = StatusBuilder::new(objects);
         builder.add_drivers();

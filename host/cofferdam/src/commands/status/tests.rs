@@ -43,7 +43,7 @@ fn attachment(name: &str, node: &str, volume: &str, status: Value) -> Value {
     })
 }
 
-/// A cluster with one object in each state.
+/// A cluster with objects in most states.
 fn cluster() -> StatusObjects {
     let (early, late) = ("2026-06-03T09:00:00Z", "2026-06-03T11:58:00Z");
     let mut detaching = attachment(

@@ -7,7 +7,7 @@ use cofferdam_node::{ManifestError, ProbeError};
 
 use crate::{config::NodeRole, error::CommandError};
 
-/// An error that prevents node roles from running. One line.
+/// An error that prevents node roles from starting, or that ends them. One line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NodeRoleError {
     #[error("role {role} needs {key}: expected --{key}, or {key} in the configuration")]

@@ -56,7 +56,7 @@ pub(crate) struct RunningNodeRoles {
     health_probe: health::HealthProbe,
 }
 
-/// Runs a process with node roles only, until a signal.
+/// Runs a process with node roles only, until a signal or until a role ends, which is an error.
 ///
 /// # Errors
 /// [`CommandError`], one line.

@@ -183,7 +183,7 @@ impl AttachDetach {
         there.for_each(|attachment| self.enqueue_attachment(&attachment));
     }
 
-    /// Enqueues the volumes whose status on a Node has changed.
+    /// Enqueues the volumes whose status on a Node has changed, if they have a VolumeAttachment for the Node.
     fn enqueue_changed_volumes(&self, node: &NodeName, old: &[NodeVolumeStatus], new: &[NodeVolumeStatus]) {
         for name in changed_volumes(old, new) {
             let Some((driver, handle)) = name.parse_csi() else { continue };

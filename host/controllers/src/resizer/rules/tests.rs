@@ -390,7 +390,9 @@ fn remove_nulls(value: &mut Value) {
     }
 }
 
-/// Model: an array with one volume that only grows, and calls with unknown results.
+/// Model: an array with one volume that only grows. Random faults: failed calls, also with unknown results,
+/// changes of the requested size, restarts of the process, an enlarged PersistentVolume, and failed
+/// expansions on the node.
 #[test]
 fn random_faults_never_shrink_a_volume_and_always_converge() {
     for seed in 1..=3000 {

@@ -48,7 +48,8 @@ impl fmt::Debug for BackendServer {
 }
 
 impl BackendServer {
-    /// Serves a sandboxed driver (a WebAssembly component). Its ids and maps must be within CSI's limits.
+    /// Serves a sandboxed driver (a WebAssembly component). Requests with longer ids or larger parameters
+    /// than CSI allows are rejected.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         let (abilities, description) = (backend.abilities(), backend.description());
         let controller = controller_capabilities(abilities, description);
@@ -56,8 +57,8 @@ impl BackendServer {
         Self::from_parts(backend, controller, plugin, ResponseLimits::CSI_SPEC)
     }
 
-    /// Serves an existing CSI driver. Announces those of its capabilities that this program supports. Its ids
-    /// may be longer than CSI allows.
+    /// Serves an existing CSI driver. Announces those of its capabilities that this program supports. Ids and
+    /// parameters in requests may be larger than CSI allows, up to the limits of the Kubernetes API.
     pub fn from_csi_driver(driver: Arc<CsiBackend>) -> Self {
         let (controller, plugin) = {
             let (abilities, description) = (driver.abilities(), driver.description());

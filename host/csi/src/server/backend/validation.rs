@@ -1,5 +1,6 @@
 //! Validation of request fields against the CSI specification. A violation is `INVALID_ARGUMENT` and names
-//! the field.
+//! the field. Other codes are `UNIMPLEMENTED` for a call whose capability is not announced, `NOT_FOUND` for
+//! an id that no object can have, and `ABORTED` for a page token that is too long.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -156,7 +157,8 @@ impl RequestValidator {
         Ok(VolumeCapability { access_mode: mode, access_type: access })
     }
 
-    /// Returns a capability that a volume capability requires and the driver does not announce, if any.
+    /// Returns a capability that a volume capability requires and the driver does not announce; `None` if the
+    /// driver announces all of them.
     pub(super) fn missing_capability(&self, capability: &VolumeCapability) -> Option<&'static str> {
         let is_single_node_writer_mode = matches!(
             capability.access_mode,

@@ -21,7 +21,7 @@ pub(crate) use self::walk::go_format;
 use crate::descriptors::{PerKind, ResourceKind, Subresource};
 use crate::schema::{self, Struct};
 
-/// Manager of the existing fields when the first configuration is applied.
+/// Manager of the existing fields when a configuration is applied to an object without managed fields.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 
 /// The kind and the subresource that a write changes.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::schema::{Struct, Type};
 
 /// A path element in its wire form: `f:name` is a field or map key, `k:{…}` a list element with these keys,
-/// `v:…` a value of a set.
+/// `v:…` a value of a set, and `i:…` a list index. Indexes are only accepted from clients.
 pub(crate) type PathElement = Arc<str>;
 
 /// A set of paths. A path and its children are members independently.

@@ -14,7 +14,7 @@ use crate::request::FieldValidation;
 use crate::status::Status;
 
 /// Decodes a body in place. Unknown fields are dropped, or rejected with strict validation. Returns the
-/// fields to warn about.
+/// unknown fields for [`FieldValidation::Warn`], else an empty list.
 pub(crate) fn decode(
     resource: &ResourceDescriptor,
     body: &mut Value,
@@ -63,7 +63,7 @@ enum ValueError {
         /// The expected part of the layout.
         expected: &'static str,
     },
-    /// A value of another type.
+    /// A value of another type, or a number that is not an integer in the range of the type.
     #[error("json: cannot unmarshal {found} into Go struct field {owner_type}.{path} of type {expected}")]
     Type {
         /// The JSON type, or the number.

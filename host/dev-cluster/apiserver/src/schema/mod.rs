@@ -66,11 +66,11 @@ pub(crate) enum PatchStrategy {
 /// The serialization of an empty value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EmptyValue {
-    /// A Go pointer: an empty value is kept.
+    /// A Go pointer: an empty value is kept, and an unset one omitted.
     Keep,
     /// `omitempty`: an empty value is omitted.
     Omit,
-    /// Always serialized, even if unset.
+    /// Always serialized; the type's zero value if unset.
     Fill,
     /// A Go pointer without `omitempty`: null if unset.
     Null,

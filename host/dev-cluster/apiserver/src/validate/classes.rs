@@ -181,7 +181,8 @@ fn topology_keys(driver: &Value, field: &str, errors: &mut Errors) {
     }
 }
 
-/// Validates an update of a CSINode: entries can be added and removed, but not changed.
+/// Validates an update of a CSINode: entries can be added and removed, but `nodeID` and `topologyKeys` of an
+/// entry cannot be changed.
 pub(super) fn csi_node_update(old: &Value, next: &Value, errors: &mut Errors) {
     csi_node(next, errors);
     let before = meta::list(old, "/spec/drivers");

@@ -16,7 +16,7 @@ pub(super) fn immutable(old: &Value, next: &Value, pointer: &str, field: &str, e
     }
 }
 
-/// Checks that a field is present, and returns whether it is.
+/// Checks that a field is a non-empty string, and returns whether it is.
 pub(super) fn required(value: &Value, pointer: &str, field: &str, errors: &mut Errors) -> bool {
     let absent = text(value, pointer).is_empty();
     if absent {

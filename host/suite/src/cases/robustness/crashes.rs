@@ -1,5 +1,5 @@
-//! Calls that are killed at a host call, or lose an HTTP response. Each case repeats its call for every such
-//! point.
+//! Calls that are killed at a call of an import (a host call), or lose an HTTP response. A case makes its
+//! call once for each such point, and repeats each killed call without a fault.
 
 use std::collections::BTreeSet;
 
@@ -21,10 +21,10 @@ use crate::{
     process::RecordingBackend,
 };
 
-/// Maximum host calls, or HTTP requests, of a call. A call with more fails its case.
+/// A case fails if its call makes this many host calls, or sends this many HTTP requests.
 const MAX_HOST_CALLS: u32 = 64;
 
-/// Crash points: before the first host call, and after each.
+/// Crash points: before the first host call, and after each of the first [`MAX_HOST_CALLS`].
 fn crash_points() -> impl Iterator<Item = FaultPoint> {
     std::iter::once(FaultPoint::Before(0)).chain((0..MAX_HOST_CALLS).map(FaultPoint::After))
 }
@@ -37,7 +37,8 @@ fn describe_fault(fault: FaultPoint) -> String {
     }
 }
 
-/// Kills a call at a crash point. Returns false if the call has fewer host calls.
+/// Makes a call from a second process and kills it at a crash point. Its result is ignored. Returns false if
+/// the call ended before it reached the crash point.
 async fn crash_call<T>(
     context: &SuiteContext,
     fault: FaultPoint,

@@ -13,7 +13,7 @@ use crate::{
     context::SuiteContext,
 };
 
-/// Maximum entries read from a listing. A listing whose pages repeat would never end.
+/// After this many entries no further page of a listing is read: a listing whose pages repeat never ends.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
@@ -114,7 +114,8 @@ pub(super) async fn limit(context: &SuiteContext) -> CaseResult {
     Ok(())
 }
 
-/// Deletes the snapshots of the first page, creates a snapshot, and reads the other pages.
+/// Deletes the snapshots of the first page, creates a snapshot, and reads the other pages. They must list
+/// each of the remaining snapshots exactly once; they may list the new snapshot.
 pub(super) async fn while_changing(context: &SuiteContext) -> CaseResult {
     let (volume, mut expected) = create_several(context, 4).await?;
     let list = async |page: PageRequest| {

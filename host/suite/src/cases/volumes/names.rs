@@ -12,8 +12,8 @@ use crate::{
 /// CSI's limit of names, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 128;
 
-/// Names of one byte, which have no room for the run's prefix. They are unlikely, because the case deletes
-/// the volume of the name.
+/// Names of one byte, which have no room for the run's prefix. Other users of the storage are unlikely to
+/// have volumes of these names: a create could return such a volume, and the cleanup would delete it.
 const SHORT_NAMES: [&str; 7] = ["~", "^", "!", "=", "+", "@", "%"];
 
 pub(super) async fn short(context: &SuiteContext) -> CaseResult {

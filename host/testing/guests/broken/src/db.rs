@@ -1,5 +1,5 @@
-//! The state of the driver: one entry, so that every change is atomic. Rules about crashes write further
-//! entries, the markers.
+//! The state of the driver in the host's key-value store: one entry, so that every change is atomic. If a
+//! rule about crashes or deadlines is broken, further entries, the markers, record calls that have begun.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(crate) struct BrokenDriverState {
 pub(crate) struct VolumeEntry {
     pub(crate) name: String,
     pub(crate) size: u64,
-    /// Size at creation.
+    /// Size at creation, in bytes.
     pub(crate) first_size: u64,
     pub(crate) parameters: BTreeMap<String, String>,
     pub(crate) first_mutable_parameters: BTreeMap<String, String>,
@@ -33,7 +33,7 @@ pub(crate) struct VolumeEntry {
     pub(crate) is_multi_node: bool,
     pub(crate) origin: Option<String>,
     pub(crate) owner: Option<OwnerEntry>,
-    /// Capability strings of the publications, by node.
+    /// The capability of each publication as text, with ` read-only` if it is read-only; by node.
     pub(crate) published: BTreeMap<String, String>,
     pub(crate) changed_at_ms: u64,
 }
@@ -84,7 +84,8 @@ pub(crate) fn update<T>(decide: impl FnMut(&mut BrokenDriverState) -> Result<T>)
     update_with_retry(true, decide)
 }
 
-/// Changes the state in a transaction. Unless `retries`, it is slow, and a conflict is an error.
+/// Changes the state in a transaction. Without `retries`, the transaction takes at least 100 ms, and a
+/// conflict is an error.
 pub(crate) fn update_with_retry<T>(
     retries: bool,
     mut decide: impl FnMut(&mut BrokenDriverState) -> Result<T>,
@@ -113,14 +114,14 @@ pub(crate) fn update_with_retry<T>(
     Err(StorageError::aborted("too many others write").without_effect())
 }
 
-/// Writes a separate key, for rules about crashes. The key may exist.
+/// Writes a marker. The key may exist.
 pub(crate) fn write_marker(key: &str) -> Result<()> {
     let replaces = state::read::<u8>(&state::HostStore, key)?.map(|found| found.version);
     state::HostStore.commit(&[state::put(key, &1_u8, replaces)?])?;
     Ok(())
 }
 
-/// Removes a separate key.
+/// Removes a marker, if it exists.
 pub(crate) fn remove_marker(key: &str) -> Result<()> {
     if let Some(found) = state::read::<u8>(&state::HostStore, key)? {
         state::HostStore.commit(&[state::remove(key, found.version)])?;
@@ -128,12 +129,13 @@ pub(crate) fn remove_marker(key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a separate key exists.
+/// Returns true if a marker exists.
 pub(crate) fn has_marker(key: &str) -> Result<bool> {
     Ok(state::read::<u8>(&state::HostStore, key)?.is_some())
 }
 
-/// Writes a key before an operation and removes it afterwards. A repetition after a crash fails.
+/// Writes a marker before an operation and removes it after its success. A repetition after a crash or an
+/// error fails.
 pub(crate) fn with_marker<T>(key: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if has_marker(key)? {
         return Err(StorageError::failed_precondition("it was begun before"));

@@ -57,7 +57,8 @@ impl Expansion for BrokenDriver {
     }
 }
 
-/// Expands a volume without a transaction; smaller sizes take longer.
+/// Expands a volume. It reads the old size and writes the new size in separate transactions, so that a
+/// concurrent call can undo its change. An expansion to a smaller size takes longer.
 fn expand_without_lock(wanted: &ExpandRequest) -> Result<ExpandResponse> {
     let required = wanted.capacity.required_bytes.unwrap_or(1);
     let before = db::load()?.volumes.get(&wanted.handle).map_or(0, |found| found.size);
@@ -121,7 +122,7 @@ fn modify(handle: &str, parameters: &KeyValues) -> Result<()> {
     })
 }
 
-/// Sets the known parameters before it validates all of them.
+/// Sets the known parameters, even if others are unknown. The caller validates all of them afterwards.
 fn apply_known_parameters(handle: &str, parameters: &KeyValues) -> Result<()> {
     db::update(|db| {
         if let Some(found) = db.volumes.get_mut(handle) {

@@ -1,4 +1,5 @@
-//! A driver with every interface on the `state` import. A setting makes it break one rule of the contract.
+//! A driver that exports every optional interface and stores its volumes in the `state` import of the host. A
+//! setting makes it break one rule of the contract.
 //!
 //! | setting | meaning |
 //! |---|---|
@@ -82,12 +83,12 @@ pub(crate) fn check_deletable(handle: &str, name: &str) -> Result<()> {
     }
 }
 
-/// A unique text.
+/// A random text of 32 hexadecimal digits.
 pub(crate) fn nonce() -> String {
     format!("{:032x}", u128::from_le_bytes(ambient::random::<16>()))
 }
 
-/// Computes long enough for concurrent calls to interleave.
+/// Computes for 100 ms, long enough for concurrent calls to interleave.
 pub(crate) fn busy_wait() {
     let until = ambient::now() + std::time::Duration::from_millis(100);
     while ambient::now() < until {

@@ -9,7 +9,8 @@ use crate::{
     BrokenDriver, db, db::VolumeEntry, has_feature, is_broken, is_broken_for, nonce, request, volumes,
 };
 
-/// Parses a token.
+/// Returns the position that a page token names: the handle or the offset after which the page begins. `None`
+/// is the first page. If the rule `rule` is broken, an invalid token is the first page, too.
 pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<String>> {
     let Some(after) = after else { return Ok(None) };
     match after.strip_prefix("after:") {
@@ -19,8 +20,8 @@ pub(crate) fn parse_token(after: Option<String>, rule: &str) -> Result<Option<St
     }
 }
 
-/// A page, and the token of the next one. If the rule `too_many` is broken, a page of one entry has two; if
-/// the rule `counted` is broken, tokens are offsets.
+/// A page, and the token of the next one. If the rule `too_many` is broken, a page of at most one entry has
+/// two. If the rule `counted` is broken, tokens contain offsets, not handles.
 pub(crate) fn list_page<'a, T>(
     all: impl Iterator<Item = (&'a String, T)>,
     place: Option<String>,

@@ -27,7 +27,8 @@ impl Publishing for BrokenDriver {
     }
 }
 
-/// Publishes a volume unless it is published, without a transaction.
+/// Publishes a volume unless it is published. The check and the change are separate transactions: concurrent
+/// calls publish it to two nodes.
 fn publish_without_lock(wanted: &PublishRequest) -> Result<ConnectionInfo> {
     if db::load()?.volumes.get(&wanted.handle).is_some_and(|found| !found.published.is_empty()) {
         return Err(StorageError::failed_precondition("it is published to another node"));

@@ -8,11 +8,11 @@ use cofferdam_guest::{
 
 use crate::{db::BrokenDriverState, is_broken, is_broken_for};
 
-/// Default size.
+/// Default size of a volume in bytes.
 const DEFAULT_SIZE: u64 = 1 << 20;
-/// Maximum size of a volume.
+/// Maximum size of a volume in bytes.
 pub(crate) const MAX_SIZE: u64 = 1 << 50;
-/// CSI's limit of names.
+/// CSI's limit for names, in bytes.
 const MAX_NAME: usize = 128;
 
 /// FNV-1a, 128 bits.
@@ -46,7 +46,7 @@ pub(crate) fn volume_handle(name: &str) -> String {
     format!("v-{}", digest(&name))
 }
 
-/// Parameters of a StorageClass: only `label`.
+/// Parses the parameters of a StorageClass. Only `label` is known.
 pub(crate) fn parse_parameters(pairs: KeyValues) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
     if parameters.len() > 100 && is_broken("limits/many-parameters") {
@@ -63,7 +63,7 @@ pub(crate) fn parse_parameters(pairs: KeyValues) -> Result<BTreeMap<String, Stri
     }
 }
 
-/// Mutable parameters: only `iops`.
+/// Parses mutable parameters. Only `iops` is known. If the rule `rule` is broken, others are accepted, too.
 pub(crate) fn parse_mutable_parameters(pairs: KeyValues, rule: &str) -> Result<BTreeMap<String, String>> {
     let parameters = to_map(pairs);
     match parameters.keys().find(|key| *key != "iops") {
@@ -74,7 +74,7 @@ pub(crate) fn parse_mutable_parameters(pairs: KeyValues, rule: &str) -> Result<B
     }
 }
 
-/// Capabilities as text.
+/// Each capability as text. If the rule `rule` is broken, a request without capabilities is accepted.
 pub(crate) fn format_capabilities(capabilities: &[VolumeCapability], rule: &str) -> Result<BTreeSet<String>> {
     if capabilities.is_empty() && !is_broken(rule) {
         return Err(StorageError::invalid_argument("there is no way of use"));
@@ -112,7 +112,7 @@ pub(crate) fn is_multi_node(capability: &VolumeCapability) -> bool {
     )
 }
 
-/// The size of a new volume.
+/// The size of a new volume in bytes, without regard to its content source.
 pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     let limit = range.limit_bytes.unwrap_or(MAX_SIZE);
     let required = range.required_bytes.unwrap_or(DEFAULT_SIZE.min(limit));
@@ -136,7 +136,7 @@ pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     Ok(required)
 }
 
-/// The size of a content source.
+/// The size of a content source in bytes; 0 without a content source.
 pub(crate) fn source_size(db: &BrokenDriverState, origin: Option<&str>) -> Result<u64> {
     let Some(origin) = origin else { return Ok(0) };
     let volume = db.volumes.get(origin).map(|volume| volume.size);

@@ -38,7 +38,8 @@ fn handle_of(name: &str) -> String {
     format!("s-{}", request::digest(name))
 }
 
-/// Creates a snapshot unless it exists, without a transaction.
+/// Creates a snapshot unless it exists. The check and the change are separate transactions: concurrent calls
+/// create two.
 fn create_without_lock(wanted: &SnapshotRequest, handle: &str) -> Result<Snapshot> {
     if let Some((handle, found)) = db::load()?.snapshots.iter().find(|(_, found)| found.name == wanted.name) {
         return Ok(snapshot_of(handle, found));

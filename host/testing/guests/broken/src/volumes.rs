@@ -1,4 +1,4 @@
-//! Create, delete, validate, clone, restore.
+//! The calls that create, delete and validate volumes, also from another volume or a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -71,7 +71,8 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     Ok(volume)
 }
 
-/// Reports a volume to a server. The outcome is unknown if the response is lost.
+/// Reports a volume to the server of the setting `url`, if it is set. The outcome is unknown if the response
+/// is lost.
 fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {
@@ -112,7 +113,8 @@ fn is_race_case(name: &str) -> bool {
         || is_broken_for("deadlines/abandoned-create", name, "abandoned")
 }
 
-/// Creates a volume unless it exists, without a transaction: concurrent calls create two.
+/// Creates a volume unless it exists. The check and the change are separate transactions: concurrent calls
+/// create two.
 fn create_without_lock(name: &str, handle: &str, wanted: &VolumeEntry) -> Result<Volume> {
     if let Some((handle, found)) = db::load()?.volumes.iter().find(|(_, found)| found.name == name) {
         return Ok(volume_of(handle, found));

@@ -32,7 +32,8 @@ fn status(handle: &str) -> VolumeStatus {
     }
 }
 
-/// The number of entries of a page and the token of the next page. The token of the page selects them.
+/// The number of entries of a page and the token of the next page, selected by the token `after` of the page.
+/// `limit` is the requested maximum of entries; `None` counts as 1.
 fn page(after: Option<String>, limit: Option<u32>) -> (usize, Option<String>) {
     let limit = limit.unwrap_or(1).try_into().unwrap_or(usize::MAX);
     match after.as_deref() {

@@ -1,6 +1,6 @@
-//! A backend that misbehaves. The settings `on-describe` and `on-probe`, the names of volumes and snapshots,
-//! handles, and the tokens of listings select the misbehavior. The setting `echo` is a text, such as a
-//! secret, that it puts into responses and logs.
+//! A backend that misbehaves. The settings `on-describe` and `on-probe`, the names of volumes, snapshots and
+//! group snapshots, handles, the parameters of a validation, and the tokens of listings select the
+//! misbehavior. The setting `echo` is a text, such as a secret, that it puts into responses and logs.
 #![forbid(unsafe_code)]
 
 mod abilities;

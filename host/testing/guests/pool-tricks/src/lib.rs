@@ -1,5 +1,5 @@
-//! A backend that performs one operation on its pool, with any arguments. The parameters of a create select
-//! both.
+//! A backend whose create performs one operation on its pool, with any arguments. The parameters of the
+//! create select the operation and its arguments.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
@@ -21,7 +21,8 @@ impl Backend for PoolTricks {
         Ok(Readiness::Ready)
     }
 
-    /// The parameter `do` is the operation; `name` and `source` are its arguments. The handle is its result.
+    /// The parameter `do` is the operation; the parameters `name` and `source` and the required size are its
+    /// arguments. The volume's handle is the result: `ok`, or the name of the error.
     fn create(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();

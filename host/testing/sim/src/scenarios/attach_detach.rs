@@ -1,4 +1,4 @@
-//! Attach-detach controller together with the attacher.
+//! The attach-detach controller together with the attacher: pods whose volumes are attached and detached.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Volumes in use, and failed writes of the attach-detach controller.
+//! The attach-detach controller together with the attacher: volumes in `volumesInUse`, and failed API writes.
 
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ fn short_lived_pod(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAct
     after_setup([Create(pod("p", "a")), Until(CallsCompleted(1))].into_iter().chain(actions))
 }
 
-/// A pod that is deleted before the first retry, and one on the second node.
+/// A pod that is deleted before the controller retries to attach its volume, then one on the second node.
 fn pod_moved_at_once() -> Vec<UserAction> {
     let short_wait = Wait(Duration::from_millis(100));
     after_setup([Create(pod("p", "a")), short_wait, Delete(POD_FORCE_DELETE), second_pod()])

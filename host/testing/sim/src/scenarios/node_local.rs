@@ -49,7 +49,8 @@ fn reselect_then_delete() -> [UserAction; 4] {
     [Settle, select_node("n1"), Settle, Delete(CLAIM)]
 }
 
-/// A Released PersistentVolume of a deleted claim, with affinity to these nodes.
+/// A static PersistentVolume of a deleted claim, with reclaim policy Delete and affinity to these nodes. It
+/// has no node affinity if `nodes` is empty.
 fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     let expressions = json!([{"key": NODE_TOPOLOGY_KEY, "operator": "In", "values": nodes}]);
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}});
@@ -67,7 +68,7 @@ fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     [Create(object), Settle]
 }
 
-/// The delays of the contest depend on the claim's UID, which is random in real time.
+/// The nodes' processes delay their attempts by digests of the claim's UID, which is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
 /// Tested in process only: the fault that a retry meets depends on the clock.
@@ -87,7 +88,7 @@ const BOUND_ON_N2: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n2"];
 const FAILED: &str = "a Warning ProvisioningFailed";
 const CREATE_ON_N1: &str = "create a topology.cofferdam.dev/node=n1";
 const CREATE_ON_N2: &str = "create a topology.cofferdam.dev/node=n2";
-/// The contest takes longer than pv-controller's delay before ExternalProvisioning.
+/// The delays of the competing nodes are longer than pv-controller's delay before ExternalProvisioning.
 const SUCCEEDED: &[&str] = &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded"];
 const SUCCEEDED_AFTER_FAILURE: &[&str] =
     &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];

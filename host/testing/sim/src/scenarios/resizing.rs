@@ -1,4 +1,4 @@
-//! Expanding and modifying volumes.
+//! The resizer: expansion and modification of volumes.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an hour of real time");
 
-/// A separate test covers this race over HTTP.
+/// The volume is changed by one call at a time. Which of the two calls is first depends on timing.
 const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the modification may be called first");
 

@@ -136,7 +136,9 @@ impl HttpClient {
     }
 
     /// Sends a request and waits for its response. Dropping the future while it connects ends the exchange.
-    /// Once there is a connection, the exchange continues without its caller.
+    /// Once there is a connection, the exchange on it continues without its caller. If that was an idle
+    /// connection that the server had closed, the request is sent on another one, only while the caller
+    /// waits.
     pub(crate) async fn exchange(
         &self,
         request: OutgoingRequest,

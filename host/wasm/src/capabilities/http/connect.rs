@@ -81,7 +81,7 @@ impl Resolve for SystemResolver {
 #[derive(Debug)]
 pub(crate) struct HttpConnection {
     pub(crate) sender: SendRequest<Full<Bytes>>,
-    /// True once any part of the current request was written to the connection.
+    /// True once any part of the current request may have been written to the connection.
     pub(crate) is_sent: Arc<AtomicBool>,
     /// True if the connection has served another request before.
     pub(crate) is_reused: bool,
@@ -313,8 +313,9 @@ impl ConnectionPool {
         }
     }
 
-    /// Stores an idle connection, or closes it if it does not become ready in time. When this returns, the
-    /// next request of the same call can use it.
+    /// Stores an idle connection, or closes it if it does not become ready in time. If the pool is full,
+    /// closes the connection that has been idle the longest. When this returns, the next request of the same
+    /// call can use the stored connection.
     pub(crate) async fn put(
         self: &Arc<Self>,
         origin: Origin,

@@ -7,10 +7,10 @@ use http::{Uri, uri::PathAndQuery};
 /// A URL that names no HTTP server. The messages do not repeat the URL: it may contain a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// It has no scheme and host, or characters that no URL has.
+    /// It is empty, too long, malformed, or has characters that no URL has.
     #[error("it is not an absolute URL")]
     NotAbsolute,
-    /// The scheme is neither `https` nor `http`.
+    /// The scheme is absent, or neither `https` nor `http`.
     #[error("its scheme is neither https nor http")]
     Scheme,
     /// A user or a password precedes the host.

@@ -79,7 +79,8 @@ impl OriginPolicy {
     ///
     /// # Errors
     ///
-    /// An origin is invalid or a duplicate, or its TLS options are unreadable or inconsistent.
+    /// An origin is invalid or a duplicate, its address is denied, its list of addresses is invalid, or its
+    /// TLS options are unreadable or inconsistent.
     pub(crate) fn new(config: &HttpConfig) -> Result<Self, OriginConfigError> {
         let mut policy = Self::default();
         for config in &config.origins {

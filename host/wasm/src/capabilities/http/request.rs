@@ -1,4 +1,4 @@
-//! Validation of a guest's request: URL, headers and authorization.
+//! Validation of a guest's request: URL, headers, authorization and size. Limits its timeout.
 
 use std::time::Duration;
 

@@ -47,7 +47,7 @@ pub enum TlsError {
     /// The certificates of the authorities cannot verify servers.
     #[error("the authorities cannot be used: {0}")]
     Authorities(#[source] VerifierBuilderError),
-    /// The system has no certificates of authorities.
+    /// No certificate of an authority can be read from the system.
     #[error("the system has no certificates of authorities; expected `ca-file` or `pin-sha256`")]
     NoSystemAuthorities,
     /// The pin is not a SHA-256.
@@ -83,7 +83,7 @@ pub enum PemFileError {
     /// The file is too large.
     #[error("has more than {MAX_PEM_BYTES} bytes")]
     TooLarge,
-    /// The file has no private key.
+    /// The file has no private key in PEM that the TLS library knows.
     #[error("expected a private key in PEM")]
     NoPrivateKey,
     /// The file is not PEM.

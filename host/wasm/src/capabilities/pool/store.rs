@@ -1,8 +1,8 @@
 //! The directory, its items, and their atomic changes.
 //!
 //! A new item is built under a temporary name (`.tmp-…`) and renamed in one step. A removed item is renamed
-//! in one step (`.trash-…`) and then deleted. Items that a dead process left are deleted when the pool is
-//! opened.
+//! in one step (`.trash-…`) and then deleted. An image grows in place. Items with such temporary names, which
+//! a dead process left, are deleted when the pool is opened.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -52,19 +52,20 @@ type Result<T> = std::result::Result<T, PoolError>;
 /// A pool's directory that cannot be used. The message follows the directory's name.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolDirectoryError {
-    /// It is a file, or a symbolic link.
+    /// It is a symbolic link or not a directory, a parent in its path is not a directory, or its path has too
+    /// many symbolic links.
     #[error("is not a directory: expected one, and no link to it")]
     NotADirectory,
     /// It cannot be opened.
     #[error("cannot be opened: {0}: expected a directory")]
     Open(#[source] Errno),
-    /// The system lacks `openat2`.
+    /// The system lacks `openat2`: its Linux is older than 5.6, or it is not Linux.
     #[error("cannot be used: {0}: a pool needs Linux 5.6")]
     OldKernel(#[source] Errno),
-    /// The lock file cannot be created.
+    /// The lock file cannot be opened or created.
     #[error("cannot be written: {0}: expected to read and write it")]
     CreateLockFile(#[source] Errno),
-    /// The lock file cannot be locked.
+    /// The lock file is locked already, or cannot be locked or written.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// Its items cannot be listed.

@@ -92,6 +92,7 @@ pub(super) fn copy_range(_: impl AsFd, _: impl AsFd, _: u64, _: usize) -> Result
 }
 
 /// Syncs the whole filesystem of a directory: for a tree that is one wait instead of one for each file.
+/// Systems other than Linux sync only the directory.
 #[cfg(target_os = "linux")]
 pub(super) fn sync_all(directory: impl AsFd) -> Result<()> {
     rustix::fs::syncfs(directory)

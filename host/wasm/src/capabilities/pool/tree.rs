@@ -1,5 +1,6 @@
-//! Operations on whole directory trees: copy, disk usage and removal. A copy has links as links and lacks
-//! sockets and pipes. Mounts are not entered.
+//! Operations on whole directory trees: copy, disk usage and removal. A copy has the symbolic links of its
+//! source, a separate file for each hard link, and no sockets, pipes or extended attributes. A directory in
+//! the tree that is a mount makes each of these operations fail; a device makes a copy fail.
 //!
 //! A pod may write to a tree at any time, also during these operations. They follow no link, cross no mount,
 //! open no device, wait for no pipe and do not recurse: a tree can be deeper than a stack.
@@ -32,10 +33,10 @@ const STAT_BLOCK_BYTES: u64 = 512;
 pub(super) enum TreeError {
     /// The system's error.
     Errno(Errno),
-    /// The tree has an entry that cannot be copied, counted or removed, or is too deep; or the filesystem
-    /// cannot make the requested copy.
+    /// The tree has an entry that cannot be copied, counted or removed, or is too deep; the filesystem cannot
+    /// make the requested copy; or files are added again and again to a directory that is being removed.
     Unsupported(String),
-    /// An entry of the tree changed while it was read.
+    /// A regular file of the tree was replaced by a file of another type while the tree was copied.
     Changed(String),
 }
 

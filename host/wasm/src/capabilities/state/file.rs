@@ -46,10 +46,10 @@ const FILE_MODE: u32 = 0o600;
 /// A state file that cannot be used. The message follows the file's name.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
-    /// The path does not exist, and is empty or ends in `..`.
+    /// The path cannot be resolved, and has no file name: it is empty or ends in `..`.
     #[error("is no name of a file: expected one such as `state.redb`")]
     NotAFileName,
-    /// The directory of a new file cannot be used.
+    /// The path cannot be resolved, and neither can its directory, such as one that does not exist.
     #[error("cannot be made: {source}: expected its directory {} to exist", .directory.display())]
     Directory {
         /// The directory.
@@ -57,10 +57,10 @@ pub enum StateFileError {
         /// The system's error.
         source: io::Error,
     },
-    /// The lock file cannot be opened.
+    /// The lock file cannot be opened or created.
     #[error("has a lock file that cannot be opened: {0}")]
     OpenLockFile(#[source] io::Error),
-    /// The lock file cannot be locked.
+    /// The lock file is locked already, or cannot be locked or written.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
     /// The path is that of a directory, a pipe or a device.
@@ -76,7 +76,8 @@ pub enum StateFileError {
     /// The file cannot be opened.
     #[error("cannot be opened: {0}: expected to read and write it")]
     Open(#[source] io::Error),
-    /// A new file cannot be created.
+    /// A new file cannot be created, renamed to its name or made durable; or the file that an interrupted
+    /// creation left cannot be removed.
     #[error("cannot be made: {0}")]
     Create(#[source] io::Error),
     /// No database can be created in the new file.
@@ -85,19 +86,21 @@ pub enum StateFileError {
     /// Another process has the database open.
     #[error("is in use by another process; expected to be its only user")]
     InUse,
-    /// The file is not a database, or is damaged.
+    /// The library of the database cannot open the file: it is not a database, is damaged or in an old
+    /// format, or cannot be read.
     #[error("cannot be used: {0}: expected a whole state file of this program; it was not changed")]
     InvalidDatabase(#[source] DatabaseError),
-    /// The database is damaged in a way that its library does not check for.
+    /// The library of the database panicked while it opened the file, which is damaged in a way that the
+    /// library does not check for.
     #[error("is damaged: expected a whole state file of this program")]
     Damaged,
-    /// The database lacks a table of state files, or has it with other types.
+    /// A table of state files cannot be opened: the database lacks it, or has it with other types.
     #[error("is another program's database: {0}: expected a state file")]
     OtherDatabase(#[source] redb::Error),
     /// The file's metadata table or its number of entries cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] redb::StorageError),
-    /// The file has another version of the layout.
+    /// The file has another version of the layout; 0 if it names none.
     #[error("has the format {0}; this program reads format {FORMAT_VERSION}")]
     Format(u64),
 }

@@ -1,4 +1,5 @@
-//! Rules of both stores: versions, sizes and pages. Pure functions.
+//! Rules that the store in memory and the store in a file share: versions, sizes and pages. Nothing here
+//! accesses a store.
 
 use std::collections::HashSet;
 
@@ -12,10 +13,10 @@ pub(super) const MAX_KEY: usize = 512;
 pub(super) const MAX_VALUE: usize = 64 << 10;
 /// Maximum changes of one commit, by contract.
 pub(super) const MAX_CHANGES: usize = 16;
-/// Maximum bytes of one page, by contract.
+/// Maximum bytes of one page, by contract. Each entry counts with [`ENTRY_OVERHEAD`], as for the limit.
 pub(super) const MAX_PAGE_BYTES: usize = 1 << 20;
-/// Bytes of memory of an entry beside its key and value: the tree's node and two allocations with their
-/// rounding.
+/// Bytes that an entry counts in both stores beside its key and value: in memory, the tree's node and two
+/// allocations with their rounding.
 pub(super) const ENTRY_OVERHEAD: usize = 160;
 
 /// Error of a commit.
@@ -23,7 +24,7 @@ pub(super) const ENTRY_OVERHEAD: usize = 160;
 pub(super) enum StateCommitError {
     /// Nothing was written.
     Rejected(StateError),
-    /// The disk failed during the commit: it is unknown until a restart if the changes were written.
+    /// The disk failed during the commit: it is unknown until a restart whether the changes were written.
     Unknown(String),
 }
 

@@ -1,5 +1,6 @@
-//! Mutates every field of every request: the code is one that CSI allows, the message is not empty, nothing
-//! panics and no secret leaks.
+//! Requests with one mutated field, for every field of every request, and requests with random bytes. The
+//! status code is one that CSI allows, the message of an error is not empty, and nothing panics. With a
+//! mutated field, no status message contains a secret of the request.
 
 use cofferdam_backend::testing::ScriptedBackend;
 use prost::Message as _;

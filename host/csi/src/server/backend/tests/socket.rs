@@ -1,4 +1,7 @@
-//! Tests over a real socket with this program's own client: requests reach the backend unchanged.
+//! Tests over a real socket, with this program's own client and with a generated client: requests reach the
+//! backend unchanged, failures in doubt stay in doubt, operations on one object exclude each other, the
+//! content source's kind is returned, a shutdown finishes running calls, and only the backend's capabilities
+//! are announced.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

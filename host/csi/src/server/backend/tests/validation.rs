@@ -1,4 +1,5 @@
-//! The rules of the CSI specification, one row each: a method, a change of a valid request, and the code.
+//! The rules of the CSI specification, one row each: a method, a change of a valid request, and the status
+//! code. Another test sends calls and fields whose capability the driver does not announce.
 //!
 //! Requests are encoded and sent through the dispatcher, as from a client.
 
@@ -82,7 +83,8 @@ fn clone_source(id: &str) -> Option<v1::VolumeContentSource> {
     Some(v1::VolumeContentSource { r#type: Some(Type::Volume(VolumeSource { volume_id: id.to_owned() })) })
 }
 
-/// Valid requests of all methods, with all fields set.
+/// Valid requests of all methods of the Controller and GroupController services, with all fields set. Only
+/// ListSnapshots has no `snapshot_id`, because that excludes a starting token.
 pub(super) fn valid_requests() -> Vec<(&'static str, Vec<u8>)> {
     let topology = || v1::Topology { segments: map(&[("zone", "a")]) };
     let capacity_range = || Some(v1::CapacityRange { required_bytes: 5, limit_bytes: 1 << 40 });
