@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 /// Length of the suffix that the API server appends to `generateName`.
 const SUFFIX_LENGTH: usize = 5;
 
-/// Normalizes the responses of one run. The resource versions of each uid are numbered in the order of their
-/// first appearance (`version 1`, `version 2`, …), so that an unexpected write is detected.
+/// Normalizes the responses of one run of a script. The resource versions of each uid are numbered in the
+/// order of their first appearance (`version 1`, `version 2`, …), so that an unexpected write is detected. A
+/// resource version beside which there is no uid, such as that of a list, is replaced with `<version>`.
 #[derive(Debug, Default)]
 pub struct ResponseNormalizer {
     versions: BTreeMap<String, Vec<String>>,

@@ -1,4 +1,4 @@
-//! Recorded responses of kube-apiserver, written by [`record`].
+//! Comparison of responses with the recorded ones of kube-apiserver, and [`record`], which writes new ones.
 
 use std::{fs, path::Path};
 
@@ -57,7 +57,8 @@ pub async fn compare_with_recording(
 /// the server's history.
 ///
 /// # Errors
-/// If the API server does not respond, the compaction fails, or the responses cannot be written.
+/// If the API server does not respond, the compaction fails, a file of requests is malformed, or the
+/// responses cannot be written.
 pub async fn record(
     client: &kube::Client,
     mut compact: impl AsyncFnMut() -> Result<()>,

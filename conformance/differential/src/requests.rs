@@ -25,7 +25,8 @@ pub struct ScriptRequest {
     pub method: String,
     /// Path and query, with variables `$NAME`.
     pub path: String,
-    /// The `Content-Type` of the body. If there is a body and no other type, `application/json`.
+    /// The `Content-Type` of the body: that of the request's line, or else `application/json` if there is a
+    /// body. If `None`, the header is not sent.
     pub content_type: Option<String>,
     /// The `Accept` header.
     pub accept: String,
@@ -36,6 +37,9 @@ pub struct ScriptRequest {
     pub capture: Option<(String, String)>,
     /// True to compact the history before the request.
     pub after_compaction: bool,
+    /// True to repeat the request while the response is 403: an admission plugin finds an object of an earlier
+    /// request only once its informer has it.
+    pub retry_forbidden: bool,
     /// Id of the deviation that explains why the responses differ.
     pub deviation: Option<String>,
     /// The body, with variables.
@@ -58,7 +62,7 @@ const JSON: &str = "application/json";
 ///
 /// Words: a patch type (`merge`, `strategic`, `jsonpatch`, `apply`), `yaml` or a media type for the body;
 /// `table`, `partial`, `partials` or `accept=…` for the response; `agent=…`, `as NAME=/pointer`,
-/// `after-compaction`, `~deviation`.
+/// `after-compaction`, `retry-forbidden`, `~deviation`.
 ///
 /// # Errors
 /// If a line is malformed.
@@ -140,6 +144,8 @@ fn parse_request_line(line: usize, text: &str) -> Result<ScriptRequest> {
             request.accept = format!("{JSON};as={shape};v=v1;g=meta.k8s.io");
         } else if word == "after-compaction" {
             request.after_compaction = true;
+        } else if word == "retry-forbidden" {
+            request.retry_forbidden = true;
         } else if word == "as" {
             let (name, pointer) = words
                 .next()
@@ -164,7 +170,7 @@ fn representation(word: &str) -> Option<&'static str> {
     }
 }
 
-/// Replaces variables `$NAME` by their values.
+/// Replaces variables `$NAME` by their values, and variables in these values by theirs.
 #[must_use]
 pub fn substitute(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut substituted = text.to_owned();
@@ -205,7 +211,7 @@ mod tests {
     fn request_lines_and_bodies_are_parsed() {
         let script = parse(
             "# c\nlet A = /a\n\nPATCH $A/b merge as X=/y ~z agent=me/1\n{\n}\n\nGET $A table \
-             after-compaction\n",
+             after-compaction retry-forbidden\n",
         )
         .unwrap();
         let [patch, get] = script.requests.as_slice() else { panic!("{script:?}") };
@@ -216,6 +222,7 @@ mod tests {
         assert_eq!(substitute(&get.path, &script.variables), "/a");
         assert!(get.accept.contains("as=Table"));
         assert!(get.after_compaction && !patch.after_compaction);
+        assert!(get.retry_forbidden && !patch.retry_forbidden);
         for wrong in ["JUMP /a", "GET /a nonsense", "GET /a as x"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

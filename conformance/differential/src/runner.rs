@@ -1,14 +1,22 @@
 //! Sends the requests of a script.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use http_body_util::BodyExt as _;
 use kube::Client;
 use kube::client::Body;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::normalizer::ResponseNormalizer;
 use crate::requests::{RequestScript, substitute};
+
+/// Time within which a request with `retry-forbidden` is repeated.
+const MAX_ADMISSION_LAG: Duration = Duration::from_secs(30);
+/// Delay between two attempts of such a request.
+const ADMISSION_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// A normalized response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,10 +25,11 @@ pub struct ApiResponse {
     pub line: usize,
     /// The HTTP status code.
     pub code: u16,
-    /// The `Warning` headers.
+    /// The `Warning` headers, sorted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The body; frames of a watch are in `events`, plain text in `text`.
+    /// The body. Frames of a watch are in the list `events`; so is an object with a top-level field `type`,
+    /// such as an Event. For an empty body the list is empty. A body that is not JSON is in `text`.
     pub body: Value,
 }
 
@@ -42,17 +51,25 @@ pub async fn run_script(
         }
         let path = substitute(&request.path, &variables);
         let body = substitute(&request.body, &variables);
-        let mut builder = http::Request::builder()
-            .method(request.method.as_str())
-            .uri(&path)
-            .header(http::header::ACCEPT, &request.accept)
-            .header(http::header::USER_AGENT, &request.user_agent);
-        if let Some(media) = &request.content_type {
-            builder = builder.header(http::header::CONTENT_TYPE, media);
-        }
         let context = || format!("line {}: {} {path}", request.line, request.method);
-        let sent = builder.body(Body::from(body.clone().into_bytes())).with_context(context)?;
-        let response = client.send(sent).await.with_context(context)?;
+        let started = Instant::now();
+        let response = loop {
+            let mut builder = http::Request::builder()
+                .method(request.method.as_str())
+                .uri(&path)
+                .header(http::header::ACCEPT, &request.accept)
+                .header(http::header::USER_AGENT, &request.user_agent);
+            if let Some(media) = &request.content_type {
+                builder = builder.header(http::header::CONTENT_TYPE, media);
+            }
+            let sent = builder.body(Body::from(body.clone().into_bytes())).with_context(context)?;
+            let response = client.send(sent).await.with_context(context)?;
+            let is_retried = request.retry_forbidden && response.status() == http::StatusCode::FORBIDDEN;
+            if !is_retried || started.elapsed() >= MAX_ADMISSION_LAG {
+                break response;
+            }
+            sleep(ADMISSION_RETRY_DELAY).await;
+        };
         let (parts, body_of_answer) = response.into_parts();
         let bytes = body_of_answer.collect().await.with_context(context)?.to_bytes();
         let value = decode_body(&bytes);
@@ -83,5 +100,47 @@ fn decode_body(bytes: &[u8]) -> Value {
     match frames {
         Ok(frames) => json!({ "events": frames }),
         Err(_) => json!({ "text": text }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use http_body_util::Full;
+
+    use super::*;
+    use crate::requests::parse;
+
+    /// Returns the status codes of a script, and the requests that were sent, if the first `rejected` requests
+    /// get 403.
+    async fn run_with_rejections(text: &str, rejected: usize) -> (Vec<u16>, usize) {
+        let sent = std::sync::Arc::new(AtomicUsize::new(0));
+        let counter = std::sync::Arc::clone(&sent);
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let code = if counter.fetch_add(1, Ordering::SeqCst) < rejected { 403 } else { 200 };
+            let response = http::Response::builder().status(code).body(Full::from("{}"));
+            async move { Ok::<_, Infallible>(response.unwrap()) }
+        });
+        let client = Client::new(service, "default");
+        let script = parse(text).unwrap();
+        let responses = run_script(&client, &script, &mut async || Ok(())).await.unwrap();
+        (responses.iter().map(|response| response.code).collect(), sent.load(Ordering::SeqCst))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_forbidden_request_is_repeated_only_with_its_word() {
+        assert_eq!(run_with_rejections("GET /a retry-forbidden", 2).await, (vec![200], 3));
+        assert_eq!(run_with_rejections("GET /a", 2).await, (vec![403], 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_stays_forbidden_is_repeated_for_a_limited_time() {
+        let (codes, sent) = run_with_rejections("GET /a retry-forbidden", usize::MAX).await;
+        assert_eq!(codes, [403]);
+        assert!(sent > 100, "{sent}");
     }
 }
