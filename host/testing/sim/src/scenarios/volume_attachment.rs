@@ -1,4 +1,4 @@
-//! The attacher: VolumeAttachments.
+//! The attacher: VolumeAttachments that a user creates and deletes, without the attach-detach controller's.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ fn unpublish_faults(unpublish_faults: Vec<DriverFault>) -> PublishingBehavior {
     PublishingBehavior { unpublish_faults, ..PublishingBehavior::default() }
 }
 
-/// Adds the driver to the CSINode.
+/// Sets the driver with this node ID as the only driver of the CSINode.
 fn register_driver(id: &str) -> UserAction {
     Patch(CSI_NODE, json!({"spec": csi_node("n", id).get("spec")}))
 }
@@ -234,8 +234,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 attach(),
                 Settle,
                 Create(volume_attachment("b", "v", "m")),
-                Until(CallsCompleted(2)),
-                Delete(ATTACHMENT),
+            ]),
+            // During the second call, so that in real time the detach precedes its retry.
+            publishing: publish_faults(vec![
+                DriverFault::Slow(Duration::ZERO),
+                DriverFault::ConcurrentActionThen(
+                    Delete(ATTACHMENT),
+                    Box::new(DriverFault::Refuse(ErrorKind::FailedPrecondition)),
+                ),
             ]),
             attachments: &["b attached directory"],
             published: &["static-v id-m"],
@@ -303,15 +309,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         Scenario {
             name: "node ID changed while the publish result is unknown: \
                   unpublished from the old ID, published to the new",
-            actions: after_setup([
-                attach(),
-                Until(CallsCompleted(1)),
-                unregister_driver(),
-                register_driver("new"),
+            actions: after_setup([attach(), Until(CallsCompleted(1)), register_driver("new")]),
+            // The driver's entry is removed during the first call, so that in real time the retry cannot
+            // precede the new node ID. The second fault shows that a repeated call has the new ID.
+            publishing: publish_faults(vec![
+                DriverFault::ConcurrentActionThen(unregister_driver(), Box::new(DriverFault::LostResponse)),
+                DriverFault::LostResponse,
             ]),
-            // Two faults, so that the replacement of a crashed process does not attach the volume before the
-            // node ID changes.
-            publishing: publish_faults(vec![DriverFault::LostResponse, DriverFault::LostResponse]),
             published: &["static-v new"],
             calls: &[
                 "publish static-v id",
