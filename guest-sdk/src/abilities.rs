@@ -1,8 +1,8 @@
 //! Optional abilities of a [`Backend`](crate::Backend): one trait for each optional interface of the
 //! contract.
 //!
-//! Implement the traits that the storage supports and name them in [`export!`](crate::export). Every exported
-//! interface is announced as a capability of the driver.
+//! Implement the traits that the storage supports and name them in [`export!`](crate::export). The driver
+//! announces the CSI capabilities of the exported interfaces; [`Restoring`] has none in CSI.
 //!
 //! The functions have no default because every result is a statement about the storage. The only exception is
 //! [`Snapshots::get`], whose documentation describes the default.
@@ -74,7 +74,7 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
     }
 }
 
-/// Creation of volumes from snapshots.
+/// Creation of volumes from snapshots. CSI has no capability for it.
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -271,11 +271,11 @@ impl<B: Expansion> bindings::expansion::exports::cofferdam::storage::expansion::
 /// assert_eq!(host.requests().len(), 1);
 /// ```
 pub trait Modification {
-    /// Applies all of the parameters to a volume, or none of them.
+    /// Applies all of the parameters to a volume, or none of them. Succeeds if the volume already has them.
     ///
     /// # Errors
     ///
-    /// Nothing has been changed:
+    /// After these errors nothing has been changed:
     ///
     /// - [`invalid_argument`](crate::StorageError::invalid_argument) if a parameter is unknown or has an
     ///   unsupported value.
@@ -379,12 +379,13 @@ pub trait Snapshots {
 
     /// Returns a snapshot.
     ///
-    /// The default searches all pages of [`list`](Self::list), so it reads every snapshot of the storage.
-    /// Override it if the storage can read a single snapshot.
+    /// The default searches the pages of [`list`](Self::list) until it finds the snapshot, so it may read
+    /// every snapshot of the storage. Override it if the storage can read a single snapshot.
     ///
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the snapshot does not exist.
+    /// - In the default, the errors of [`list`](Self::list).
     fn get(handle: SnapshotHandle) -> Result<Snapshot> {
         let mut after = None;
         loop {

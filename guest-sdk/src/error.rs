@@ -51,7 +51,8 @@ impl StorageError {
         Self::new(ErrorKind::NotFound, Finality::Final, message)
     }
 
-    /// The name exists with other arguments. Final.
+    /// The name exists with other arguments, or the volume is published to the node with other arguments.
+    /// Final.
     pub fn already_exists(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::AlreadyExists, Finality::Final, message)
     }
@@ -71,17 +72,19 @@ impl StorageError {
         Self::new(ErrorKind::ResourceExhausted, Finality::Final, message)
     }
 
-    /// The volume is in a state that forbids the call. Final.
+    /// The state of the object, or the configuration of the driver, forbids the call. Final.
     pub fn failed_precondition(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::FailedPrecondition, Finality::Final, message)
     }
 
-    /// Another call for the same volume is running and may have the same effect. In progress.
+    /// Another call for the same object is running and may have the same effect. In progress. For an invalid
+    /// token of a listing, add [`without_effect`](Self::without_effect).
     pub fn aborted(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Aborted, Finality::InProgress, message)
     }
 
-    /// The size is outside the range that the driver supports. Final.
+    /// The driver offers no size in the requested range, or the size of the volume or the source excludes it.
+    /// Final.
     pub fn out_of_range(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::OutOfRange, Finality::Final, message)
     }
@@ -96,8 +99,9 @@ impl StorageError {
         Self::new(ErrorKind::Internal, Finality::Unknown, message)
     }
 
-    /// The storage is unreachable. The outcome is unknown. Add [`without_effect`](Self::without_effect) if
-    /// the request was never sent.
+    /// The storage cannot be reached or used at present. The outcome is unknown. Add
+    /// [`without_effect`](Self::without_effect) if the storage did nothing, for example because the request
+    /// was never sent.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, Finality::Unknown, message)
     }

@@ -48,8 +48,9 @@
 //! The backend marks other requests that change nothing, such as a search by POST or a login, with
 //! [`Request::read_only`].
 //!
-//! The errors of [`Response::error`] and [`Response::json`] follow the same rule. An error that a backend
-//! returns from the function given to [`Response::ok_or`] keeps its finality.
+//! The errors of [`Response::error`] and [`Response::json`] follow the same rule. [`Response::error`] also
+//! takes a status that means a refusal, such as 404, as proof that the request changed nothing. An error that
+//! a backend returns from the function given to [`Response::ok_or`] keeps its finality.
 
 use std::{fmt, time::Duration};
 
@@ -319,7 +320,7 @@ impl HttpError {
 pub struct Response {
     /// The status code, such as 200.
     pub status: u16,
-    /// The headers in order of arrival, with lower-case names.
+    /// The headers, with lower-case names. Several values of one name are in order of arrival.
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
@@ -456,7 +457,7 @@ impl Response {
         matches!(self.status, 400..=407 | 409..=499 | 501 | 505 | 507)
     }
 
-    /// The response body, truncated, on one line.
+    /// The status and the start of the response body, on one line.
     fn error_message(&self) -> String {
         let text = self.text();
         let excerpt: String =

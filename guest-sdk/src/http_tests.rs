@@ -1,5 +1,5 @@
-//! Tests of HTTP requests on a mock host: the finality of errors, the content of a request, messages from
-//! error responses, and rejected URLs.
+//! Tests of HTTP requests on a mock host: kind and finality of errors, the content of a request, messages
+//! from error responses, rejected URLs, and a request without a mock host.
 
 use super::*;
 use crate::{ErrorKind, Finality, mock::MockHost, secrets};

@@ -9,7 +9,8 @@ use crate::{CapacityRange, Finality, Owner, Result, StorageError};
 pub enum Created<T> {
     /// The item was created.
     New(T),
-    /// An item with this name exists: another call was faster, or an earlier response was lost.
+    /// An item with this name exists: another call or client created it after the lookup, or the lookup did
+    /// not show it yet.
     AlreadyExists,
 }
 

@@ -49,7 +49,7 @@
 //! # Rules for backends
 //!
 //! - Every call runs in a fresh instance, so statics are reset. Keep persistent data in the storage or in
-//!   [`state`].
+//!   [`state`], which needs a file in the operator's configuration to outlive the host's process.
 //! - Every call must be idempotent by name or handle, because an earlier response may have been lost.
 //! - A panic traps, and the caller then only knows that the outcome is unknown. Return a [`StorageError`]
 //!   instead. Its constructors are named for the kind and set the matching finality.

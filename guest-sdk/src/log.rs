@@ -1,5 +1,5 @@
-//! Log lines in the host's log. The host redacts the secrets of the call, limits the bytes per call, and
-//! drops the lines above the limit.
+//! Log lines in the host's log. The host redacts the secrets of the call and limits the bytes per call. It
+//! drops the first line above the limit and all later lines of the call.
 //!
 //! ```
 //! use cofferdam_guest::{log::{self, Level}, mock};

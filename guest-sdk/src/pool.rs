@@ -2,7 +2,8 @@
 //! names.
 //!
 //! Every change is atomic with respect to a crash. An operation that has started runs to its end even if its
-//! call has ended; until then the item that it creates or changes is [`PoolError::Busy`].
+//! call has ended; until then the item that it creates or changes is [`PoolError::Busy`]. The source of a
+//! copy is busy for operations that would change it.
 //!
 //! Failed functions have changed nothing, with one exception. After [`PoolError::Unknown`] the change may
 //! have been made, and the same call again returns the result.
@@ -35,8 +36,8 @@ pub trait Pool {
     /// Nothing was created, except possibly after [`PoolError::Unknown`]:
     ///
     /// - [`PoolError::Exists`] if the name is taken.
-    /// - [`PoolError::InvalidSize`] if the size is 0, is not a multiple of 4096, or exceeds the operator's
-    ///   limit.
+    /// - [`PoolError::InvalidSize`] if the size is 0, is not a multiple of 4096, or exceeds the limit of the
+    ///   operator or of the filesystem.
     /// - [`PoolError::NoSpace`] if the pool has too little space.
     /// - Any other failure of the pool.
     fn create_image(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
@@ -46,8 +47,9 @@ pub trait Pool {
     /// # Errors
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
-    /// - [`PoolError::Busy`] if an earlier call is still using the item.
-    /// - Any other failure of the pool.
+    /// - [`PoolError::Busy`] if another operation, possibly of a call that has ended, is using the item.
+    /// - Any other failure of the pool. After [`PoolError::Unknown`], the item no longer exists, but possibly
+    ///   part of its content still takes space.
     fn remove(&self, name: &str) -> Result<(), PoolError>;
 
     /// Expands an image to at least `size_bytes`. A larger image remains unchanged.
@@ -55,8 +57,8 @@ pub trait Pool {
     /// # Errors
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
-    /// - [`PoolError::WrongKind`] if the item is a directory.
-    /// - [`PoolError::Busy`] if an earlier call is still using the item.
+    /// - [`PoolError::WrongKind`] if the item is not an image.
+    /// - [`PoolError::Busy`] if another operation, possibly of a call that has ended, is using the item.
     /// - [`PoolError::InvalidSize`] and [`PoolError::NoSpace`] as for [`create_image`](Self::create_image).
     /// - Any other failure of the pool.
     fn grow(&self, name: &str, size_bytes: u64) -> Result<(), PoolError>;
@@ -98,14 +100,14 @@ pub trait Pool {
     ///
     /// # Errors
     ///
-    /// The pool is unavailable.
+    /// - [`PoolError::Failed`] if the pool cannot be used.
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, PoolError>;
 
     /// Total and available space.
     ///
     /// # Errors
     ///
-    /// The pool is unavailable.
+    /// - [`PoolError::Failed`] if the pool cannot be used.
     fn usage(&self) -> Result<Space, PoolError>;
 }
 

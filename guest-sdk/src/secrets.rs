@@ -23,7 +23,8 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// The name of the secret in the operator's configuration, or the key in the Secret that a class names.
+    /// The name of the secret in the operator's configuration, or its name among the caller's secrets: for
+    /// example, the key in the Secret that a class names.
     pub fn name(&self) -> &str {
         &self.name
     }

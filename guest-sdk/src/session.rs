@@ -44,8 +44,8 @@ use std::time::Duration;
 pub use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generation, SessionError};
 use crate::{Result, StorageError, host};
 
-/// Returns the value of a key, or locks the key so that this call can create the value. Waits for another
-/// call that holds the lock.
+/// Returns the value of a key, or locks the key so that this call can create the value. While another call
+/// holds the lock, this waits until there is a value or the lock is free.
 ///
 /// # Errors
 ///
@@ -78,7 +78,7 @@ pub fn invalidate(key: &str, generation: Generation) {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     value: Vec<u8>,
-    /// The generation of the stored session; `None` if the host could not store it.
+    /// The generation of the stored session; `None` if the host has no room to store it.
     generation: Option<Generation>,
 }
 
@@ -108,7 +108,7 @@ impl Login {
 }
 
 /// Returns the stored session of a key, or the one that `log_in` creates. If several calls find no session,
-/// one logs in and the others wait. If it fails, the next one logs in.
+/// one logs in and the others wait. If that login fails, the next call logs in.
 ///
 /// A login does not count as a change of the storage, so a later error may still be final. If the host has no
 /// room for another session ([`SessionError::Full`]), the new session is used for this call only.

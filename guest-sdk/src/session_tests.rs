@@ -1,5 +1,5 @@
-//! Tests of sessions on a mock host: reuse and expiry of a login, the lock of a key, a login that cannot be
-//! stored, and renewal of a login that the storage rejects.
+//! Tests of sessions on a mock host: reuse and expiry of a login, the lock of a key, a login that fails or
+//! cannot be stored, renewal of a login that the storage rejects, and [`crate::has_changed`] after a login.
 
 use std::cell::Cell;
 

@@ -64,7 +64,8 @@ impl Sizes {
     }
 
     /// The smallest supported size from `required_bytes` on. Without `required_bytes`, the default size or
-    /// the limit, whichever is smaller, rounded down to a multiple of the step.
+    /// the limit, whichever is smaller, rounded down to a multiple of the step. If the smaller of the two is
+    /// below the minimum, the smallest supported size.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl Sizes {
     ///
     /// # Errors
     ///
-    /// - [`out_of_range`](StorageError::out_of_range) if the limit is below the current size, or the range
-    ///   contains no supported size. Volumes never shrink.
+    /// - [`out_of_range`](StorageError::out_of_range) if the limit is below the current size, or if the
+    ///   volume must be expanded and the range contains no supported size. Volumes never shrink.
     pub fn grow(&self, range: &CapacityRange, now: u64) -> Result<Option<u64>> {
         if range.limit_bytes.is_some_and(|limit| limit < now) {
             return Err(StorageError::out_of_range(format!(

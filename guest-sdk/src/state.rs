@@ -1,4 +1,5 @@
-//! Key-value entries that are kept across calls.
+//! Key-value entries that are kept across calls. They outlive the host's process only if the operator
+//! configures a file for them.
 //!
 //! A backend reads, decides, and commits its changes atomically. Each change names the version it replaces,
 //! or that the key must not exist. A commit fails without an effect if a key that it changes has been changed
@@ -184,9 +185,9 @@ pub fn decide<S: Store, T>(
 }
 
 impl From<StateError> for StorageError {
-    /// Final for changes that the store rejects (a limit, or no space), unless this call [has
-    /// changed](crate::has_changed) something before. An unavailable store leaves the outcome unknown. A
-    /// conflict is in progress, and the same call again returns the result.
+    /// Final for requests that the store rejects because of a limit, a repeated key or no space, unless this
+    /// call [has changed](crate::has_changed) something before. An unavailable store leaves the outcome
+    /// unknown. A conflict is in progress, and the same call again returns the result.
     fn from(error: StateError) -> Self {
         let refused = |message| Self::internal(message).without_effect();
         match error {

@@ -79,8 +79,8 @@ fn memory_publication(request: &PublishRequest, capability: &str) -> MemoryPubli
     }
 }
 
-/// Rejects a capability that the volume was not created for. A multi-node volume may also be used on a single
-/// node. Filesystem and mount options are checked by the node.
+/// Rejects an access type or a multi-node access mode that the volume was not created for. Every single-node
+/// access mode is accepted. Filesystem and mount options are checked by the node.
 fn check_capability(found: &MemoryVolume, request: &PublishRequest, capability: &str) -> Result<()> {
     let mode = request.capability.mode;
     let kind = request.capability.access.as_str();

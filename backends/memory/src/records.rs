@@ -123,8 +123,8 @@ impl VersionedStorageUsage {
         })
     }
 
-    /// The change that stores the new usage. Empty usage removes the entry, so an empty backend leaves no
-    /// state.
+    /// The change that stores the new usage. Empty usage removes the entry, so no entry is left when all
+    /// volumes and snapshots are deleted.
     pub(crate) fn to_change(&self) -> Result<Change> {
         match self.replaces {
             Some(replaced) if self.usage == StorageUsage::default() => Ok(state::remove(USAGE_KEY, replaced)),

@@ -1,4 +1,4 @@
-//! Validation of requests: pure functions.
+//! Validation of requests, and the choice of handles and sizes: pure functions.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ const IOPS: &str = "iops";
 /// Maximum length of a label in bytes, as in Kubernetes.
 const MAX_LABEL: usize = 63;
 /// Parameters that external-provisioner and external-snapshotter add with `--extra-create-metadata`. They are
-/// accepted. Repeated requests for a volume must have the same; otherwise they are not used.
+/// accepted, and must be equal in repeated requests for a volume. Nothing else uses them.
 const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/pvc/name",
     "csi.storage.k8s.io/pvc/namespace",

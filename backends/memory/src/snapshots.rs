@@ -15,7 +15,7 @@ use crate::{
     request::{self, LABEL},
 };
 
-/// Maximum state pages that one page of a filtered listing reads, 1 MiB each.
+/// Maximum state pages that one page of a listing reads, at most 1 MiB each.
 const MAX_SCANS: usize = 16;
 
 /// Creates a snapshot, or returns the existing one.

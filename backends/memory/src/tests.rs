@@ -1,5 +1,6 @@
-//! Tests of the usage sums, and of the choice of a segment and of error kinds. The sums are correct whenever
-//! a call dies, even with concurrent writers. A retry of the call has the same result as an undisturbed call.
+//! Tests of the usage sums, the choice of a segment, error kinds, capability strings and the reported
+//! capacity. The sums are correct whenever a call dies, even with concurrent writers. A retry of the call has
+//! the same result as an undisturbed call.
 
 use std::collections::BTreeMap;
 
@@ -91,7 +92,7 @@ fn create_group(call: &MemoryCall<'_, FakeStore>, name: &str) -> Result<Vec<Stri
     Ok(group.snapshots.into_iter().map(|member| member.handle).collect())
 }
 
-/// All calls that change something.
+/// All kinds of calls that change the store, except those that only count a request for a snapshot or group.
 const OPERATIONS: [(&str, Operation); 13] = [
     ("create", |call| create(call, "new", 20, None)),
     ("clone", |call| create(call, "new", 35, Some(MemorySource::Volume("mem-old".to_owned())))),

@@ -80,7 +80,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
 /// Checks that a volume was created for the capabilities, and has the given attributes and parameters.
 pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateRequest) -> Result<Validation> {
     request::require_id("volume handle", &request.handle)?;
-    // A mode whose feature is disabled gives a negative result here, not an error.
+    // A mode whose feature is disabled is no error here: the result says whether the volume has it.
     let capabilities = request::canonical_capabilities(&request.capabilities, &MemorySettings::default())?;
     let context = values::parse_pairs("the volume's attributes", &request.context)?;
     let parameters = request::parse_parameters(&request.parameters, &[LABEL, CONDITION])?;

@@ -6,9 +6,12 @@
 //!   the right one.
 //! - Delete: set the phase to `deleting`, remove the item, remove the record.
 //!
-//! Every change of a record names the version it replaces. Of two overlapping calls for one name, the slower
-//! one gets a conflict. It removes the item that it created, unless the record names that item and is not
-//! being deleted.
+//! A create that finds a record in phase `creating` continues with the item of that record. A create that
+//! finds a record in phase `deleting` finishes the deletion first.
+//!
+//! Every change of a record names the version it replaces. If another call has changed the record meanwhile,
+//! the change fails with a conflict. If that is the change to `ready`, the create removes the item, unless
+//! the current record names that item and is not being deleted.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +120,7 @@ impl OwnerRecord {
     }
 }
 
-/// A record in a listing, or the error of reading it.
+/// A record in a listing or of a volume's status, or the error of decoding it.
 pub(crate) type ListedRecord = std::result::Result<StoredRecord, StorageError>;
 
 /// The kind of a record.
@@ -164,7 +167,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         format!("{handle}.{:0RANDOM_DIGITS$x}", self.random)
     }
 
-    /// Reads a record. A handle above the maximum length cannot exist and is not looked up.
+    /// Reads a record; `None` if there is none. An empty handle and one above the maximum length cannot exist
+    /// and are not looked up.
     pub(crate) fn read_record(
         &self,
         record_kind: RecordKind,
@@ -177,8 +181,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Reads a record for a listing. An unreadable record becomes an entry with the error, so that it does
-    /// not fail the listing.
+    /// Reads a record for a listing or a volume's status. A record that cannot be decoded becomes an entry
+    /// with the error, so that it does not fail the listing. Errors of the state fail it.
     pub(crate) fn read_for_listing(
         &self,
         record_kind: RecordKind,
@@ -209,8 +213,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// The size of a usable volume or snapshot. An image is larger than its record says if a call died during
-    /// expansion.
+    /// The size of a usable volume or snapshot in bytes. For a directory it is the recorded size. An image is
+    /// larger than its record says if a call died during expansion.
     pub(crate) fn actual_size(&self, record: &StoredRecord) -> Result<u64> {
         match record.kind {
             VolumeKind::Directory => Ok(record.size),
@@ -221,7 +225,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         }
     }
 
-    /// Creates a volume or snapshot that has no record yet.
+    /// Creates a volume or snapshot that has no record yet. Fails if the pool already has an item whose name
+    /// was generated for the handle.
     pub(crate) fn create(
         &self,
         record_kind: RecordKind,
@@ -238,7 +243,7 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
         self.create_item(record_kind, handle, Versioned { value: record, version })
     }
 
-    /// Finds an item without a record. Another process may be creating or deleting both, so the item is
+    /// Finds an item without a record. Another call may be creating or deleting both, so the item is
     /// reported only if it is seen twice without a record.
     fn find_unknown_item(&self, record_kind: RecordKind, handle: &str) -> Result<Option<String>> {
         let Some(first) = self.find_item_without_record(handle)? else { return Ok(None) };
@@ -268,7 +273,8 @@ impl<S: Store, P: Pool> NodeStorage<'_, S, P> {
 
     /// Creates the item of a record unless it exists, and sets the phase to `ready`. Removes the record if
     /// the pool rejects the item. If the item is busy or the outcome is unknown, the record remains for a
-    /// retry.
+    /// retry. If another call has changed the record meanwhile, returns the conflict, see
+    /// [`remove_superseded_item`](Self::remove_superseded_item).
     fn create_item(
         &self,
         record_kind: RecordKind,
@@ -496,7 +502,7 @@ fn create_error(error: PoolError, record: &StoredRecord) -> StorageError {
 
 /// Prefix of page tokens.
 const TOKEN_PREFIX: &str = "after:";
-/// Number of records from which a page is not filled further. Each record costs a lookup of its item.
+/// Number of records from which a page is not filled further. Each listed volume costs a lookup of its item.
 const MAX_LISTED: usize = 1_000;
 
 /// The key after which a page starts.

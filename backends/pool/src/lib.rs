@@ -1,5 +1,5 @@
-//! Node-local storage. Volumes are directories and image files in the `pool` import. Their records are in the
-//! `state` import.
+//! Node-local storage. Volumes are directories and image files in the `pool` import. Snapshots are copies of
+//! them. The records of both are in the `state` import.
 //!
 //! | setting | meaning | default |
 //! |---|---|---|

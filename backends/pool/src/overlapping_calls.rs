@@ -1,4 +1,6 @@
-//! Two concurrent calls for one name, with every interleaving of their steps.
+//! Two concurrent creates or deletes of one volume, with every interleaving of their steps. A step is one
+//! call of the state or the pool. Afterwards a volume in phase `ready` has its item, and repeated calls
+//! succeed.
 
 use std::{
     sync::{Condvar, Mutex},

@@ -1,4 +1,4 @@
-//! Validation of requests: pure functions.
+//! Validation of requests, and the choice of handles and sizes: pure functions.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,7 +8,8 @@ use cofferdam_guest::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Size for requests without a size, as in many CSI drivers.
+/// Size in bytes of a volume without a source whose request has no required size, as in many CSI drivers. A
+/// smaller limit of the request takes its place.
 const DEFAULT_SIZE: u64 = 1 << 30;
 /// Maximum volume size: far above any disk, and small enough that sums fit into a `u64`.
 const MAX_SIZE: u64 = 1 << 50;
@@ -20,8 +21,8 @@ pub(crate) const MAX_NAME: usize = 128;
 pub(crate) const KIND: &str = "kind";
 /// Parameter for the consistency of copies.
 pub(crate) const CONSISTENCY: &str = "consistency";
-/// Parameters that external-provisioner adds with `--extra-create-metadata`. They are accepted. Repeated
-/// requests for a volume must have the same; otherwise they are not used.
+/// Parameters that external-provisioner adds with `--extra-create-metadata`. They are accepted, and must be
+/// equal in repeated requests for a volume. Nothing else uses them.
 const METADATA_KEYS: [&str; 3] =
     ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
 /// Parameters that external-snapshotter adds with `--extra-create-metadata`. They are accepted and not used.
@@ -77,8 +78,9 @@ impl Consistency {
     }
 }
 
-/// Arguments that must be equal in repeated requests for a name. The name, the size range and the source are
-/// compared separately; the topology and the owner are not compared.
+/// Arguments of a volume that must be equal in repeated requests for a name; empty for snapshots. The name
+/// and the source are compared separately, and the volume's size must be in the requested range. The topology
+/// and the owner are not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VolumeArguments {
     /// The class parameters.
@@ -229,8 +231,9 @@ fn canonical_capability(capability: &VolumeCapability) -> String {
     }
 }
 
-/// Checks a name and returns its deterministic handle, a prefix of the item names in the pool. It is readable
-/// if the name fits.
+/// Checks a name and returns its deterministic handle, a prefix of the item names in the pool. The handle
+/// contains the name if that is short enough, has only letters, digits, `-`, `_` and `.`, and does not look
+/// like a digest. Otherwise it contains a digest of the name.
 pub(crate) fn handle_from_name(prefix: &str, name: &str) -> Result<String> {
     if name.is_empty() || name.len() > MAX_NAME || name.chars().any(char::is_control) {
         return Err(StorageError::invalid_argument(format!(

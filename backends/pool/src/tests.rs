@@ -1,4 +1,5 @@
-//! Recovery from crashes at every step, by a retry or by the inverse operation, and validation of requests.
+//! Recovery from crashes at every step, by a retry or by the inverse operation; failed creates, validation of
+//! requests, and listings.
 
 use std::{
     cell::{Cell, RefCell},
@@ -325,7 +326,7 @@ fn create_snapshot(fake: &FakeStorage, name: &str, source: &str) -> Result<Snaps
     snapshots::create(&fake.storage(), request)
 }
 
-/// More calls than any function makes.
+/// More calls of the state and the pool than any tested function makes.
 const MAX_CALLS: u32 = 14;
 
 /// Lets a call die at every step, once before and once after the step takes effect. Returns the number of

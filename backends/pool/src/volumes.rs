@@ -18,7 +18,8 @@ use crate::{
     settings::PoolSettings,
 };
 
-/// Topology key for the node's name. The host sets its value.
+/// Topology key of the volumes; its value is the setting `node`. The role `node` reports the same key with
+/// the name of its node.
 pub(crate) const NODE_KEY: &str = "topology.cofferdam.dev/node";
 /// Minimum image size in bytes.
 const MIN_IMAGE: u64 = 4_096;
@@ -90,7 +91,8 @@ pub(crate) fn delete<S: Store, P: Pool>(storage: &NodeStorage<'_, S, P>, handle:
     }
 }
 
-/// Checks that a volume was created for the capabilities, and has the given parameters.
+/// Checks that a volume was created for the capabilities, and has the given `kind` and `consistency`. Unknown
+/// parameters and all mutable parameters are an error.
 pub(crate) fn validate<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: ValidateRequest,
@@ -115,8 +117,9 @@ pub(crate) fn validate<S: Store, P: Pool>(
     }
 }
 
-/// Compares the requested `kind` and `consistency` with the volume's, and returns a message on the first
-/// difference. Other parameters are not compared.
+/// Compares the requested `kind` with the volume's, and the requested `consistency` with the parameter at
+/// creation, which may be absent. Returns a message on the first difference. Other parameters are not
+/// compared.
 fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String>) -> Option<String> {
     let stored_value = |key: &str| match key {
         KIND => Some(record.kind.as_str()),

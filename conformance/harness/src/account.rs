@@ -32,15 +32,16 @@ pub struct Account {
 
 impl Account {
     /// Creates the namespace [`namespaces::COFFERDAM`] if it does not exist. Applies the output of
-    /// `cofferdam render rbac` for these roles, and creates a token.
+    /// `cofferdam render rbac` for these roles, creates a token, and writes a kubeconfig with it.
     ///
     /// # Errors
-    /// If the program, kubectl or the API fails.
+    /// If `cofferdam`, kubectl or the API fails, or a file cannot be written.
     pub async fn new(run: &SuiteRun, plane: &ControlPlane, roles: &[&str]) -> Result<Self> {
         Self::in_namespace(run, plane, roles, namespaces::COFFERDAM).await
     }
 
-    /// As [`new`](Self::new), with the account and Cofferdam's own objects in `namespace`.
+    /// As [`new`](Self::new), with the account in `namespace`, and its rights for Cofferdam's own objects
+    /// there. The processes need the same namespace in their flag `--namespace`.
     ///
     /// # Errors
     /// As [`new`](Self::new).

@@ -88,8 +88,9 @@ struct AuditStatus {
     code: Option<u16>,
 }
 
-/// The audit policy: log every response to the accounts. The API server logs a response before it sends it,
-/// so that none is missed if the client or the API server is killed.
+/// The audit policy: log every completed response to service accounts of Cofferdam's namespaces. The API
+/// server logs a rejection before it sends it, so that none is missed if the client or the API server is
+/// killed.
 pub(crate) fn policy() -> String {
     let groups = [namespaces::COFFERDAM, namespaces::SCENARIOS]
         .map(|namespace| format!("system:serviceaccounts:{namespace}"));

@@ -21,9 +21,10 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the driver's section in the configuration.
 const CONFIG_SECTION: &str = "driver";
-/// Maximum size of a tmpfs on a node, in bytes. More than any test requests.
+/// Maximum size of one memory volume, a tmpfs on the node, in bytes. More than any test requests. Inline
+/// volumes have the limit [`MAX_INLINE_BYTES`].
 const MAX_TMPFS_BYTES: u64 = 16 << 30;
-/// Maximum memory volumes per node.
+/// Maximum number of memory volumes published to a node at a time.
 const MAX_VOLUMES: u32 = 20;
 /// Total capacity of all memory volumes.
 const CAPACITY: &str = "1Ti";
@@ -151,7 +152,8 @@ impl BackendFixture {
     /// load the driver.
     ///
     /// # Errors
-    /// If they do not become healthy. The error contains the end of their log.
+    /// If that command fails, or the roles do not become healthy. In the second case, the error contains the
+    /// end of their log.
     pub async fn start_node_roles(&self, run: &SuiteRun, node: &str, root: &Path) -> Result<NodeRoles> {
         let file = |name: &str| self.directory.join(name);
         let (inspected, configuration, manifest) =
@@ -219,7 +221,8 @@ impl NodeRoles {
             .await
     }
 
-    /// The text of each file in which the role `node` records a volume that is on the node.
+    /// The text of each record of the role `node`: one file per volume, also while the volume is being staged
+    /// or unstaged.
     ///
     /// # Errors
     /// If they cannot be read.

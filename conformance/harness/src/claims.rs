@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::{retry, wait::until};
 
-/// Maximum concurrent requests.
+/// Maximum concurrent requests of one call of [`Claims::create`], `expand`, `modify` or `delete`.
 const CONCURRENT_REQUESTS: usize = 50;
 /// Delay before each claim above the minimum of a [`ContinuousClaimLoad`].
 const EXTRA_CLAIM_INTERVAL: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub struct ContinuousClaimLoad {
     /// before the first number of [`starting_at`](Self::starting_at).
     minimum: usize,
     is_finished: Cell<bool>,
-    /// Maximum concurrent requests.
+    /// Maximum concurrent creates of this load.
     pub(crate) concurrency: usize,
 }
 
@@ -125,8 +125,8 @@ impl ContinuousClaimLoad {
 /// Claims of one StorageClass in one namespace. They are named `claim-0`, `claim-1` and so on. Methods that
 /// count or compare volumes take all PersistentVolumes of the cluster, not only those of these claims.
 ///
-/// Requests that create, change or delete a claim are repeated for up to 2 minutes while the API server is
-/// overloaded or unreachable. Other requests are not repeated.
+/// Requests that create, change or delete a claim are repeated for up to 2 minutes while they fail with 429
+/// or 5xx, or the API server is unreachable. Other requests are repeated only by the methods that wait.
 #[derive(Clone)]
 pub struct Claims {
     client: Client,

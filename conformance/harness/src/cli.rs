@@ -1,4 +1,5 @@
-//! The command line: runs suites on a real Kubernetes, each in Linux namespaces of its own.
+//! The command line: runs suites on a real Kubernetes, each in Linux namespaces of its own; lists them; and
+//! writes the report of the benchmarks.
 
 use std::{
     fs,
@@ -168,7 +169,7 @@ async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) ->
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Runs a suite to its end and prints its result.
+/// Runs a suite until it ends or its time limit is over, and prints its result. Fails if it is interrupted.
 async fn run_one(
     suite: &Suite,
     base: &Path,

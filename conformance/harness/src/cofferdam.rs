@@ -74,8 +74,9 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// The volumes in the driver's state file: name by handle. Only one process can open the file, so
-    /// `cofferdam run` must not run with the driver. There are none with [`in_memory`](Self::in_memory).
+    /// The volumes in the driver's state file: name by handle. The names are derived from the handles; a
+    /// handle with a digest gives the digest. Only one process can open the file, so `cofferdam run` must not
+    /// run with the driver. There are none with [`in_memory`](Self::in_memory).
     ///
     /// # Errors
     /// If the call fails.

@@ -27,7 +27,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(180);
 /// Flags for practically unlimited client rates.
 const UNLIMITED: [&str; 2] = ["--kube-api-qps=100000", "--kube-api-burst=100000"];
 /// Value of `--controllers`: the controllers that kube-controller-manager runs by default, except those that
-/// Cofferdam's roles replace.
+/// Cofferdam's roles replace. `volumeattributesclass-protection-controller` runs although the role
+/// `protection` replaces it.
 pub const UNREPLACED_CONTROLLERS: &str = "*,-persistentvolume-binder-controller,\
      -persistentvolume-attach-detach-controller,\
      -persistentvolume-protection-controller,-persistentvolumeclaim-protection-controller";
@@ -45,8 +46,8 @@ pub struct ControlPlaneOptions {
     pub controllers: Option<String>,
     /// Start kube-scheduler.
     pub has_scheduler: bool,
-    /// Node monitor grace period of kube-controller-manager, with a monitor period of 1 s. If `None`, the
-    /// defaults. Only the first kube-controller-manager has it; later ones have the defaults.
+    /// Node monitor grace period of kube-controller-manager in whole seconds, with a monitor period of 1 s.
+    /// If `None`, the defaults. Only the first kube-controller-manager has it; later ones have the defaults.
     pub node_monitor_grace: Option<Duration>,
     /// Disable priority and fairness of the API server, and raise its limits of concurrent requests.
     pub is_unlimited: bool,
@@ -75,9 +76,9 @@ pub struct ControlPlane {
     pub etcd: ManagedProcess,
     /// kube-apiserver.
     pub api: ManagedProcess,
-    /// kube-controller-manager, if it runs.
+    /// kube-controller-manager; `None` if it was never started, or a caller took it.
     pub controller_manager: Option<ManagedProcess>,
-    /// kube-scheduler, if it runs.
+    /// kube-scheduler; `None` if it was never started.
     pub scheduler: Option<ManagedProcess>,
     etcd_port: u16,
     client: Client,
@@ -205,15 +206,16 @@ impl ControlPlane {
         &self.client
     }
 
-    /// A kubeconfig for a user.
+    /// Writes a kubeconfig for a user, and returns its path. Users other than the administrator get a new
+    /// client certificate.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If a file cannot be written.
     pub fn kubeconfig(&self, user: ApiUser<'_>) -> Result<PathBuf> {
         self.credentials.kubeconfig(user)
     }
 
-    /// A kubeconfig with a bearer token.
+    /// Writes a kubeconfig with a bearer token, and returns its path.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -244,7 +246,7 @@ impl ControlPlane {
         &self.credentials.authority
     }
 
-    /// Waits until the API server is ready.
+    /// Waits until the API server is ready. From then on, forbidden requests are recorded.
     ///
     /// # Errors
     /// If it does not become ready. The error contains the end of its log.
@@ -306,7 +308,7 @@ impl ControlPlane {
         copy(&run.scratch().join(name), &store).await
     }
 
-    /// Compacts etcd and restarts the API server: watches from earlier versions fail.
+    /// Compacts etcd, kills the API server and starts it again: watches from earlier versions fail.
     ///
     /// # Errors
     /// If etcd rejects the compaction, or the API server does not become ready again.
@@ -511,7 +513,7 @@ pub async fn client(kubeconfig: &Path) -> Result<Client> {
     Ok(connect::client(config)?)
 }
 
-/// Requests a path. Only a successful response is no error; its body is ignored.
+/// Requests a path, and fails unless the response is successful. Ignores its body.
 pub(crate) async fn probe_path(client: &Client, path: &str) -> Result<()> {
     client.request_text(Request::get(path).body(Vec::new())?).await.with_context(|| format!("GET {path}"))?;
     Ok(())

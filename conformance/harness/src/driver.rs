@@ -30,10 +30,11 @@ pub struct CsiDriverProcess {
 }
 
 impl CsiDriverProcess {
-    /// Starts a driver with this name, and waits until it serves.
+    /// Starts a driver with this name, and waits until its admin interface responds. Its CSI socket listens
+    /// earlier.
     ///
     /// # Errors
-    /// If it does not serve in time. The error contains the end of its log.
+    /// If it does not respond in time. The error contains the end of its log.
     pub async fn start(run: &SuiteRun, name: &str, arguments: &[&str]) -> Result<Self> {
         let directory = run.scratch().join("driver").join(name);
         let (socket, admin_socket) = (directory.join("csi.sock"), directory.join("admin.sock"));
@@ -131,7 +132,8 @@ impl CsiDriverProcess {
             .map(|_| ())
     }
 
-    /// Sets the latency of every controller call except ControllerGetCapabilities.
+    /// Sets the latency of every controller call except ControllerGetCapabilities. Injected failures have no
+    /// latency.
     ///
     /// # Errors
     /// If the driver rejects the request.

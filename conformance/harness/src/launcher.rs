@@ -1,4 +1,5 @@
-//! Starts a suite in Linux namespaces of its own, stops it, and checks that it left nothing behind.
+//! Starts a suite in Linux namespaces of its own, stops it, and checks that nothing of it is left after the
+//! clean-up by process 1 of the namespaces.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -21,8 +22,9 @@ use crate::{leftovers, peers::PeerPrograms, print_status, run};
 pub enum SuiteOutcome {
     /// The suite passed.
     Passed,
-    /// The process of the suite exited with an error, panicked or was killed, or process 1 of its namespaces
-    /// failed to set up the mounts or to clean up.
+    /// The process of the suite exited with an error, panicked or was killed. Or `unshare` could not create
+    /// the namespaces. Or process 1 of the namespaces was killed, could not set up the mounts or start the
+    /// suite, or could not clean up.
     Failed,
     /// The suite exceeded its time limit.
     TimedOut,
@@ -61,7 +63,7 @@ pub fn check_requirements(directory: &Path) -> Result<()> {
 /// `cleanup` removes the loop devices and cgroups of other runs.
 ///
 /// # Errors
-/// If another harness has locked it.
+/// If another harness has locked it, or the lock file cannot be created or locked.
 pub fn lock(directory: &Path) -> Result<File> {
     fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let path = directory.join("lock");
@@ -77,11 +79,11 @@ pub fn lock(directory: &Path) -> Result<File> {
     }
 }
 
-/// Runs one suite in namespaces of its own, for at most `limit`. `lane` is the number of the lane that runs
-/// it: suites of different lanes may run at the same time.
+/// Runs one suite in namespaces of its own, with logs in `directory`. After `limit` the suite is terminated.
+/// `lane` is the number of the lane that runs it: suites of different lanes may run at the same time.
 ///
 /// # Errors
-/// If the suite cannot be started, or leaves something behind.
+/// If `unshare` cannot be started, or something is left after the clean-up by process 1 of the namespaces.
 pub async fn run(
     suite: &str,
     directory: &Path,

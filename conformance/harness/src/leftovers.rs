@@ -11,8 +11,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Prefix of run names. Short, because the paths of unix sockets start with the run's name and are limited
-/// to 107 bytes.
+/// Prefix of run names. Short, because the paths of unix sockets contain the run's name and are limited to
+/// 107 bytes.
 const RUN_PREFIX: &str = "cofferdam-";
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 

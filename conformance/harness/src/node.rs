@@ -167,7 +167,7 @@ impl KubeletNode {
     /// run.
     ///
     /// # Errors
-    /// If something is left after `limit`.
+    /// If a mount or container is left after `limit`, or a pod network after another `limit`.
     pub async fn wait_idle(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         self.wait_without_pods(run, limit).await?;
         until("no network of a pod is left", limit, async || {
@@ -183,7 +183,7 @@ impl KubeletNode {
     /// not name their node.
     ///
     /// # Errors
-    /// As [`wait_idle`](Self::wait_idle).
+    /// If a mount or container is left after `limit`.
     pub async fn wait_without_pods(&self, run: &SuiteRun, limit: Duration) -> Result<()> {
         until("nothing of a pod is left on the node", limit, async || {
             let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -246,7 +246,8 @@ impl KubeletNode {
         self.unmount(&networks).await
     }
 
-    /// Restarts the node after [`lose_power`](Self::lose_power), and waits until it is Ready.
+    /// Restarts the node after [`lose_power`](Self::lose_power), and waits until it is Ready. Does not mount
+    /// the disk of [`start_on_disk`](Self::start_on_disk) again.
     ///
     /// # Errors
     /// If it does not become Ready. The error contains the end of the log of kubelet or containerd.

@@ -160,7 +160,8 @@ impl ManagedProcess {
         }
     }
 
-    /// Fails if the program has exited by itself since its last start. Succeeds if it was stopped or killed.
+    /// Fails if the program has exited by itself since its last start and no method has reported that yet.
+    /// Succeeds if it was stopped or killed.
     ///
     /// # Errors
     /// If it has exited. The error contains its status and the end of its log.
@@ -176,10 +177,11 @@ impl ManagedProcess {
     }
 
     /// Stops the program and its process group with SIGTERM, and with SIGKILL if the program does not exit in
-    /// time. Does nothing if it was stopped or killed before.
+    /// time. Ignores its exit status. Does nothing if it was stopped or killed before, or its exit was
+    /// reported.
     ///
     /// # Errors
-    /// If it had exited by itself, or had to be killed.
+    /// If it had exited by itself without a report of that, or had to be killed.
     pub async fn stop(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -197,10 +199,11 @@ impl ManagedProcess {
         }
     }
 
-    /// Kills the program and its process group with SIGKILL, and waits until it has exited.
+    /// Kills the program and its process group with SIGKILL, and waits until the program has exited. Does
+    /// nothing if it was stopped or killed before, or its exit was reported.
     ///
     /// # Errors
-    /// If it had exited by itself.
+    /// If it had exited by itself without a report of that.
     pub async fn kill(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -209,7 +212,7 @@ impl ManagedProcess {
         Ok(())
     }
 
-    /// Pauses the program: its connections stay open without responses.
+    /// Pauses the program and its process group: its connections stay open without responses.
     ///
     /// # Errors
     /// If it does not run.
@@ -217,7 +220,7 @@ impl ManagedProcess {
         self.signal(Signal::STOP)
     }
 
-    /// Continues a paused program.
+    /// Continues a paused program and its process group.
     ///
     /// # Errors
     /// If it does not run.

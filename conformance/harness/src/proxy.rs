@@ -64,7 +64,7 @@ struct ProxyState {
     /// `ErrorAfterWrite`. Errors of the API server that it forwarded do not count.
     failed_responses: AtomicUsize,
     disconnect: watch::Sender<()>,
-    /// Number of connections that the proxy has closed.
+    /// Number of connections that [`Proxy::close_connections`] has closed since the start.
     closed_connections: AtomicUsize,
 }
 

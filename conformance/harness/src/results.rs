@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::run;
 
-/// The lines of a document before and after the results.
+/// The line of a document before the results; [`RESULTS_END`] is the line after them.
 const RESULTS_BEGIN: &str = "<!-- results -->";
 const RESULTS_END: &str = "<!-- end of results -->";
 /// Maximum length of a suite's notes in the table, in bytes. Longer notes are a list below it.

@@ -38,7 +38,8 @@ pub(crate) fn notes_file(directory: &Path) -> PathBuf {
     directory.join("notes.txt")
 }
 
-/// File of the reason why a suite failed.
+/// File of the reason why a suite failed. Missing if the suite did not return an error, for example because
+/// it panicked.
 pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }
@@ -71,6 +72,7 @@ impl SuiteRun {
     }
 
     /// The same run with subdirectories for logs and files, for a suite that starts a program more than once.
+    /// It shares the ports. Its notes are printed, but are not part of the results.
     ///
     /// # Errors
     /// If the directories cannot be created.
@@ -82,7 +84,7 @@ impl SuiteRun {
         Ok(Self { directory, scratch, peers, program, ports: (self.ports.0, Arc::clone(&self.ports.1)) })
     }
 
-    /// The directory of logs and kubeconfigs. It is kept after the run.
+    /// The directory of logs, notes and the administrator's kubeconfig. It is kept after the run.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -94,13 +96,14 @@ impl SuiteRun {
         &self.scratch
     }
 
-    /// The log file of a program.
+    /// The log file of a program, or the API server's `audit` log.
     #[must_use]
     pub fn log(&self, name: &str) -> PathBuf {
         self.directory.join("logs").join(format!("{name}.log"))
     }
 
-    /// Prints a measurement or observation and adds it to the results.
+    /// Prints a measurement or observation and adds it to the results, except on a
+    /// [`subdirectory`](Self::subdirectory).
     ///
     /// # Errors
     /// If it cannot be written.

@@ -20,7 +20,8 @@ use crate::{
 /// Separator of capability strings. No capability string contains it.
 const CAPABILITY_SEPARATOR: &str = "\n";
 
-/// The sizes that the array supports.
+/// The sizes of the volumes that the driver creates: 1 MiB to 16 TiB in steps of 1 MiB, by default 1 GiB. The
+/// array itself supports any number of bytes up to 16 TiB.
 const SIZES: Sizes = Sizes::between(1 << 20, 1 << 44).in_steps_of(1 << 20).by_default(1 << 30);
 
 /// Creates a volume, or returns the existing one. The array rejects a second volume of the same name, so

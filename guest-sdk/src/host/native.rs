@@ -1,6 +1,6 @@
 //! The imports of a native build, served by the mock host installed on this thread. Without one there are no
-//! settings, secrets and sessions, and the imports `state`, `http` and `pool` return an error that names the
-//! missing host.
+//! settings, secrets and sessions, log lines are dropped, the clock does not advance, random bytes repeat,
+//! and the imports `state`, `http` and `pool` return an error that names the missing host.
 
 use crate::{
     bindings::cofferdam::storage::{

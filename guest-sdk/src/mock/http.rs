@@ -15,7 +15,7 @@ pub struct ReceivedRequest {
     pub headers: Vec<(String, String)>,
     /// The body, empty if there is none.
     pub body: Vec<u8>,
-    /// The timeout set by the backend.
+    /// The timeout set by the backend; `None` if it set none.
     pub timeout: Option<Duration>,
     /// The names of the secrets in the request.
     pub secrets: Vec<String>,

@@ -22,13 +22,18 @@
 //! assert_eq!(host.requests()[0].secrets, ["password"]);
 //! ```
 //!
-//! A host belongs to a thread, like a test. Without a host there are no settings, secrets and sessions, the
-//! clock does not advance, random bytes repeat, and the imports `state`, `http` and `pool` return an error
-//! that names the missing host.
+//! A host belongs to a thread, like a test. Without a host there are no settings, secrets and sessions, log
+//! lines are dropped, the clock does not advance, random bytes repeat, and the imports `state`, `http` and
+//! `pool` return an error that names the missing host.
 //!
 //! The mock follows the rules of the real host: versions and conflicts, sizes, changes per commit, pages,
-//! lifetimes of sessions. It differs in these: all sets of secrets share the sessions, a full session store
-//! drops nothing, and the operator's limits apply only where the test sets them.
+//! lifetimes of sessions. It differs in these:
+//!
+//! - All sets of secrets share the sessions, a full session store drops nothing, and no call waits for a
+//!   lock.
+//! - URLs, headers and sizes of requests are not checked.
+//! - Random bytes are predictable, and their number is not limited.
+//! - The operator's limits apply only where the test sets them.
 //!
 //! Rare events happen on request: [`MockHost::fail_after`], [`MockHost::before_each_commit`], errors of a
 //! mock server, [`MockHost::clear_sessions`], [`MockHost::set_pool_busy`], [`MockHost::set_pool_copying`].
@@ -176,7 +181,8 @@ impl MockHost {
         self
     }
 
-    /// Sets the start of the clock, in milliseconds since 1970-01-01T00:00:00Z.
+    /// Sets the start of the clock, in milliseconds since 1970-01-01T00:00:00Z. The default is
+    /// 2026-01-01T12:00:00Z.
     #[must_use]
     pub fn start_time(self, ms: u64) -> Self {
         self.0.start_ms.set(Some(ms));
@@ -191,14 +197,15 @@ impl MockHost {
     }
 
     /// Limits the size of the state in bytes: keys, values and 160 bytes per entry, as the host counts them.
+    /// The default is no limit. [`write_state`](Self::write_state) ignores it.
     #[must_use]
     pub fn max_state_bytes(self, bytes: usize) -> Self {
         self.0.blobs.borrow_mut().set_limit(bytes);
         self
     }
 
-    /// Limits the number of stored sessions. At the limit, a new key fails with
-    /// [`SessionError::Full`].
+    /// Limits the number of stored sessions. At the limit, a new key fails with [`SessionError::Full`]. The
+    /// default is no limit.
     #[must_use]
     pub fn max_sessions(self, keys: usize) -> Self {
         self.0.sessions.borrow_mut().set_limit(keys);

@@ -79,7 +79,8 @@ impl ClientEnvironment {
         }
     }
 
-    /// Selects the first of: the flag, `KUBECONFIG`, the pod's service account, the user's kubeconfig.
+    /// Selects the first of: `flag`, which is the setting `kubeconfig`; `KUBECONFIG`; the pod's service
+    /// account; `~/.kube/config` if that exists.
     fn choose_source(&self, flag: Option<&Path>) -> Result<ClientConfigSource, ClientError> {
         if let Some(path) = flag {
             return Ok(ClientConfigSource::File(path.to_owned()));

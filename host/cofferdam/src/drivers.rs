@@ -84,8 +84,8 @@ impl DriverLoader {
         })
     }
 
-    /// Loads the drivers of the configuration one after the other, so that an error is that of the first
-    /// name.
+    /// Loads the drivers of the configuration one after the other, sorted by name, so that the error is
+    /// always that of the same driver.
     ///
     /// # Errors
     /// [`CommandError::Backend`], [`CommandError::Csi`] or [`CommandError::Secret`], with the section's name.

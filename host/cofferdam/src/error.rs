@@ -72,13 +72,14 @@ pub(crate) enum CommandError {
     /// An error of one command or role.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
-    /// An invalid command line.
+    /// An invalid command line, or input that a `backend` command cannot use, such as a directory that is not
+    /// empty. Also a program that was built without the SDK's versions.
     #[error(transparent)]
     Usage(Box<dyn Error + Send + Sync>),
 }
 
 impl CommandError {
-    /// The exit code: 2 for an invalid command line, as for an unknown flag, and for a component of `backend
+    /// The exit code: 2 for [`Self::Usage`], as for an unknown flag, and for a component of `backend
     /// inspect`, `call` or `test` that cannot be loaded; otherwise 1.
     pub(crate) const fn exit_code(&self) -> u8 {
         if matches!(self, Self::Usage(_) | Self::Component { .. }) { 2 } else { 1 }

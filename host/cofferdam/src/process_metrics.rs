@@ -1,4 +1,4 @@
-//! Metrics of the process, with the names of Prometheus' client libraries.
+//! Metrics of the process, with the names of Prometheus' client libraries, and the version of the program.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -36,10 +36,10 @@ impl Signals {
 /// The end of a process that reported no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessOutcome {
-    /// All work finished.
+    /// All work finished, or a signal ended it in order.
     Drained,
     /// All work finished, and the result is negative; the output has the reason.
     Failed,
-    /// A second signal ended the process before the work had finished.
+    /// A second signal ended the process before the work, or the output of `dev`, had finished.
     Forced,
 }

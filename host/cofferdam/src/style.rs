@@ -9,7 +9,7 @@ pub(crate) enum Colour {
     Dim,
     /// For titles and for actions of a user.
     Bold,
-    /// For completed work.
+    /// For completed work and healthy states.
     Green,
     /// For waiting work and for notices.
     Yellow,

@@ -104,8 +104,8 @@ impl SupervisedProcess {
     /// `external_failure` completes. If the roles end by themselves, there is no drain.
     ///
     /// # Errors
-    /// The error of the roles, [`CommandError::RolesStopped`] if they end without an error or panic,
-    /// `external_failure`, or [`CommandError::DrainTimeout`].
+    /// The error of the roles, [`CommandError::RolesStopped`] if they panic or end by themselves without an
+    /// error, `external_failure`, or [`CommandError::DrainTimeout`].
     pub(crate) async fn run_until_signal(
         mut self,
         signals: &mut Signals,
@@ -143,7 +143,7 @@ impl SupervisedProcess {
     }
 
     /// Starts no new work, waits until the roles have finished in-flight calls and flushed journals and
-    /// events, and stops the telemetry server.
+    /// events, or until the timeout, and stops the telemetry server.
     ///
     /// # Errors
     /// [`CommandError::DrainTimeout`], the error of the roles, or [`CommandError::RolesStopped`] if they

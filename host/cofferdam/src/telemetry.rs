@@ -42,7 +42,8 @@ pub(crate) struct ListenError {
 #[error("{0}")]
 pub(crate) struct Unhealthy(pub(crate) String);
 
-/// Checks the health of the process.
+/// Checks the health that `/healthz` reports: with the role `registrar`, that of the registrar; with the role
+/// `liveness`, that of the driver.
 pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhealthy>> + Send + Sync>;
 
 /// State that the endpoints report.
@@ -53,7 +54,7 @@ pub(crate) struct TelemetryState {
     /// Readiness: the caches are synced and the controllers run. Always true in a process without
     /// controllers.
     pub(crate) ready: watch::Receiver<bool>,
-    /// The check of `GET /healthz`; without one `/healthz` always returns 200.
+    /// The check of `GET /healthz`. Without one it returns 200. `HEAD /healthz` returns 200 without a check.
     pub(crate) health: Option<HealthCheck>,
     /// Cancelled when the process starts to drain.
     pub(crate) stopping: CancellationToken,

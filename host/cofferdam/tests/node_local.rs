@@ -71,7 +71,7 @@ fn write_node_config(home: &Path, name: &str) -> PathBuf {
     file
 }
 
-/// Waits until an object of the kind matches.
+/// Waits until an object of the kind matches, and returns it. For a deleted object, `matches` gets `None`.
 async fn wait_for_object<K>(api: &Api<K>, matches: impl Fn(Option<&Value>) -> bool) -> Value
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,

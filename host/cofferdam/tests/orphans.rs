@@ -133,7 +133,8 @@ impl OrphansFixture {
         self.backend.create_volume(call, request).await.unwrap().handle
     }
 
-    /// Starts the controllers with the driver in this process, and waits for their first orphan report.
+    /// Starts the controllers with the driver in this process, and waits until the driver's ConfigMap has a
+    /// report. After a restart of the controllers, that may be the report of the earlier ones.
     async fn start_owner(&self) -> (CancellationToken, JoinHandle<Result<(), ControllerManagerError>>) {
         let settings = Settings {
             roles: Role::ALL.into(),

@@ -1,7 +1,7 @@
 //! Messages between the controllers of one process. The manager creates new channels with each cache.
 //!
 //! A message can have any type; see [`crate::messages`]. Sending a message calls each receiver, so that a
-//! receiver's queue has the key before the sender continues.
+//! receiver has, for example, enqueued a key before the sender continues.
 
 use std::{
     any::{Any, TypeId},

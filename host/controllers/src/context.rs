@@ -38,7 +38,7 @@ pub(crate) struct ProcessContext {
     /// Messages between the controllers of this process.
     pub(crate) channels: Arc<Channels>,
     pub(crate) restore_check: RestoreCheck,
-    /// Metrics of work queues.
+    /// Metrics that all controllers share. A controller uses those of work queues.
     pub(crate) queue_metrics: Metrics,
 }
 

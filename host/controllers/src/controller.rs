@@ -32,10 +32,11 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     fn new(context: Self::Context) -> Arc<Self>;
 
     /// Subscribes to changes of the cache and to messages. The manager calls it before the watches start, so
-    /// that the first list enqueues every object.
+    /// that the controller is notified of every object in the first list.
     fn subscribe(self: &Arc<Self>);
 
-    /// Processes the queues until `stop`. The manager calls it after the required kinds are synced.
+    /// Processes the queues, and performs periodic work, until `stop`. The manager calls it after the
+    /// required kinds are synced and the journals are loaded.
     fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
 }
 
@@ -137,7 +138,7 @@ impl<C: DeclaredController> ControllerFactory for RegisteredController<C> {
 
 /// [`Controller::run`] as an object-safe trait.
 pub(crate) trait RunController: Send + Sync {
-    /// Processes the queues until `stop`.
+    /// As [`Controller::run`].
     fn run(self: Arc<Self>, stop: CancellationToken) -> BoxFuture<'static, ()>;
 }
 

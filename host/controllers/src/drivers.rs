@@ -14,7 +14,8 @@ pub(crate) type Backends = HashMap<DriverName, Arc<dyn Backend>>;
 pub(crate) struct ManagedDriver {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) journal: Journal,
-    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of provisioned volumes.
+    /// `spec.csi.volumeAttributes["storage.kubernetes.io/csiProvisionerIdentity"]` of provisioned volumes,
+    /// unless the driver returns this attribute itself.
     pub(crate) identity: String,
     /// `source.component` of the events of the provisioner and of the scan for orphaned volumes.
     pub(crate) component: Box<str>,

@@ -14,7 +14,9 @@ pub enum ControllerManagerError {
     /// A role that needs a driver, in a process without one.
     #[error("role {0} needs at least one backend: name one with --backend")]
     NoBackend(Role),
-    /// `--volume-name-prefix` is empty, too long, or cannot start the name of a PersistentVolume.
+    /// `--volume-name-prefix` is empty, longer than 63 bytes, starts with a dash, or contains a character
+    /// other than a lower-case letter, a digit or a dash. It is also checked in a process without the
+    /// provisioner.
     #[error(
         "volume name prefix {0:?} cannot start a volume's name: expected lower-case letters, digits and \
          dashes, at most 63"

@@ -3,10 +3,12 @@
 //!
 //! A rule returns the *next* effect. After the effect the rule decides again, from the cache as it is then.
 //! So a process that was killed after any effect, or that raced with another writer, continues from the state
-//! in the cluster; there is no other recovery. One sequence does not return to its rule in between: after
-//! CreateVolume, the provisioner creates the PersistentVolume, or deletes the volume, from the response.
+//! in the cluster; there is no other recovery. Some effects depend on the response of a driver call and
+//! follow the call before the rule decides again: after CreateVolume, the provisioner creates the
+//! PersistentVolume or deletes the volume; after ControllerPublishVolume, the attacher writes the status of
+//! the VolumeAttachment; after a failed call, a controller records the failure.
 //!
-//! A PersistentVolumeClaim becomes Bound in these steps:
+//! A PersistentVolumeClaim for which a volume is provisioned becomes Bound in these steps:
 //!
 //! 1. [`pv_controller`] finds no matching PersistentVolume. If the driver is node-local, or its provisioner
 //!    runs in another process, it writes the annotation `storage-provisioner`; otherwise it sends

@@ -45,7 +45,7 @@ pub struct Dependencies {
     pub backends: Vec<Arc<dyn Backend>>,
     /// The wall clock.
     pub clock: Clock,
-    /// Receives every reconcile step.
+    /// Receives the steps that the controllers record.
     pub observer: Arc<dyn StepObserver>,
 }
 

@@ -4,7 +4,7 @@ use cofferdam_domain::{ResourceVersion, Uid, VolumeName};
 use tokio::time::Instant;
 
 /// The PersistentVolume controller has found that a claim needs a new volume: no existing one matches. The
-/// provisioner enqueues the claim.
+/// provisioner enqueues the claim, unless the claim waits for the end of a delay, such as a back-off.
 #[derive(Clone, Debug)]
 pub(crate) struct ClaimNeedsVolume {
     /// The claim's uid.

@@ -48,10 +48,11 @@ impl NodeDeployment {
 /// Missing topology information of this node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentsError {
-    /// Neither the driver nor the CSINode has topology keys.
+    /// The driver declares no topology keys, and the CSINode has none for it, is missing from the cache, or
+    /// cannot be decoded.
     #[error("no topology key found on CSINode {0}")]
     NoKeys(NodeName),
-    /// The Node lacks the label of a topology key, or is missing from the cache.
+    /// The Node lacks the label of a topology key, is missing from the cache, or cannot be decoded.
     #[error("node {node} has no label {key}")]
     NoLabel {
         /// The node.
@@ -84,7 +85,8 @@ impl LocalNode {
         self.drivers.values().any(Vec::is_empty)
     }
 
-    /// Returns true if topology values have to be read from the Node's labels.
+    /// Returns true if topology values may have to be read from the Node's labels: a driver declares another
+    /// key than `topology.cofferdam.dev/node`, or its keys are read from the CSINode.
     pub fn needs_labels(&self) -> bool {
         let is_by_name =
             |keys: &Vec<String>| !keys.is_empty() && keys.iter().all(|key| *key == names::NODE_TOPOLOGY_KEY);
@@ -113,8 +115,9 @@ impl LocalNode {
         keys.into_iter().map(value).collect()
     }
 
-    /// Returns true if the volume is accessible from this node only. This process then manages the volume's
-    /// finalizer and deletes the volume. A volume with a wider or no node affinity is managed by no process:
+    /// Returns true if the volume is accessible only from nodes with the segments of this node. This process
+    /// then manages the volume's finalizer and deletes the volume, if the driver is node-local. A node-local
+    /// driver's volume with a wider node affinity or none is managed by no process:
     /// on a node that does not have the volume, the driver would report it as deleted.
     pub fn has_volume(&self, volume: &Volume, cache: &Cache) -> bool {
         let Some(csi) = &volume.csi else { return false };

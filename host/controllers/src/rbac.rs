@@ -56,7 +56,7 @@ impl PolicyRule {
     }
 }
 
-/// A rule in a controller's declaration.
+/// A rule in a controller's declaration, or one of every process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     scope: RuleScope,
@@ -104,8 +104,8 @@ pub(crate) const WATCH_NODES: &[Rule] = &[Rule::cluster(CORE, "nodes", WATCH)];
 /// The rule of a process that reads topology keys from CSINodes.
 pub(crate) const WATCH_CSI_NODES: &[Rule] = &[Rule::cluster(STORAGE, "csinodes", WATCH)];
 
-/// Rules of every process: the watches of [`crate::watches::common`], the cluster's identity, events, and the
-/// restore marker.
+/// Rules of every process: the watches of [`crate::watches::common`], reads of single claims and
+/// PersistentVolumes, the cluster's identity, events, and the creation of the restore marker.
 const EVERY_PROCESS: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", READ),
     Rule::cluster(CORE, "persistentvolumes", READ),

@@ -1,4 +1,5 @@
-//! Common parts of reconciles: limits, subscriptions, and the result of a failed write.
+//! Common parts of reconciles: limits, subscriptions, periodic calls, and the result of a failed request to
+//! the API server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -44,8 +45,9 @@ pub(crate) async fn run_periodically(period: Duration, stop: CancellationToken, 
     }
 }
 
-/// The result of a reconcile after a failed write. Conflict, NotFound and AlreadyExists refresh the object
-/// and requeue. Every other error, or a failed refresh, backs off.
+/// The result of a reconcile after a failed write, or a failed live read that precedes one. After Conflict,
+/// NotFound and AlreadyExists, reads the object `key` live and requeues. Backs off after every other error,
+/// and if this read fails.
 pub(crate) async fn action_for_write_error<K: CachedKind>(
     writer: &Writer,
     key: &K::Key,

@@ -47,7 +47,7 @@ impl RestoreHandler<'_> {
     /// Waits for a restore until `flushing` is cancelled. After a restore, cancels `working` and writes the
     /// marker. This runs in parallel with the shutdown of the controllers, since other processes delete
     /// volumes too, and since a restore may be detected during the shutdown. Returns true if a restore was
-    /// detected.
+    /// detected before `flushing` was cancelled.
     pub(crate) async fn run(&self, working: &CancellationToken, flushing: &CancellationToken) -> bool {
         let restored = tokio::select! {
             biased;

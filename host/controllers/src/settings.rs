@@ -1,4 +1,4 @@
-//! Settings of a process. Each controller declares its own in its folder.
+//! Settings of a process. A controller that has its own settings declares them in its folder.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,8 +26,8 @@ pub struct Settings {
     pub roles: BTreeSet<Role>,
     /// Namespace of the journal, of orphan reports and of the restore marker (`--namespace`).
     pub namespace: String,
-    /// Name of the process in the events of the provisioner and in the provisioner identity of volumes: host
-    /// name or pod name.
+    /// Name of the process in the events of the provisioner and of the scan for orphaned volumes, and in the
+    /// provisioner identity of volumes: host name or pod name. The time of the next scan depends on it, too.
     pub identity: String,
     /// Deadline and back-off of calls.
     pub calls: CallSettings,
@@ -52,8 +52,9 @@ pub struct CallSettings {
     /// First delay of the back-off after a failure, in controllers that call drivers
     /// (`--retry-interval-start`).
     pub retry_interval_start: Duration,
-    /// Longest delay of the back-off after a failure, in every controller, and the delay before a request
-    /// that the driver rejected as invalid is repeated (`--retry-interval-max`).
+    /// Longest delay of the back-off after a failure, in every controller (`--retry-interval-max`). Also the
+    /// delay after a failure that probably lasts until an object is changed, such as a request that the
+    /// driver rejected as invalid.
     pub retry_interval_max: Duration,
 }
 
@@ -100,8 +101,8 @@ impl CallSettings {
         Action::BackoffFor(suggested.max(backoff).min(self.retry_interval_max))
     }
 
-    /// The back-off after a failure in a controller that calls no driver: from 50 ms to client-go's maximum,
-    /// capped at `retry_interval_max`.
+    /// The back-off after a failure in pv-controller and protection, which call no driver: from 50 ms to
+    /// client-go's maximum, capped at `retry_interval_max`. attach-detach has a back-off of its own.
     pub(crate) fn api_backoff(&self) -> ExponentialBackoff {
         ExponentialBackoff { initial: API_BACKOFF_INITIAL, max: API_BACKOFF_MAX }
             .capped_at(self.retry_interval_max)
@@ -109,7 +110,7 @@ impl CallSettings {
 }
 
 impl Default for Settings {
-    /// A process without roles, in the namespace `default`, with the defaults of the sidecars' flags.
+    /// A process without roles, in the namespace `default`, with the default settings of each controller.
     fn default() -> Self {
         Self {
             roles: BTreeSet::new(),
@@ -126,8 +127,8 @@ impl Default for Settings {
 }
 
 impl Default for CallSettings {
-    /// The defaults of the sidecars' flags. The deadline is an exception: the sidecars' 10 s is shorter than
-    /// many arrays need, and a call that exceeds it is only repeated.
+    /// The defaults of the sidecars' flags. The deadline is an exception: the sidecars' 10 s or 15 s are
+    /// shorter than many arrays need, and a call that exceeds the deadline is only repeated.
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(60),

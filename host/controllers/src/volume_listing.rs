@@ -6,10 +6,11 @@ use cofferdam_backend::{Backend, Call};
 use cofferdam_domain::storage::{PageRequest, StorageError, VolumeStatus};
 use tokio::time::Instant;
 
-/// Default number of volumes per page. At 1 KiB each, a page is far below the size limit of a response.
+/// Default maximum number of volumes per page. At 1 KiB each, a page is far below the size limit of a
+/// response.
 const PAGE: u32 = 500;
-/// Maximum pages of one listing: one million volumes. It ends a listing whose driver always returns a next
-/// token.
+/// Maximum pages of one listing: one million volumes with [`PAGE`] volumes each. It ends a listing whose
+/// driver always returns a next token.
 const MAX_PAGES: usize = 2_000;
 /// Maximum duration of one listing, over all its pages: half of the default interval of the orphan scan.
 const MAX_LISTING_TIME: Duration = Duration::from_secs(1_800);

@@ -1,9 +1,10 @@
 //! Locks that serialize operations on a volume.
 //!
 //! Each controller has its own locks: the attacher calls a driver for one VolumeAttachment of a volume at a
-//! time, the resizer does not expand and modify the volume of a claim at the same time, and in the
-//! PersistentVolume controller one claim at a time reserves a free volume. An owner that does not get a lock
-//! occupies no worker: it is registered as a waiter and woken when the lock is released.
+//! time, the resizer does not expand and modify the volume of a claim at the same time, and the
+//! PersistentVolume controller writes the claimRef of a volume for one claim at a time. An owner that does
+//! not get a lock occupies no worker: it is registered as a waiter, and a release of the lock wakes it (see
+//! [`WakePolicy`]).
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},

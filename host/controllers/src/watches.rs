@@ -20,8 +20,9 @@ pub struct WatchSpec {
     kind: WatchedKind,
     /// The objects of the kind that are watched.
     pub scope: Scope,
-    /// Readiness, and with it all work of the process, waits for the first list. A kind that the API server
-    /// does not serve, such as VolumeAttributesClass on Kubernetes 1.33, counts as synced and empty.
+    /// True if readiness, and with it all work of the process, waits for the first list. A kind with
+    /// `Kind::OPTIONAL` that the API server does not serve counts as synced and empty, such as
+    /// VolumeAttributesClass on Kubernetes 1.33.
     pub required: bool,
 }
 

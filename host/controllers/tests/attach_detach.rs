@@ -2,9 +2,11 @@
 //! entries of unmanaged volumes in `volumesAttached`, and metrics.
 //!
 //! The property test makes random changes of pods, nodes and drivers, with faults of driver calls and API
-//! writes, and with or without a crash at a random effect. The simulation checks the invariants when a
-//! VolumeAttachment is created or deleted: a single-node volume is never attached to two nodes, a volume in
-//! `volumesAttached` is never detached, and a volume in `volumesInUse` is detached only by force. At the end
+//! writes, and with or without a crash at a random effect. The simulation checks the invariants when the
+//! controller creates or deletes a VolumeAttachment: a single-node volume never has VolumeAttachments for two
+//! nodes, a volume that is in `volumesAttached` or that a pod on the node uses is never detached, and a
+//! volume in `volumesInUse` is detached only from a node with the taint `out-of-service`, or by force-detach
+//! from a node that is not ready or is deleted. At the end
 //! a shared volume is attached to every existing node with a pod that uses it. A single-node volume is
 //! attached to at most one node, and to one if an existing node has such a pod. No volume is attached to a
 //! node without such a pod; a deleted node may still have its pods.

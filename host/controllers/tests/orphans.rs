@@ -88,7 +88,8 @@ fn handles(report: &ScanReport) -> Vec<&str> {
     report.orphans.iter().map(|orphan| orphan.handle.as_str()).collect()
 }
 
-/// A deletion request as `cofferdam orphans delete` writes it, at a time after the start of the simulation.
+/// A deletion request as `cofferdam orphans delete` writes it. Its time is the simulation's current time plus
+/// `after`.
 fn request_deletion(simulation: &Simulation, after: Duration, name: &str) -> UserAction {
     let requested_at = simulation.now() + after;
     let request = DeletionRequest {

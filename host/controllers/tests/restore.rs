@@ -1,5 +1,6 @@
-//! Restores of the cluster from a backup: no volume is deleted while the restore marker exists, and a process
-//! that detects a restore writes the marker and continues with a new cache.
+//! Restores of the cluster from a backup: no volume is deleted after a restore before it is detected, nor
+//! while the restore marker exists. A process that detects a restore writes the marker, also during its
+//! shutdown, and continues with a new cache unless it was asked to stop.
 #![allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 
 use std::{
@@ -80,8 +81,9 @@ async fn no_released_volume_is_deleted_before_a_restore_is_detected() {
     );
 }
 
-/// The cluster is restored during a CreateVolume call. The created volume is too small, so the provisioner
-/// creates no PersistentVolume: no write shows the restore. The backup has no claim for the volume.
+/// The cluster is restored during a CreateVolume call and while no watch is open. The created volume is too
+/// small, so the provisioner creates no PersistentVolume: no write shows the restore. The backup has no claim
+/// for the volume, and the volume is kept.
 #[tokio::test(start_paused = true)]
 async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
     let small = DriverFault::ConcurrentActionThen(Restore, Box::new(DriverFault::WrongSize(1 << 20)));

@@ -1,8 +1,9 @@
 //! The scenario table on the embedded API server in this process, on paused time.
 //!
 //! Each scenario runs in three ways:
-//! - without a crash, with all roles in one process, or with one process per node for a node-local driver:
-//!   objects, events and driver calls must be as expected;
+//! - without a crash, with all roles in one process; for a node-local driver, with a provisioner and resizer
+//!   process per node, and one process with pv-controller and protection: objects, events and driver calls
+//!   must be as expected;
 //! - with one process per role, each with the RBAC rules of its role only: objects must be as expected, and
 //!   the scenarios together must use every rule, except those for `get` and for Events;
 //! - once per effect, with a process that crashes after this effect and loses its response: the next process

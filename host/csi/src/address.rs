@@ -14,7 +14,8 @@ const MAX_PATH_BYTES: usize = 107;
 /// A text that is not the address of a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The text is not a path, `unix:PATH` or `unix:///PATH`.
+    /// The text is not a path, `unix:PATH` or `unix:///PATH`, or its path is empty or contains a NUL
+    /// character.
     #[error("{text:?} is not a driver's socket: expected a path, unix:PATH or unix:///PATH")]
     Invalid {
         /// The text.

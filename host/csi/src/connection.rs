@@ -22,13 +22,14 @@ use crate::{
     metrics::{ConnectionMetrics, DriverConnectionMetrics},
 };
 
-/// Initial reconnect backoff. It doubles with each attempt.
+/// Initial delay between attempts to connect. It doubles with each attempt, up to [`MAX_BACKOFF`].
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
-/// Maximum reconnect backoff, as in the sidecars.
+/// Maximum delay between attempts to connect, as in the sidecars.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-/// Interval between probes of a driver that is not ready, as in the sidecars.
+/// Delay between a Probe that a driver answered as not ready, or that timed out, and the next one on the same
+/// connection, as in the sidecars. Used for the first connection only.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between log messages while waiting, as in the sidecars.
+/// Interval between log messages while the first connection waits for the driver, as in the sidecars.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum time that a call waits for a connection. Longer than the maximum backoff, so that a restarted
 /// driver gets at least one attempt.
@@ -40,11 +41,11 @@ pub(crate) struct ConnectionOptions {
     pub(crate) address: Address,
     /// The expected driver name; `None` for any driver.
     pub(crate) expected_driver: Option<DriverName>,
-    /// Timeout of one call.
+    /// Timeout of each call that identifies the driver.
     pub(crate) call_timeout: Duration,
     /// Maximum time for which the first connection is attempted.
     pub(crate) connect_timeout: Duration,
-    /// Timeout of the first wait for readiness; `None` for no timeout.
+    /// Maximum wait for readiness on the first connection; `None` for no limit.
     pub(crate) ready_timeout: Option<Duration>,
     pub(crate) metrics: BackendMetrics,
 }
@@ -134,8 +135,9 @@ impl Connection {
 
 impl ConnectionOptions {
     /// Opens the first session. Repeats lost and refused connections, and temporary failures of
-    /// NodeGetCapabilities, until `connect_timeout`. Other error responses of the driver, and a path that is
-    /// not a socket, are returned immediately.
+    /// NodeGetCapabilities, until `connect_timeout`. Returns `NotReady` after `ready_timeout`. Returns all
+    /// other errors immediately: other failed calls, an invalid description, another driver's name, and a
+    /// path that is not a socket.
     async fn open_first_session(&self) -> Result<DriverSession, ConnectError> {
         let started = Instant::now();
         let mut last_logged = started;
@@ -274,8 +276,8 @@ impl ConnectionOptions {
     }
 }
 
-/// Warns if the driver's capabilities changed. The abilities of the backend are those of the first
-/// connection.
+/// Warns if the driver's controller or plugin capabilities changed. The backend keeps the abilities of the
+/// first connection.
 fn warn_if_capabilities_changed(before: &CsiIdentity, now: &CsiIdentity) {
     if (&before.controller_capabilities, &before.plugin_capabilities)
         != (&now.controller_capabilities, &now.plugin_capabilities)

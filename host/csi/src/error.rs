@@ -18,8 +18,9 @@ pub(crate) struct NotConnected {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// No connection lasted until the driver was identified: it was refused or lost, the server does not
-    /// speak gRPC, or NodeGetCapabilities failed temporarily. Attempts were repeated until the timeout.
+    /// No connection lasted until the driver was identified: the socket does not exist, the connection was
+    /// refused or lost, the server does not speak HTTP/2, or NodeGetCapabilities failed temporarily. Attempts
+    /// were repeated until the timeout.
     #[error("{address}: no CSI driver after {elapsed:.1?}: {reason}")]
     Unreachable {
         /// The socket's address.

@@ -62,8 +62,8 @@ impl From<hyper::Error> for ConnectionLost {
     }
 }
 
-/// The status code that the driver itself sent for one call; unset if the response ended without one. Other
-/// codes come from tonic.
+/// The status code that the driver itself sent for one call; unset before the response, and if it has no code
+/// of gRPC. Other codes come from tonic.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverStatusCell(Arc<AtomicI32>);
 

@@ -1,4 +1,4 @@
-//! The driver's identity and capabilities, queried once per connection as in the sidecars.
+//! The driver's readiness, identity and capabilities, queried on each new connection.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -183,8 +183,8 @@ impl IdentityQuery<'_> {
     }
 
     /// Returns true if the node service on this socket supports expansion, as external-resizer checks it.
-    /// Most controller sockets have no node service; then the result is false. A transient failure fails the
-    /// session, because the result is used until this process restarts.
+    /// Most controller sockets have no node service; then the result is false, as after any other permanent
+    /// error. A transient failure fails the session, because the result is used until this process restarts.
     async fn has_node_expansion(&self, calls: &CallMetrics) -> Result<bool, IdentityError> {
         use v1::node_service_capability::{Type, rpc};
         let method: GrpcMethod<_, v1::NodeGetCapabilitiesResponse> =

@@ -1,8 +1,9 @@
 //! The Container Storage Interface (CSI): its messages, existing drivers as backends, and servers.
 //!
 //! [`v1`] has CSI 1.12's messages, clients and servers. A [`CsiBackend`] is a driver on a unix socket. It
-//! implements the same trait as a sandboxed driver (a WebAssembly component), with the same checks, and
-//! controllers do not distinguish the two. [`server`] has what all unix socket servers of this program share.
+//! implements the same trait as a sandboxed driver (a WebAssembly component), and controllers do not
+//! distinguish the two. Responses pass the same checks, but ids and maps may be larger. [`server`] has what
+//! all unix socket servers of this program share, and serves a backend of either kind as a CSI driver.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -11,11 +11,11 @@ use tonic::Code;
 /// Reason a gRPC exchange has no usable response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RpcError {
-    /// The driver returned a status.
+    /// The driver returned an error status: its code and message.
     Status(Code, String),
     /// The connection was lost before the response was complete, or the response ended without a status.
     ConnectionLost(String),
-    /// The response is not valid gRPC, or too large.
+    /// The response is not valid gRPC, for example an HTTP error, or is too large; the text is the reason.
     MalformedResponse(String),
     /// The deadline passed before the response. The duration is the time that was left when the call was
     /// sent.

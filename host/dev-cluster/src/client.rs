@@ -1,4 +1,5 @@
-//! API client of the simulated components: a watch cache per kind, and patches with preconditions.
+//! API client of the simulated components: a watch cache per kind, writes, events, and reports to the step
+//! observer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -176,7 +177,7 @@ impl ClusterClient {
     }
 
     /// Patches an object or one of its subresources, such as `/status`, with its resource version as a
-    /// precondition.
+    /// precondition, and stores the response in the cache.
     pub(crate) async fn patch<K: WatchedKind>(
         &self,
         known: &K,
@@ -199,7 +200,8 @@ impl ClusterClient {
         self.decode_and_store(&response, &target)
     }
 
-    /// Reads an object from the API server and stores it in the cache; None if it does not exist.
+    /// Reads an object from the API server and stores it in the cache. None if it does not exist; the cache
+    /// is unchanged then.
     pub(crate) async fn get<K: WatchedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (path, target) = path_and_target::<K>(key);
         match self.writer.api().read(&path, &target).await {
@@ -243,7 +245,8 @@ impl ClusterClient {
             .map(drop)
     }
 
-    /// Deletes the pod with this UID, without a grace period. Succeeds if the pod does not exist.
+    /// Deletes the pod with this UID, without a grace period. Succeeds if no pod has the key, and fails if a
+    /// pod with the key has another UID.
     pub(crate) async fn delete_pod(&self, key: &PodKey, uid: &Uid) -> Result<(), ApiError> {
         let (path, target) = path_and_target::<FullPod>(key);
         let body = json!({

@@ -1,5 +1,6 @@
 //! The simulated part of dev mode's cluster: the scheduler, the ephemeral volume controller, and the nodes
-//! with their Node objects, their kubelets, and the Node services of their drivers on real sockets.
+//! with their Node objects, their kubelets, and on real sockets Cofferdam's Node services and the
+//! registrations of all drivers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,19 +35,23 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Kubelet's root directory if mounts are recorded; it exists in the fake host only.
+/// Kubelet's root directory for the volumes of a built-in driver if mounts are recorded. It exists in the
+/// fake host only.
 const RECORDED_KUBELET_ROOT: &str = "/var/lib/kubelet";
 /// Timeout of CSI calls without a gRPC deadline.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Root of the paths in ConnectionInfo if the driver has no root; the directory does not exist.
+/// Root of directories and images in the policy for recorded mounts if the driver has no root; the directory
+/// does not exist.
 const NONEXISTENT_ROOT: &str = "/nonexistent";
 
-/// Mounts on the nodes: recorded in memory, or made by the kernel.
+/// Mounts by Cofferdam's Node services: recorded in memory, or made by the kernel. A driver with its own Node
+/// service mounts its volumes itself.
 #[derive(Clone, Debug)]
 pub enum Mounts {
-    /// Mounts are recorded in memory and checked against kubelet's rules.
+    /// Mounts are recorded in memory by a fake host, which also records violated rules.
     Recorded,
-    /// The kernel mounts volumes, within the operator's policy. This needs Linux and CAP_SYS_ADMIN.
+    /// The kernel mounts volumes, within the operator's policy. Directories and images beneath a built-in
+    /// driver's `root` are allowed, too. This needs Linux and CAP_SYS_ADMIN.
     Real(Box<NodePolicy>),
 }
 
@@ -147,7 +152,7 @@ pub struct NodesView {
 }
 
 impl NodesView {
-    /// Waits until every driver is registered on its nodes.
+    /// Waits until every driver has been registered at least once on each of its nodes.
     pub async fn wait_until_registered(&self) {
         for (kubelet, _, sockets) in &self.nodes {
             // The kubelet owns the sender, so waiting cannot fail.
@@ -155,7 +160,8 @@ impl NodesView {
         }
     }
 
-    /// Waits until nothing is mounted on any node.
+    /// Waits until no volume is or may be mounted on any node, and no kubelet has a step left for a volume
+    /// that was unmounted.
     pub async fn wait_until_unmounted(&self) {
         for (kubelet, ..) in &self.nodes {
             kubelet.wait_until_unmounted().await;
@@ -175,7 +181,7 @@ impl NodesView {
 
 impl DevCluster {
     /// Creates the Node objects, the nodes' directories, and the sockets of Cofferdam's Node services.
-    /// Nothing runs before [`Self::run`].
+    /// The sockets are not served, and no simulated component runs, before [`Self::run`].
     ///
     /// # Errors
     /// [`DevError`], except [`DevError::ServerEnded`].

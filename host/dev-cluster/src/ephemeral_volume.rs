@@ -28,7 +28,8 @@ const STEP_COMPONENT: &str = "ephemeral";
 pub(crate) enum EphemeralClaimDecision {
     /// The claim exists, and the pod controls it.
     Exists,
-    /// A claim with the same name exists, and the pod does not control it. The text is the event's message.
+    /// A claim with the name that the volume's claim must have exists, and the pod does not control it. The
+    /// event's message ends with the text.
     NameConflict(String),
     /// The claim does not exist and has to be created with this body.
     Create(Value),
@@ -82,7 +83,8 @@ pub(crate) struct EphemeralVolumeController {
 }
 
 impl EphemeralVolumeController {
-    /// Creates the controller and subscribes it to changes of pods and claims.
+    /// Creates the controller and subscribes it to changes of pods with generic ephemeral volumes and to
+    /// deletions of claims.
     pub(crate) fn new(client: Arc<ClusterClient>) -> Arc<Self> {
         let queue = Queue::new("dev_ephemeral", BACKOFF, &client.metrics);
         let controller = Arc::new(Self { client, queue });

@@ -81,7 +81,8 @@ impl Files for LocalFiles {
     }
 
     fn write(&self, path: &str, text: &str) -> Result<(), FileError> {
-        // Rename atomically: kubelet could not unmount a volume with a half-written `vol_data.json`.
+        // Rename atomically, as for a real kubelet, which cannot unmount a volume with a half-written
+        // `vol_data.json`.
         let new = format!("{path}.new");
         let result = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
         result.map_err(|error| FileError::new("write", path, error))

@@ -1,5 +1,6 @@
-//! Objects as scheduler and kubelet see them: the domain type, which has the fields that Cofferdam's
-//! controllers use, and the full API type. Clusters of dev mode are small enough to store both.
+//! Kinds that the simulated components watch in another form than Cofferdam's controllers: pods, nodes,
+//! PersistentVolumes, CSINodes and CSIDrivers as [`FullObject`]s, and CSIStorageCapacities. Clusters of dev
+//! mode are small enough to store each object in two types.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -1,9 +1,9 @@
 //! The simulated components of `cofferdam dev`: a scheduler, a kubelet per node, and the ephemeral volume
 //! controller. Together with Cofferdam's controllers and the embedded API server they provision, attach and
-//! mount the volumes of pods as a real cluster does, without root and without containers. Drivers are not
-//! simulated: kubelet registers them by their sockets and calls the real Node service. Mounts are recorded by
-//! a [`FakeHost`](cofferdam_fake_host::FakeHost) unless [`Mounts::Real`] is set or a driver has its own Node
-//! service.
+//! mount the volumes of pods as a real cluster does, without containers. Drivers are not simulated: kubelet
+//! registers them by their sockets and calls the real Node service. A
+//! [`FakeHost`](cofferdam_fake_host::FakeHost) records the mounts, so that no root is needed, unless
+//! [`Mounts::Real`] is set or a driver has its own Node service.
 #![forbid(unsafe_code)]
 
 mod client;

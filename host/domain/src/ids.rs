@@ -110,12 +110,13 @@ name!(
     VolumeAttachmentName
 );
 name!(
-    /// Name of a volume in `status.volumesAttached` and `status.volumesInUse` of a Node:
-    /// `kubernetes.io/csi/<driver>^<handle>`.
+    /// Name of a volume in `status.volumesAttached` and `status.volumesInUse` of a Node. For a CSI volume, it
+    /// is `kubernetes.io/csi/<driver>^<handle>`.
     UniqueVolumeName
 );
 name!(
-    /// Name of a CSI driver, as in a StorageClass' `provisioner` and a PV's `spec.csi.driver`.
+    /// Name of a CSI driver, as in a PV's `spec.csi.driver`. From a StorageClass' `provisioner`, it may also
+    /// name another provisioner, such as `kubernetes.io/no-provisioner`.
     DriverName
 );
 name!(

@@ -1,5 +1,6 @@
-//! Names of Kubernetes, the CSI sidecars and Cofferdam: annotations, finalizers, taints, parameters, volume
-//! attributes and topology keys. Those of Kubernetes and the sidecars must match exactly.
+//! Names of Kubernetes, the CSI sidecars and Cofferdam: annotations, finalizers, taints, VolumeAttachments,
+//! in-tree plugins, parameters, volume attributes and topology keys. Those of Kubernetes and the sidecars
+//! must match exactly.
 
 use sha2::{Digest as _, Sha256};
 
@@ -44,19 +45,21 @@ pub const PV_PROTECTION: &str = "kubernetes.io/pv-protection";
 pub const PVC_PROTECTION: &str = "kubernetes.io/pvc-protection";
 /// Finalizer of every VolumeAttributesClass. It delays the deletion while a PV or a PVC references the class.
 pub const VAC_PROTECTION: &str = "kubernetes.io/vac-protection";
-/// Finalizer of a PV with reclaim policy Delete, until the driver's volume is deleted.
+/// Finalizer of a PV with reclaim policy Delete, until the driver's volume is deleted. A new PV has it with
+/// any policy; with Retain or Recycle, the provisioner removes it.
 pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
-/// Prefix of the finalizer of a VolumeAttachment and its PV until the volume is detached.
+/// Prefix of the finalizer of a VolumeAttachment until the volume is detached from the node, and of its PV
+/// until the volume is detached from all nodes.
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 
 /// Node: the attach-detach controller, not the kubelet, attaches volumes. The value is ignored.
 pub const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Node: key of the taint by which an administrator declares a node shut down. Value and effect are ignored.
 pub const OUT_OF_SERVICE_TAINT: &str = "node.kubernetes.io/out-of-service";
-/// Prefix of VolumeAttachment names that Kubernetes creates for pods.
+/// Prefix of the names that Kubernetes and Cofferdam give to VolumeAttachments of pods.
 const VOLUME_ATTACHMENT_PREFIX: &str = "csi-";
 
 /// Name of the VolumeAttachment of a volume on a node: the SHA-256 of handle, driver and node, concatenated.

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// Key-value pairs, sorted by key: parameters of a class, and the volume context, the connection info and the
-/// publish context of a driver. Their keys have no meaning for this crate.
+/// Key-value pairs, sorted by key: parameters of a class, a volume context, a publish context, the fields of
+/// connection info, and the names of a node in storage protocols. In the two contexts, this crate reads and
+/// writes keys with [`RESERVED_ATTRIBUTE_PREFIX`](crate::names::RESERVED_ATTRIBUTE_PREFIX). It does not
+/// interpret other keys.
 pub type Parameters = BTreeMap<String, String>;
 
 /// Total size of all keys and values, in bytes.

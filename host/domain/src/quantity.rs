@@ -14,7 +14,7 @@ pub struct Quantity(u128);
 /// A text that is not an amount of storage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not of Kubernetes' quantity syntax.
+    /// Not of Kubernetes' quantity syntax, or with an exponent that does not fit 32 bits.
     #[error(
         "{0:?} is not a quantity: expected a number with an optional suffix such as Ki, Mi, Gi, k, M, G or e3"
     )]
@@ -22,8 +22,8 @@ pub enum QuantityError {
     /// Below zero.
     #[error("quantity {0:?} is negative: expected zero or more bytes")]
     Negative(String),
-    /// Above the supported maximum of 2^127 bytes, or a number with more significant digits than 128 bits
-    /// hold.
+    /// Above the supported maximum of 2^127 bytes. Or the digits, read as a whole number and multiplied by
+    /// the factor of a binary suffix, exceed 128 bits, even if the amount itself is smaller.
     #[error("quantity {0:?} is too large: expected at most 2^127 bytes")]
     TooLarge(String),
 }

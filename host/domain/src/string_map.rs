@@ -1,4 +1,5 @@
-//! Compact maps for annotations, labels and volume attributes.
+//! Compact maps of strings: annotations, labels, volume attributes, attachment metadata and terms of node
+//! affinities.
 
 use std::{collections::BTreeMap, sync::Arc};
 

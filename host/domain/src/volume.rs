@@ -248,7 +248,8 @@ impl Volume {
         self.claim_ref.as_ref().is_some_and(|r| r.key == *key && r.uid.as_ref().is_none_or(|u| u == uid))
     }
 
-    /// Returns `true` if the volume is accessible only from nodes with all these labels.
+    /// Returns `true` if the volume is accessible only from nodes with all these labels: every term of its
+    /// node affinity requires them. `false` without labels or terms.
     pub fn is_only_accessible_from(&self, segments: &Segments) -> bool {
         let requires_segments = |term: &StringMap| {
             segments.iter().all(|(key, value)| term.get(key).is_some_and(|has| has == value))
@@ -258,7 +259,8 @@ impl Volume {
             && self.node_affinity_terms.iter().all(requires_segments)
     }
 
-    /// Returns `true` if the volume is inaccessible from every node with these labels.
+    /// Returns `true` if the volume is inaccessible from every node with these labels: every term of its node
+    /// affinity requires another value for one of them. `false` without terms.
     pub fn is_inaccessible_from(&self, segments: &Segments) -> bool {
         let excludes_segments = |term: &StringMap| {
             segments.iter().any(|(key, value)| term.get(key).is_some_and(|has| has != value))

@@ -23,7 +23,8 @@ pub enum VolumeAttachmentSource {
 pub struct VolumeError {
     /// `message`
     pub message: String,
-    /// `errorCode`: the gRPC code of the driver's response.
+    /// `errorCode`: the gRPC code of a failed ControllerPublishVolume. `None` if the error has another cause,
+    /// and for detach errors, which Cofferdam writes without a code.
     pub error_code: Option<i32>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// A filesystem that the node can create, check and expand.
+/// A filesystem that the node can create, mount and expand on a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Filesystem {

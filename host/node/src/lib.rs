@@ -1,9 +1,11 @@
-//! The node plugin: CSI's Identity and Node services, and the kubelet plugin registration.
+//! The node plugin: CSI's Identity and Node services, the kubelet plugin registration, and the client of the
+//! liveness probe.
 //!
-//! A sandboxed driver never touches a node. It returns connection info, which describes how a node reaches
-//! the volume. This crate connects, formats and mounts the volume under a [`NodePolicy`] that the node's
-//! operator wrote and that denies by default. Every effect is one call of the trait [`Mounter`]. The process
-//! may die after any of them; a retry of the same call continues where the first one stopped.
+//! A sandboxed driver cannot mount anything. It returns connection info, which describes how a node reaches
+//! the volume. This crate connects, formats, mounts and expands the volume under a [`NodePolicy`] that the
+//! node's operator wrote and that denies by default. An inline volume has no connection info: it is a tmpfs.
+//! Every effect on mounts, devices, files and records is one call of the trait [`Mounter`]. The process may
+//! die during or after any of them; a retry of the same CSI call completes it.
 #![forbid(unsafe_code)]
 
 mod block_device;

@@ -29,7 +29,7 @@ impl MountAttributes {
 pub struct MountPoint {
     /// Filesystem type.
     pub fs_type: String,
-    /// Mount source as shown in mountinfo.
+    /// Mount source as shown in mountinfo, with its escapes decoded.
     pub source: String,
     /// Major and minor number of the filesystem.
     pub device: (u32, u32),

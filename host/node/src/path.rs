@@ -1,7 +1,7 @@
 //! Paths confined to a root: kubelet's paths, and the paths in connection info.
 //!
-//! These types validate only the text. The [`Mounter`](crate::Mounter) opens each path relative to its root's
-//! file descriptor, with `RESOLVE_BENEATH` and without following symbolic links.
+//! These types validate only the text. On Linux, the [`Mounter`](crate::Mounter) opens each path relative to
+//! its root's file descriptor, with `RESOLVE_BENEATH` and without following symbolic links below the root.
 
 use std::fmt;
 
@@ -118,7 +118,7 @@ impl fmt::Display for RootedPath {
     }
 }
 
-/// A staging path, a target path, or a path below one of them.
+/// A path below a kubelet root: a staging path, a target path, or a path below one of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KubeletPath(RootedPath);
 
@@ -180,7 +180,7 @@ impl KubeletRoots {
         self.0.iter().map(String::as_str)
     }
 
-    /// Resolves a path of a request. `field` names the request field in errors.
+    /// Resolves a path of a request or of a record. `field` names the request field in errors.
     ///
     /// # Errors
     /// [`NodeError::Invalid`] if the path is empty, is below none of the roots, or is no [`RelativePath`]

@@ -13,7 +13,8 @@ use crate::{error::MounterError, file::FileId};
 pub struct TargetRecord {
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// CSI's `readonly`. The target may be read-only without it, because of an access mode.
+    /// CSI's `readonly`. The target may be read-only without it: because of an access mode, the mount flag
+    /// `ro`, or connection info of kind `none`.
     pub read_only: bool,
 }
 
@@ -30,15 +31,16 @@ pub struct VolumeRecord {
     /// The capability of the NodeStageVolume request, or of the NodePublishVolume request of an inline
     /// volume.
     pub capability: VolumeCapability,
-    /// Requested size in bytes of an inline volume, or of a tmpfs that was expanded; None for any other
-    /// volume.
+    /// Size in bytes of an inline volume, also if the pod requests none; or the required size of the last
+    /// expansion of a tmpfs, which is recorded before the expansion. None for any other volume.
     pub size: Option<u64>,
     /// Identity of the volume's image file; None unless the connection info is of kind `image`.
     pub image_id: Option<FileId>,
     /// Major and minor number of the volume's device; None unless the connection info is of kind
     /// `local-device`.
     pub device_number: Option<(u32, u32)>,
-    /// True if formatting of a blank device has started and is not known to have finished.
+    /// True if formatting of a blank device has started and is not known to have finished. False once the
+    /// volume is staged as a raw block volume: the device then has user data.
     pub format_in_progress: bool,
     /// True if staging has finished. A reboot removes the mounts, but does not change this field.
     pub is_staged: bool,
@@ -57,7 +59,7 @@ pub struct VolumeRecords {
 
 impl VolumeRecords {
     /// Returns all records, or an error if one is unreadable. Staging needs every record to detect shared
-    /// storage. Unstaging needs only the record of its own volume.
+    /// storage. Unstaging considers all readable records, and fails only if its own volume's is unreadable.
     ///
     /// # Errors
     /// [`MounterError::Failed`] if a record is unreadable.

@@ -10,15 +10,15 @@ use cofferdam_domain::storage::{ErrorKind, Finality, StorageError};
 /// Reason why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CaseError {
-    /// A result differs from that which the rule requires: the driver breaks the rule, or its storage did not
-    /// respond in time.
+    /// A result differs from the expected one: the driver breaks this rule, or another call of the case
+    /// failed, for example because the storage did not respond in time.
     Failed {
         /// Expectation of the rule.
         expected: String,
         /// Observed result.
         found: String,
     },
-    /// The rule cannot be tested on this driver, for this reason.
+    /// The rule cannot be tested on this driver or its storage, for this reason.
     Skipped(String),
 }
 

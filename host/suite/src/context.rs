@@ -1,5 +1,5 @@
-//! Environment of the cases: the loaded driver, unique names, calls that are repeated until their result is
-//! final, and a record of everything created.
+//! Environment of the cases: the loaded driver, unique names, calls that are repeated after a temporary
+//! error, and a record of the created objects for the cleanup.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,11 +33,12 @@ use crate::{
 const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum delay before a call is repeated, also if the driver requests a longer one.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// Maximum errors of a run that are recorded. The cases in `robustness::final_checks` check them.
+/// Maximum errors of a run that are recorded; later ones are not. The cases `errors/have-a-message`,
+/// `errors/final-kinds-are-final` and `errors/no-defects` check them.
 const MAX_ERRORS: usize = 10_000;
 
-/// Maximum of `SuiteContext::unfinished_calls`. When it is reached, failed calls are not repeated, and the
-/// remaining cases are skipped.
+/// Number of `SuiteContext::unfinished_calls` from which on failed calls are not repeated, and the remaining
+/// cases are skipped.
 pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
 
 /// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown and its
@@ -68,14 +69,14 @@ pub(crate) enum VolumeOrigin {
     Snapshot(SnapshotHandle),
 }
 
-/// Objects that were created and are not known to be deleted.
+/// The objects that the cleanup deletes or unpublishes, and the creates that it repeats.
 #[derive(Debug, Default)]
 pub(crate) struct CreatedResources {
     volumes: BTreeSet<VolumeHandle>,
     snapshots: BTreeSet<SnapshotHandle>,
     groups: BTreeMap<GroupSnapshotHandle, BTreeSet<SnapshotHandle>>,
     published_volumes: BTreeSet<VolumeHandle>,
-    /// Creates without a final result: only a repetition returns the handle.
+    /// Creates of volumes without a final result, to be repeated: only a repetition returns the handle.
     open_volumes: Vec<(CreateVolume, VolumeOrigin)>,
     open_snapshots: Vec<CreateSnapshot>,
     open_groups: Vec<CreateGroupSnapshot>,
@@ -93,11 +94,12 @@ pub(crate) struct SuiteContext {
     pub(crate) initial_storage: BTreeSet<String>,
     name_prefix: String,
     name_counter: AtomicU32,
-    /// Number of calls that still failed with an error to be repeated, see [`is_retryable`], after
-    /// `SuiteOptions::retry_timeout`.
+    /// Number of calls that still returned a retryable error, see [`is_retryable`], when
+    /// `SuiteOptions::retry_timeout` had passed.
     unfinished_calls: AtomicU32,
     created: Mutex<CreatedResources>,
-    /// Every volume and snapshot that a create call of the run returned, deleted ones included.
+    /// Every volume and snapshot that a create call of the run returned, members of group snapshots and
+    /// deleted objects included.
     all_created: Mutex<(BTreeSet<VolumeHandle>, BTreeSet<SnapshotHandle>)>,
     errors: Mutex<Vec<(&'static str, StorageError)>>,
     keeps_owners: Mutex<Option<bool>>,
@@ -151,12 +153,14 @@ impl SuiteContext {
         Call { deadline: self.options.deadline, secrets: self.options.secrets.clone() }
     }
 
-    /// A unique name; the label shows which case created the object.
+    /// A name that is unique in the run: the run's prefix, the label and a number. The label shows the
+    /// purpose of the object.
     pub(crate) fn unique_name(&self, label: &str) -> String {
         format!("{}-{label}-{}", self.name_prefix, self.name_counter.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Owner of the volumes of this run.
+    /// Owner of a volume with this name. The cluster id is the run's prefix; the claim's UID and the
+    /// PersistentVolume's name derive from the name.
     pub(crate) fn owner(&self, name: &str) -> VolumeOwner {
         VolumeOwner {
             cluster_id: ClusterId::new(self.name_prefix.as_str()),
@@ -166,12 +170,13 @@ impl SuiteContext {
         }
     }
 
-    /// A request for a volume of the run's size.
+    /// A request for an empty volume with a unique name, and with the run's size, capability, parameters and
+    /// topology.
     pub(crate) fn volume_request(&self, label: &str) -> CreateVolume {
         self.volume_request_named(self.unique_name(label))
     }
 
-    /// A request for a volume of this name.
+    /// As [`Self::volume_request`], with this name.
     pub(crate) fn volume_request_named(&self, name: String) -> CreateVolume {
         CreateVolume {
             owner: Some(self.owner(&name)),
@@ -188,7 +193,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a call while its error is to be repeated, see [`is_retryable`], until
+    /// Makes a call, and repeats it while its error is retryable, see [`is_retryable`], until
     /// `SuiteOptions::retry_timeout` or until [`Self::has_given_up`]. Records every error.
     pub(crate) async fn retry_until_final<'a, T>(
         &self,
@@ -214,7 +219,7 @@ impl SuiteContext {
         }
     }
 
-    /// Returns true if too many calls had no final result, see [`MAX_UNFINISHED_CALLS`].
+    /// Returns true if [`MAX_UNFINISHED_CALLS`] calls still failed after `SuiteOptions::retry_timeout`.
     pub(crate) fn has_given_up(&self) -> bool {
         self.unfinished_calls.load(Ordering::Relaxed) >= MAX_UNFINISHED_CALLS
     }
@@ -226,13 +231,14 @@ impl SuiteContext {
         }
     }
 
-    /// Errors of the run, with the calls that returned them.
+    /// Errors of the calls that [`Self::retry_until_final`] made in this run, at most [`MAX_ERRORS`], with
+    /// the methods' names. Errors of calls that a case makes in another way are not recorded.
     pub(crate) fn errors(&self) -> Vec<(&'static str, StorageError)> {
         lock(&self.errors).clone()
     }
 
-    /// Returns a create call of a process, which starts when the future is first polled. The caller passes
-    /// the result to [`Self::record_create`].
+    /// Returns the future of one create call by a simulated process. The call starts when the future is first
+    /// polled. The caller records the create for the cleanup, see [`Self::record_create`].
     pub(crate) fn start_create<'a>(
         &self,
         backend: &'a RecordingBackend,
@@ -253,7 +259,8 @@ impl SuiteContext {
         lock(&self.created).volumes.insert(handle.clone());
     }
 
-    /// Records the result of a create, for the cleanup. A create without a final result is repeated then.
+    /// Records the result of a create for the cleanup, which deletes the volume, or repeats a create without
+    /// a final result. A final error is not recorded.
     pub(crate) fn record_create(
         &self,
         request: &CreateVolume,
@@ -293,7 +300,7 @@ impl SuiteContext {
         result
     }
 
-    /// Creates a volume for a case that tests something else.
+    /// Creates an empty volume with a unique name. Fails the case if the create fails.
     pub(crate) async fn new_volume(&self, label: &str) -> CaseResult<(CreateVolume, CreatedVolume)> {
         let request = self.volume_request(label);
         let volume = expect_success("a new volume", self.create(&request).await)?;
@@ -441,8 +448,8 @@ impl SuiteContext {
         .concat()
     }
 
-    /// Unpublishes and deletes everything that the cases created. Objects that cannot be unpublished or
-    /// deleted stay recorded.
+    /// Repeats creates without a final result. Then unpublishes recorded volumes that may be published, and
+    /// deletes every recorded object. Objects that cannot be unpublished or deleted stay recorded.
     pub(crate) async fn delete_all(&self) {
         self.retry_open_creates().await;
         let published = std::mem::take(&mut lock(&self.created).published_volumes);
@@ -466,7 +473,8 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats creates without a final result, to get the handles of their objects.
+    /// Repeats creates without a final result, to get the handles of their objects. A create that fails again
+    /// without a final result stays recorded.
     async fn retry_open_creates(&self) {
         let (volumes, snapshots, groups) = {
             let mut created = lock(&self.created);

@@ -4,7 +4,8 @@
 //! and returns a report. Each case tests one rule of the driver contract or of CSI, such as: create is
 //! idempotent, a listing is complete, a killed call is completed by repeating it. [`cases()`] lists them.
 //! A case is skipped, with a reason, if the driver or the run does not meet its requirements, such as an
-//! exported interface, or if its rule cannot be tested on this driver.
+//! exported interface, if its rule cannot be tested on this driver, if the component cannot be loaded, or if
+//! the storage did not respond to several earlier calls.
 //!
 //! The driver may use real storage. Nearly all names have the run's prefix, volumes are small and few, and
 //! everything created is deleted; the report lists objects that could not be deleted.

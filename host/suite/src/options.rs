@@ -23,15 +23,15 @@ pub struct SuiteOptions {
     pub mutable_parameters: Parameters,
     /// Parameters of the VolumeSnapshotClass.
     pub snapshot_parameters: Parameters,
-    /// Capability of the volumes.
+    /// Capability of the volumes, except in cases that test other capabilities or access modes.
     pub capability: VolumeCapability,
     /// Topology segment of the volumes, for drivers with topology. With `None`, requests have no topology,
     /// and cases that need a segment are skipped.
     pub topology: Option<Segments>,
     /// CSI node ids of two nodes to which the driver can publish.
     pub nodes: [NodeId; 2],
-    /// Size of a volume in bytes. Cases require up to four times as much, and more only where they expect an
-    /// error.
+    /// Size in bytes that volumes require. Cases also create volumes of twice this size, and expand volumes
+    /// to up to four times their actual size. They require more only where they expect an error.
     pub size: u64,
     /// Seed of the names: the same seed generates the same names.
     pub seed: u64,
@@ -41,8 +41,9 @@ pub struct SuiteOptions {
     pub only: Vec<String>,
     /// Timeout of a call. Cases of `deadlines` also use shorter ones.
     pub deadline: Duration,
-    /// Time for which a call without a final result is repeated. Also the time that a snapshot may take to
-    /// become ready.
+    /// Time for which a call is repeated whose error says that it is in progress, or that its outcome is
+    /// unknown with the kind Aborted, Unavailable or DeadlineExceeded. Also the time that a snapshot may take
+    /// to become ready.
     pub retry_timeout: Duration,
     /// Concurrent creates of the case `concurrency/different-names`, at least 2. Other cases make at most 4
     /// concurrent calls.

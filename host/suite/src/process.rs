@@ -1,4 +1,4 @@
-//! A simulated process that calls the driver, and a record of its calls for the report of a failed case.
+//! Simulated processes that call the driver, and a record of their calls for the report of a failed case.
 
 mod summary;
 
@@ -29,7 +29,7 @@ use crate::check::{answer_line, truncate};
 
 /// Maximum recorded calls of a case; later ones are not recorded.
 const MAX_CALLS: usize = 1_000;
-/// Maximum length of a recorded argument or result, in characters.
+/// Maximum length of the recorded arguments of a call, and of its recorded result, in characters.
 const MAX_TEXT_CHARS: usize = 300;
 
 /// Calls of a case, in order of their start.
@@ -115,12 +115,12 @@ impl RecordingBackend {
         Self { number: recorder.process_count.fetch_add(1, Ordering::Relaxed), backend, recorder }
     }
 
-    /// Another process with the same driver and storage.
+    /// Another simulated process with the same driver and storage.
     pub(crate) fn second_process(&self) -> Arc<Self> {
         Arc::new(Self::new(self.backend.second_process(), self.recorder.clone()))
     }
 
-    /// Records a call when its future is first polled, and its result.
+    /// Records a call when its future is first polled, and its result if the future is polled to the end.
     fn record<'a, T: Debug + Send + 'a>(
         &'a self,
         function: &'static str,

@@ -16,7 +16,7 @@ pub struct SuiteReport {
     pub source: String,
     /// Seed of the names of the run.
     pub seed: u64,
-    /// The command that repeats the run, without seed and case selection.
+    /// The command that repeats the run, without seed and case selection. The report adds the seed.
     pub command: String,
     /// Description of the driver; `None` if it could not be loaded.
     pub driver: Option<DriverIdentity>,
@@ -61,14 +61,15 @@ pub struct CaseReport {
 pub enum CaseOutcome {
     /// The calls of the case found no violation of the rule.
     Passed,
-    /// A result differs from that which the rule requires: the driver breaks the rule, or its storage did not
-    /// respond in time.
+    /// A result differs from the expected one: the driver breaks this rule, or another call of the case
+    /// failed, for example because the storage did not respond in time.
     Failed {
-        /// Expectation of the rule, in one line.
+        /// Expected result.
         expected: String,
-        /// Observed result, in one line.
+        /// Observed result, truncated if it is long, or the error with which the component failed to load.
         found: String,
-        /// The last calls of the case, each with its result. Empty if the component could not be loaded.
+        /// The last recorded calls of the case, at most 8, each with its result. Empty if none was recorded,
+        /// such as when the component could not be loaded.
         calls: Vec<String>,
     },
     /// The rule was not tested, for this reason.
@@ -118,7 +119,7 @@ impl SuiteReport {
         self.entries.iter().filter(failed).map(|entry| entry.case.id).collect()
     }
 
-    /// The command that repeats this run, or only the case with this id.
+    /// The command that runs all cases again with the seed of this run, or only the case with this id.
     pub(crate) fn rerun_command(&self, case: Option<&str>) -> String {
         let only = case.map(|case| format!(" --only {case}")).unwrap_or_default();
         format!("{}{only} --seed {}", self.command, self.seed)

@@ -165,7 +165,7 @@ fn skip_reason(unmet: CaseRequirement) -> String {
 }
 
 impl SuiteContext {
-    /// Another process with the same driver and storage.
+    /// Another simulated process with the same driver and storage.
     pub(crate) fn second_process(&self) -> Arc<RecordingBackend> {
         self.backend.second_process()
     }

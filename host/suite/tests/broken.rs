@@ -36,13 +36,14 @@ const SECRET: (&str, &str) = ("secret", "token");
 const VOLUMES_PER_NODE: (&str, &str) = ("volumes-per-node", "3");
 const TOPOLOGY: (&str, &str) = ("topology", "broken.example/zone=a");
 
-/// Starts an HTTP server for the broken driver, which ignores its responses. Returns its URL.
+/// Starts an HTTP server for the driver `broken`, which sends a request to it in each create. The driver
+/// ignores the responses; a lost one is an error. Returns the server's URL and the server.
 async fn start_server() -> (String, FakeArray) {
     FakeArray::start(([127, 0, 0, 1], 0).into()).await.unwrap()
 }
 
-/// Breaks the rule of a case, and runs the cases of its interface. Returns a report if the case did not fail,
-/// or if too many did.
+/// Breaks the rule of a case, and runs the cases of its interface or topic. Returns a description if the case
+/// did not fail, or if more than [`MAX_FAILURES`] cases did.
 async fn check_broken_rule(engine: &Engine, url: &str, case: &ConformanceCase) -> Option<String> {
     let mut settings = vec![("broken-rule", case.id), ("url", url)];
     settings.extend(EXTRA_SETTINGS.iter().filter(|(id, _)| *id == case.id).map(|(_, setting)| *setting));

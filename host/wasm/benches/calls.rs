@@ -21,7 +21,7 @@ async fn load(engine: &Engine, config: BackendConfig) -> Result<Arc<WasmBackend>
     Ok(engine.load(source, config).await?)
 }
 
-/// Calls per second with [`CALLERS`] callers at once.
+/// Calls per second with [`CALLERS`] callers at once, each of which makes `calls` calls.
 async fn throughput(backend: &Arc<WasmBackend>, calls: usize) -> Result<f64, BenchError> {
     let begun = Instant::now();
     let callers = (0..CALLERS).map(|caller| {

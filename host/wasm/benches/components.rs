@@ -1,5 +1,6 @@
-//! Cost of a component in any language: its size, the time to load it, the least memory that a call runs
-//! with, and one CreateVolume in a fresh instance. Takes component files; prints a table.
+//! Cost of a component in any language: its size, the time to load it without and with cached code, the least
+//! memory with which it loads and creates a volume, and one CreateVolume in a fresh instance. Measures the
+//! memory backend and the component files of the arguments; prints a table.
 
 mod common;
 

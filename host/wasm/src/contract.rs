@@ -9,7 +9,8 @@ pub(crate) const CONTRACT_PACKAGE: &str = "cofferdam:storage";
 /// The contract's version.
 pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
 
-/// An import that an operator can grant. A component that imports more than its grants is rejected.
+/// An import that an operator can grant. [`Engine::load`](crate::Engine::load) rejects a component that
+/// imports more than its grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {

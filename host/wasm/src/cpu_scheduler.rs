@@ -41,7 +41,8 @@ pub(crate) struct CpuScheduler {
     /// many concurrent calls do not get the backend more CPU time. Tokio's locks are fair: first come, first
     /// served.
     slice_lock: Arc<Mutex<()>>,
-    /// Mean CPU time of a call in microseconds.
+    /// Mean CPU time of a call in microseconds. Of a call that moves to the CPU-bound threads after its
+    /// start, only the CPU time before the move counts.
     mean_cpu_micros: Arc<AtomicU64>,
     /// The threads for CPU-bound calls.
     threads: Handle,

@@ -65,7 +65,8 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Finds the mandatory exports and those of the abilities. An export of another type is an error.
+    /// Finds the mandatory exports and those of the abilities. An interface that lacks a function of the
+    /// contract is an error; [`check_types`] checks the types of the functions.
     pub(crate) fn find(
         pre: &InstancePre<StoreData>,
         abilities: &BTreeSet<Ability>,

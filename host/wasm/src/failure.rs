@@ -30,13 +30,14 @@ pub(crate) enum CallFailure {
     ResultTooLarge(usize),
     /// The guest's response breaks a rule of the contract.
     ContractViolation(ContractViolation),
-    /// The host panicked.
+    /// The host panicked, or the task of the call was cancelled.
     Panic,
     /// Too many calls are waiting, or the deadline passed before this one started.
     Overloaded,
     /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
-    /// The circuit is open because the backend failed too often; the next trial is after this time.
+    /// The circuit is open because the backend failed too often, or another call is the trial. The next call
+    /// is admitted after this time at the latest.
     CircuitOpen(Duration),
     /// Another operation, or work that outlived its call, uses the volume, snapshot or group snapshot, or a
     /// source of the requested one; or an earlier operation on it has no final result yet.

@@ -151,8 +151,9 @@ fn required_grants(component: &str, imports: &[String]) -> Result<BTreeSet<Grant
     Ok(grants)
 }
 
-/// The abilities of a component. Exports outside of the contract come from tool chains and are ignored. An
-/// export of the contract in another version is an error: the ability would be lost silently.
+/// The abilities of a component. Exports outside of the contract come from tool chains and are ignored. A
+/// missing mandatory export is an error. So is an export of the contract in an incompatible version: the
+/// ability would be lost silently.
 fn exported_abilities(component: &str, exports: &[String]) -> Result<BTreeSet<Ability>, LoadError> {
     let contract_export = |export: &String| {
         let name = InterfaceName::parse(export);

@@ -34,7 +34,7 @@ impl StoreData {
         self.capabilities.redactor()
     }
 
-    /// Logs the number of the call's dropped log lines, and returns it.
+    /// Returns the number of the call's dropped log lines; logs a warning if there are any.
     pub(crate) fn report_dropped_lines(&self) -> u64 {
         self.capabilities.report_dropped_lines()
     }

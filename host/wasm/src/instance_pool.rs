@@ -5,7 +5,8 @@
 //! once they are used. Before a slot is reused, its content is returned to the system or zeroed.
 //!
 //! The slots are shared by the whole process. A backend has a quota of them, so that none can use all;
-//! further calls wait until their deadline.
+//! further calls wait until their deadline. If the address ranges cannot be reserved, wasmtime allocates each
+//! instance on demand; the number of slots still limits the concurrent calls.
 
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 //! `probe`. The resulting [`WasmBackend`] implements [`Backend`](cofferdam_backend::Backend): it runs every
 //! call in a fresh instance under the limits of [`Limits`]. If a guest misbehaves (trap, loop, exhausted
 //! memory, invalid response), the result is a [`StorageError`](cofferdam_domain::storage::StorageError) of
-//! that one call. After several traps, time-outs or exceeded limits in a row, a circuit breaker rejects the
-//! backend's calls for a while.
+//! that one call. After several traps, exits, time-outs, exceeded limits or panics of the host in a row, a
+//! circuit breaker rejects the backend's calls for a while.
 //!
 //! Each layer uses the ones before it only: bindings and data types (`contract`, `limits`, `failure`, …),
 //! `capabilities` (one module for each import), `instance`, `exports` and `call` (one call of a component),

@@ -18,7 +18,8 @@ pub struct Limits {
     pub memory_bytes: usize,
     /// CPU time of one call, in milliseconds; waiting does not count. Checked every 10 ms.
     pub cpu_ms: u64,
-    /// Maximum duration of one call, in milliseconds. The caller's own deadline may be shorter.
+    /// Maximum duration of one call, in milliseconds, including its wait for other calls. The caller's own
+    /// deadline may be shorter.
     pub deadline_ms: u64,
     /// Maximum bytes that the guest passes to the host at once: its result, or all arguments of one call of
     /// an import.

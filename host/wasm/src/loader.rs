@@ -1,5 +1,6 @@
 //! Loading of a component: checks the limits, reads the file once, checks its kind and its digest, compiles
-//! and links it, checks its grants, opens its state file and pool, and calls `describe` and `probe`.
+//! and links it, checks its grants, reads the TLS files of its HTTP origins, opens its state file and pool,
+//! checks the types of its exports, and calls `describe` and `probe`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -359,7 +359,7 @@ pub(crate) struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// Records a finished request: its outcome and duration.
+    /// Records a finished or abandoned request: its outcome and duration.
     pub(crate) fn observe(&self, outcome: &'static str, took: Duration) {
         self.count_exchange(outcome);
         self.seconds.observe(took.as_secs_f64());

@@ -1,5 +1,6 @@
 //! A guest that misbehaves on request, through the real engine. A trap, an exceeded limit or an invalid
-//! response is a typed error of that call, and the next call works. Secrets in responses are redacted or
+//! response is a typed error of that call, and the next call works, unless consecutive failures have opened
+//! the circuit. A guest with an invalid description is not loaded. Secrets in responses are redacted or
 //! rejected. A busy backend does not starve others.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 

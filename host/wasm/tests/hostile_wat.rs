@@ -1,5 +1,6 @@
 //! Malformed and hostile components, written as WebAssembly text: each is rejected at load or fails its call,
-//! with a typed error of one short line, and a well-behaved component or call then works. A reused instance
+//! with a typed error of one short line, and a well-behaved component or call then works. Some are valid and
+//! are loaded: one that handles a rejected growth of its memory, and one that is not ready. A reused instance
 //! slot holds no data of an earlier guest.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
@@ -26,7 +27,7 @@ const LOOP: &str = "(loop $l (br $l)) (unreachable)";
 /// Maximum length of an error message: a guest's text of 1,000 bytes, and the host's text around it.
 const MAX_MESSAGE_BYTES: usize = 1_500;
 
-/// Short time limits, and a circuit breaker that does not open.
+/// A small CPU limit, a shorter deadline than the default, and a circuit breaker that does not open.
 fn limits() -> Limits {
     Limits { breaker_failures: 1_000, cpu_ms: 50, deadline_ms: 20_000, ..Limits::default() }
 }

@@ -1,5 +1,5 @@
-//! Tests of the optional interfaces of the contract, of injected faults and of invalid strings, with the
-//! memory backend in the sandbox.
+//! Tests of the optional interfaces of the contract, of the errors and the latency that settings of the
+//! memory backend inject, and of invalid strings, with the memory backend in the sandbox.
 
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 

@@ -1,5 +1,5 @@
-//! The import `session` through a guest: many calls share one login, and a call that fails does not block the
-//! others.
+//! The import `session` through a guest: many calls with the same secrets share one login, calls with other
+//! secrets do not, and a call that ends without a value does not block the others.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

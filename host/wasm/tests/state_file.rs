@@ -19,7 +19,7 @@ use common::{call, create, engine};
 /// Environment variable that is set in the child process, which will be killed: the state file to write.
 const CHILD_FILE: &str = "COFFERDAM_TEST_CHILD_FILE";
 const ITERATIONS: usize = 5;
-/// Number of volumes that a child process creates before it is killed.
+/// Number of volumes that a child process reports before it is killed; it may create more.
 const VOLUMES_PER_ITERATION: usize = 25;
 
 async fn open(engine: &Engine, file: &Path) -> Result<Arc<WasmBackend>, LoadError> {

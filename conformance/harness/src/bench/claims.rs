@@ -65,7 +65,7 @@ pub(super) async fn measure(
     Ok(results)
 }
 
-/// Measures the writes of the configurations when clients make all of them, without controllers.
+/// Measures the same loads when clients make all necessary writes, without controllers: the upper bound.
 ///
 /// # Errors
 /// If the API server rejects one.

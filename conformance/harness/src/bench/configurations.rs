@@ -1,4 +1,4 @@
-//! The measured configurations.
+//! The configurations of the claim load, and what all configurations share.
 
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
@@ -18,7 +18,7 @@ use crate::{
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 
-/// A configuration of controllers.
+/// A configuration of controllers for the claim load.
 pub(super) struct BenchmarkConfiguration {
     /// Name in the tables.
     pub(super) name: &'static str,
@@ -29,7 +29,7 @@ pub(super) struct BenchmarkConfiguration {
     start: for<'a> fn(&'a SuiteRun, &'a mut ControlPlane) -> LocalBoxFuture<'a, Result<RunningConfiguration>>,
 }
 
-/// The configurations in the order of measurement. Each has a control plane of its own.
+/// The configurations of the claim load in the order of measurement. Each has a control plane of its own.
 pub(super) const CONFIGURATIONS: &[BenchmarkConfiguration] = &[
     BenchmarkConfiguration {
         name: "Upstream",
@@ -91,7 +91,7 @@ impl RunningConfiguration {
     /// Stops all processes.
     ///
     /// # Errors
-    /// If one has already exited.
+    /// If one has already exited, or had to be killed.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in self.controllers.iter_mut().chain(&mut self.drivers) {
             process.stop().await?;
@@ -100,7 +100,8 @@ impl RunningConfiguration {
     }
 }
 
-/// Starts a control plane for a load: without limits and audit log.
+/// Starts a control plane for a load: etcd and kube-apiserver only, with raised request limits, and without
+/// priority and fairness and audit log.
 ///
 /// # Errors
 /// If a component does not become ready.

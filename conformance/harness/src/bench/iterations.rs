@@ -93,7 +93,8 @@ fn median_node(iterations: &[&NodeRoleUsage]) -> Option<NodeRoleUsage> {
     })
 }
 
-/// The median of every measured value. Idle memory is left out: it is measured once.
+/// The median of every measured value. Names, descriptions and numbers of objects and calls are those of the
+/// first iteration. Idle memory is left out: it is measured once.
 pub(super) fn medians(iterations: &[BenchmarkResults]) -> BenchmarkResults {
     let median_of = |field: fn(&BenchmarkResults) -> &[ConfigurationResults]| {
         median_configurations(&iterations.iter().map(field).collect::<Vec<_>>())

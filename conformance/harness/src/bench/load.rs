@@ -21,7 +21,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Concurrent clients.
+/// Concurrent clients of every load except the pod load and the sequential load.
 pub(super) const CONCURRENT_USERS: usize = 50;
 /// Maximum wait for the results of a load. Sufficient on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -33,9 +33,10 @@ pub(super) const EXPANDED_SIZE: &str = "2Gi";
 /// Latencies of a load.
 #[derive(Clone, Debug)]
 pub(super) struct LoadTiming {
-    /// From the first request to the last observed result.
+    /// From the start of the load to the last observed result; of the upper bound, to the last response.
     pub(super) elapsed: Duration,
-    /// From each request to its observed result, in ascending order.
+    /// One per object, in ascending order: from its first request to the observed result. Of the upper bound:
+    /// to the response of its last request.
     pub(super) latencies: Vec<Duration>,
 }
 

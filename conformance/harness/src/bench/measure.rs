@@ -1,4 +1,4 @@
-//! Cost of a load: CPU time and memory by process, requests and watches at the API server.
+//! Cost of a load: CPU time and memory by process; requests, watches and watch events at the API server.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
@@ -24,7 +24,7 @@ pub(super) struct UsageReading {
 /// Counters of the API server.
 #[derive(Clone, Debug, Default)]
 struct ApiCounters {
-    /// Responses by verb and resource.
+    /// Responses by verb, resource and subresource.
     requests: BTreeMap<String, f64>,
     /// Writes, failed ones included.
     writes: f64,

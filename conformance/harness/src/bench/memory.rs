@@ -25,7 +25,8 @@ use crate::{
 
 const DRIVERS: usize = 5;
 const NODES: usize = 100;
-/// The controllers of kube-controller-manager that Cofferdam's roles replace.
+/// The controllers of kube-controller-manager that Cofferdam's roles replace, without
+/// `volumeattributesclass-protection-controller`.
 const UPSTREAM_CONTROLLERS: &str = "persistentvolume-binder-controller,\
                                     persistentvolume-protection-controller,\
                                     persistentvolumeclaim-protection-controller,\
@@ -94,7 +95,8 @@ async fn start_cofferdam(
     cofferdam::start_with_csi_driver_and_flags(run, account, first.socket(), &flags).await
 }
 
-/// Resident memory of kube-controller-manager and of each driver's sidecars, by program.
+/// Starts kube-controller-manager and the sidecars of each driver. Returns their resident memory when idle,
+/// in bytes and summed by program, and stops them.
 async fn measure_upstream(
     run: &SuiteRun,
     plane: &mut ControlPlane,

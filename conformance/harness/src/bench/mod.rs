@@ -1,8 +1,8 @@
 //! `make bench-peers`: the same loads on the upstream controllers, on Cofferdam, and on the API server only.
 //! The pod load and idle memory are measured on the first two only.
 //!
-//! Each configuration has a fresh control plane. Everything runs on one machine, so only the ratios within a
-//! run are meaningful.
+//! Each configuration has a fresh control plane; for idle memory, both use the same one. Everything runs on
+//! one machine, so only the ratios within a run are meaningful.
 
 mod attachments;
 mod claims;
@@ -91,7 +91,7 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
 }
 
 /// Measures everything, or the groups of `LOADS`, and writes the results to the directory in `OUTPUT`, by
-/// default that of the run. Results of single groups are always written to the run's directory.
+/// default that of the run. With `LOADS`, always writes to the run's directory. Prints the report at the end.
 ///
 /// # Errors
 /// If something does not run, or a load does not finish.

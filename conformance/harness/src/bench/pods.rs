@@ -1,6 +1,6 @@
 //! The pod load: clients create a claim and a pod, wait until the pod runs, and delete both. It runs on a
-//! real kubelet with Cofferdam's `node`. The configurations differ in the provisioner, the attacher, and the
-//! controllers that bind and protect claims.
+//! real kubelet with Cofferdam's `node`. The configurations differ in the provisioner, the attacher, the
+//! controllers that bind and protect claims, and the process that runs the driver.
 
 use std::{
     collections::HashMap,
@@ -127,7 +127,7 @@ impl<'a> PodLoad<'a> {
     }
 }
 
-/// The controllers, the driver and the node.
+/// The controllers outside kube-controller-manager, the driver and the node.
 struct PodConfiguration {
     processes: Vec<ManagedProcess>,
     /// Number of controllers; they come first in `processes`.

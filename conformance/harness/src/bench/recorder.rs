@@ -46,7 +46,7 @@ impl<'a> LoadRecorder<'a> {
         self.loads
     }
 
-    /// Waits until the API server is idle, and starts the next load.
+    /// Waits until the API server is idle, and takes the reading before the next load.
     ///
     /// # Errors
     /// If a process has ended, or the API does not answer.
@@ -55,7 +55,8 @@ impl<'a> LoadRecorder<'a> {
         Ok(())
     }
 
-    /// Adds the measurement of the load that ended.
+    /// Adds the measurement of the load that ended. Its cost is that since the last
+    /// [`begin_load`](Self::begin_load) or `end_load`.
     ///
     /// # Errors
     /// As [`begin_load`](Self::begin_load), or if a request was forbidden.

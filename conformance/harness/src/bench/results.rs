@@ -88,7 +88,8 @@ impl ConfigurationResults {
     }
 }
 
-/// Measurements of all configurations.
+/// Measurements of all configurations: of one iteration, or medians. Only the medians have `memory`, which is
+/// measured once. Loads that were not selected are empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct BenchmarkResults {
     pub(super) claims: Vec<ConfigurationResults>,
@@ -109,7 +110,7 @@ pub(super) struct Cost {
     pub(super) memory: BTreeMap<String, u64>,
     /// Writes per object, those of the load included.
     pub(super) writes: f64,
-    /// Requests per object, by verb and resource, without those below 0.005 per object.
+    /// Requests per object, by verb, resource and subresource, without those below 0.005 per object.
     pub(super) requests: BTreeMap<String, f64>,
     /// Watch events per object.
     pub(super) events: f64,

@@ -99,8 +99,8 @@ impl ScheduledPods {
         send(&self.client, "DELETE", &format!("{}/pod-{number}", self.path), &delete_options).await
     }
 
-    /// Checks that `volumesAttached` of each Node has exactly the volumes of its pods, and that each volume
-    /// is attached.
+    /// Checks that `volumesAttached` of each Node has exactly the volumes of its pods, apart from those of
+    /// other drivers, and that each volume is attached.
     async fn check(&self) -> Result<()> {
         let nodes = list_items(&self.client, NODES_PATH).await?;
         for (number, object) in nodes.iter().map(|object| (string_at(object, "/metadata/name"), object)) {

@@ -1,5 +1,5 @@
 //! Compares attachers and resizers on existing volumes. Cofferdam's roles create the volumes for each of
-//! them, and stop before the load starts.
+//! them, and stop before the load starts. Clients create the volumes for the upper bound.
 
 use anyhow::Result;
 

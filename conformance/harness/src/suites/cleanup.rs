@@ -1,8 +1,8 @@
 //! A run leaves no process, mount, loop device or cgroup after a panic of its suite, or after SIGINT or
-//! SIGKILL of its harness. If process 1 of the run's namespaces is killed too, a loop device and a cgroup are
-//! left, and the next run removes them.
+//! SIGKILL of its harness. If process 1 of the run's PID namespace is killed too, a loop device and a cgroup
+//! are left. The next harness removes them at its start: the suite calls the function for this itself.
 //!
-//! This suite runs a nested harness with suites that leak resources on purpose.
+//! This suite runs nested harnesses with suites that leak resources on purpose.
 
 use std::{
     fs::{self, File},
@@ -57,7 +57,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     inner.process.wait_exit(TIMEOUT).await?;
     wait_clean(&inner, "kill -9 of the harness").await?;
 
-    // If process 1 is killed too, the next run removes loop devices and cgroups.
+    // If process 1 is killed too, the next harness removes loop devices and cgroups.
     let mut inner = start_and_wait(run, "kill-all").await?;
     inner.process.kill().await?;
     until("its processes are gone", TIMEOUT, async || ensure_no_sleeper()).await?;
@@ -82,7 +82,8 @@ pub(super) async fn leak_and_hang(run: &SuiteRun) -> Result<()> {
     std::future::pending().await
 }
 
-/// Leaks a daemon in its own session, a mount, a loop device, and a cgroup with a child.
+/// Leaks a daemon in its own session, a mount, a loop device, and a cgroup with a child. Then creates
+/// [`READY_FILE`].
 async fn leak_resources(run: &SuiteRun) -> Result<()> {
     process::run_to_completion(
         "sh",
@@ -119,7 +120,8 @@ fn start(run: &SuiteRun, suite: &str, name: &str) -> Result<InnerHarness> {
     Ok(InnerHarness { process, id, name: leftovers::run_name(id, suite) })
 }
 
-/// Starts a nested harness with [`HANG_SUITE`], and waits until it has leaked its resources.
+/// Starts a nested harness with [`HANG_SUITE`], and waits until the suite has leaked its resources. Checks
+/// that the daemon, the loop device and the cgroup exist.
 async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     let mut inner = start(run, HANG_SUITE, name)?;
     let file = ready_file(run, name, HANG_SUITE, &inner);

@@ -67,8 +67,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Waits until kube-controller-manager works, by the deletion of a namespace. During its start,
-/// kube-controller-manager exits if the API server does not respond or has no RBAC rules yet.
+/// Creates and deletes a namespace, and waits until it is removed: kube-controller-manager works then. During
+/// its start, kube-controller-manager exits if the API server does not respond or has no RBAC rules yet.
 async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     const NAMESPACE: &str = "passing";
     let object = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
@@ -103,7 +103,8 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a restore of etcd removes later writes and keeps earlier ones.
+/// Checks that a restore of etcd removes the writes after the copy and keeps those before it. Restarts etcd,
+/// the API server and kube-controller-manager.
 async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));

@@ -1,5 +1,5 @@
-//! csi-sanity on Cofferdam's drivers behind `csi-server` and `node`: two processes, of which only the first
-//! has the driver.
+//! csi-sanity on Cofferdam's drivers behind the roles `csi-server` and `node`: two processes, of which only
+//! that of `csi-server` loads the driver.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,8 @@ use crate::{
 
 const NODE: &str = "node-1";
 const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
-/// Size of a volume in bytes, large enough for a filesystem in an image.
+/// Size of a volume in bytes before its expansion to twice this size. Large enough for a filesystem in an
+/// image.
 const SIZE: u64 = 64 << 20;
 /// Skip reasons of tests for methods and capabilities of CSI 1.13, which no driver here has.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
@@ -97,7 +98,8 @@ const ROWS: [SanityRun; 4] = [
         name: "image",
         backend: BackendFixture::pool,
         access_type: "mount",
-        // Snapshots require reflinks, which this filesystem does not support.
+        // Crash-consistent copies, the default for images, require reflinks, which this filesystem does not
+        // support.
         volume_parameters: "kind: image\nconsistency: none\n",
         snapshot_parameters: "consistency: none\n",
         expected: SanityCounts { passed: 71, failed: 0, skipped: 31 },

@@ -1,4 +1,6 @@
-//! kube-apiserver still gives the recorded responses with which `make test` compares the embedded API.
+//! kube-apiserver still gives the recorded responses with which `make test` compares the embedded API, except
+//! to some requests whose responses may change. With the environment variable `RECORD` the suite records the
+//! responses instead.
 
 use std::{env, path::Path};
 

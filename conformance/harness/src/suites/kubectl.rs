@@ -32,7 +32,7 @@ use crate::{
 /// Controllers whose work the embedded API includes: finalization of namespaces and garbage collection.
 const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
 const NAMESPACE: &str = "kubectl";
-/// Timeout of a command.
+/// Timeout of a command, and of all repetitions of one with [`RunMode::UntilEqual`].
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
 /// Maximum differences in an error. The transcripts contain all of them.
 const MAX_SHOWN_DIFFERENCES: usize = 12;
@@ -99,7 +99,7 @@ async fn run_until_equal(
     }
 }
 
-/// Output of kubectl.
+/// Exit code and output of kubectl. The code is `None` if a signal ended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KubectlOutput {
     code: Option<i32>,
@@ -197,7 +197,8 @@ impl KubectlRunner {
     }
 }
 
-/// Differences without a deviation, and deviations without a difference.
+/// Errors of the comparison: differences without a deviation, deviations without a difference, and deviations
+/// that no command uses or that are not listed.
 #[derive(Debug, Default)]
 struct KubectlComparison {
     errors: Vec<String>,

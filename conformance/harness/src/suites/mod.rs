@@ -1,4 +1,5 @@
-//! The suites, one module each.
+//! The suites and where they are implemented: each in a module of its own, except `node-shutdown`, which is
+//! in `pods`, and the benchmarks, which are in `crate::bench`.
 
 mod cleanup;
 mod control_plane;
@@ -23,8 +24,9 @@ use futures::future::LocalBoxFuture;
 
 use crate::{bench, run::SuiteRun};
 
-/// A suite. It runs in Linux namespaces of its own, and passes if `run` returns `Ok` and the launcher finds
-/// no loop device, cgroup or mount of it afterwards.
+/// A suite, or a benchmark or fixture that is started like one. It runs in a mount namespace and a PID
+/// namespace of its own. It passes if `run` returns `Ok` within the time limit, the clean-up succeeds, and
+/// the launcher finds no loop device, cgroup or mount of it afterwards.
 #[derive(Debug)]
 pub struct Suite {
     /// The name on the command line.
@@ -44,7 +46,7 @@ pub struct Suite {
 pub enum SuiteLane {
     /// The suite needs the machine for itself: it measures, or removes leftovers of other runs.
     Exclusive,
-    /// Suites that use the processors, and those with a kubelet: pods of two nodes would have the same
+    /// Suites that use the processors, and those with a kubelet: pods of two suites would have the same
     /// addresses, because suites share the machine's network.
     Main,
     /// Suites that mostly wait.
@@ -58,7 +60,7 @@ impl SuiteLane {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// All suites, in the order in which each lane runs them.
+/// The suites that a run without names runs, in the order in which each lane runs them.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "cleanup",
@@ -207,10 +209,10 @@ const CLEANUP_FIXTURES: &[Suite] = &[
     },
 ];
 
-/// The suite of this name.
+/// The suite, benchmark or fixture of the suite `cleanup` with this name.
 ///
 /// # Errors
-/// If there is none; the error lists the names.
+/// If there is none. The error lists the names of [`SUITES`] only.
 pub fn find(name: &str) -> Result<&'static Suite> {
     let names = || SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>().join(", ");
     SUITES

@@ -50,12 +50,15 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
 
 /// A controller with two implementations, of which at most one runs.
 trait ReplacedController {
-    /// Starts an implementation.
+    /// Starts an implementation, and waits until it is ready. [`BinderOfCofferdam`] also starts Cofferdam's
+    /// provisioner.
     async fn start(&mut self, implementation: Implementation) -> Result<()>;
     /// Stops the running implementation, which the argument names. Cofferdam and csi-provisioner are killed.
-    /// kube-controller-manager is killed, and started again without the controller.
+    /// kube-controller-manager is killed, and started again without the controller. [`BinderOfCofferdam`]
+    /// kills Cofferdam's provisioner, too, for either implementation.
     async fn kill(&mut self, implementation: Implementation) -> Result<()>;
-    /// The volumes of the driver: name by handle. May restart Cofferdam.
+    /// The volumes of the driver: name by handle. [`BinderOfCofferdam`] restarts Cofferdam's process, and
+    /// does not wait until it is ready.
     async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>>;
 }
 

@@ -135,8 +135,9 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// Runs a scenario without a crash, then with a crash after a random effect. Only counts a scenario that is
-/// skipped on Kubernetes.
+/// Runs a scenario without a crash, and then with a crash after a random effect. The second run is left out
+/// if all effects are those of another node. A scenario that is skipped on Kubernetes is not run, only
+/// counted and noted.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,
@@ -170,9 +171,9 @@ async fn run_with_and_without_crash(
     Ok(())
 }
 
-/// Runs a scenario after the objects of the previous one are deleted. `crash_after` is the number of the
-/// effect after which the process is killed. Returns the differences from the expected result, and the number
-/// of effects.
+/// Deletes the objects of the previous run, and runs a scenario. `crash_after` is the number of the effect,
+/// from 1, after which the process is killed; `None` for a run without a crash. Returns the differences from
+/// the expected result, and the number of effects.
 async fn run_scenario(
     client: &Client,
     cluster: &Arc<KubernetesCluster>,
@@ -189,7 +190,8 @@ async fn run_scenario(
     Ok((scenario.real_time_differences(outcome, crash_after.is_some()), effects.len()))
 }
 
-/// Deletes the objects of the previous scenario.
+/// Deletes the objects of the previous run: all objects of the kinds below in the cluster or in the namespace
+/// `default`, but of ConfigMaps only those whose names start with `cofferdam-`.
 async fn delete_all_objects(client: &Client) -> Result<()> {
     let default = || client.clone();
     delete_objects::<VolumeAttachment>(&Api::all(default()), "").await?;

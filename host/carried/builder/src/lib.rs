@@ -36,7 +36,7 @@ pub enum BuildError {
     /// Cargo did not set a variable: the caller is not a build script.
     #[error("cargo has not set {0}; expected to run in a build script")]
     Variable(&'static str),
-    /// The directory of the calling crate cannot be found.
+    /// The path of the calling crate's directory cannot be resolved.
     #[error("the directory {} of the crate: {source}", .directory.display())]
     CrateDirectory {
         /// The directory, as cargo named it.
@@ -84,8 +84,8 @@ impl fmt::Debug for BuildError {
 /// Builds the guests and passes the path of each component to the crate whose build script calls this.
 ///
 /// # Errors
-/// The caller is not a build script, the workspace is not found, the target cannot be installed, or a guest
-/// does not build.
+/// The caller is not a build script, the workspace or the target directory is not found, the target cannot be
+/// installed, or a guest does not build.
 pub fn build(guests: &[GuestPackage]) -> Result<(), BuildError> {
     let root = workspace()?;
     for watched in ["wit", "guest-sdk", "Cargo.toml", "Cargo.lock"] {
@@ -164,8 +164,8 @@ fn build_guest(guest: &GuestPackage, root: &Path, target: &Path) -> Result<PathB
     Ok(component)
 }
 
-/// Returns `true` if the outer cargo, clippy or a coverage tool set this variable for the host's compilation.
-/// Guests must not inherit it.
+/// Returns `true` if this variable configures the host's compilation: the outer cargo, clippy, a coverage
+/// tool or, like `RUSTFLAGS`, a person sets it. Guests must not inherit it.
 fn is_from_outer_build(name: &str) -> bool {
     const KEPT: [&str; 2] = ["CARGO_HOME", "CARGO_NET_OFFLINE"];
     let prefixes = ["CARGO", "RUSTC", "RUSTFLAGS", "RUSTDOC", "CLIPPY", "LLVM_PROFILE", "DEP_"];

@@ -35,7 +35,7 @@ pub(crate) const COMPONENT_KEYS: [&str; 8] =
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct BackendSection {
-    /// File of the component; absent for CSI drivers and for the built-in drivers.
+    /// File of the component; absent for CSI drivers, and in dev mode for the built-in drivers.
     pub(crate) file: Option<PathBuf>,
     /// Socket of an existing CSI driver, in place of a component.
     pub(crate) csi: Option<CsiSocketAddress>,

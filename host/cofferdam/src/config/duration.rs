@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GoDuration(Duration);
 
-/// Text that is not a duration above zero.
+/// Text that is not a duration, or one of zero or of more than [`u64::MAX`] nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a duration: expected one above zero such as 500ms, 10s or 1m30s")]
 pub(crate) struct InvalidDuration(String);

@@ -344,7 +344,8 @@ impl ResolvedConfig {
         self.provenance.origin_of(key)
     }
 
-    /// Formats every effective value with its origin, one per line, in columns.
+    /// Formats every setting with its value and origin, one per line, in columns. The values are those of the
+    /// sources: defaults that the program derives are `(not set)`, and `$(node-name)` is not replaced.
     pub(crate) fn to_table(&self) -> String {
         let mut table = TextTable::new(["KEY", "VALUE", "FROM"]);
         for setting in SETTINGS.iter() {

@@ -111,7 +111,8 @@ impl Roles {
         }
     }
 
-    /// Reports if the process loads drivers: every role but those of a node does.
+    /// Reports if the process has a role other than those of a node. Such a process loads the configured
+    /// drivers.
     pub(crate) fn has_driver_roles(&self) -> bool {
         !self.cluster.is_empty() || !self.servers.is_empty()
     }

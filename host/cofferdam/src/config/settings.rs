@@ -2,7 +2,8 @@
 //!
 //! A setting is declared once, in the `settings` call below. The declaration generates its flag with help,
 //! its environment variable, its field in [`Configuration`], its default, the keys that an error about an
-//! unknown key lists, its row in the output of `cofferdam config`, and its row in docs/configuration.md.
+//! unknown key lists, and its row in the output of `cofferdam config`. A test compares the declarations with
+//! the table in docs/configuration.md.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::LazyLock};
 

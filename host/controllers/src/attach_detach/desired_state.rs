@@ -154,8 +154,9 @@ pub(super) fn desired_attachments(
     desired.into_values().collect()
 }
 
-/// Returns the nodes on which a pod that is not terminated names the volume's claim, whatever the claim's
-/// state. They keep the volume attached. See [`desired_attachments`] for the conditions of a new attachment.
+/// Returns the nodes on which a pod that is not terminated may use the claim in the volume's `claimRef`,
+/// whether or not the claim is bound to the volume (see `can_refer_to_claim`). These nodes keep the volume
+/// attached. See [`desired_attachments`] for the conditions of a new attachment.
 pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHandle) -> BTreeSet<NodeName> {
     let volumes = cache.volumes_with_handle(driver, handle);
     let references = volumes.iter().filter_map(|volume| volume.claim_ref.as_ref());
@@ -167,8 +168,9 @@ pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHa
 }
 
 /// Returns true if a pod on the node may use the volume of a VolumeAttachment whose PersistentVolume is
-/// deleted. Another PersistentVolume may have the same handle, and a deleted claim may have been bound to the
-/// volume.
+/// deleted. The pod may do so if its claim is deleted or cannot be decoded, and may have been bound to the
+/// volume, if its claim names the deleted PersistentVolume, or if another PersistentVolume with the same
+/// handle has the claim in its `claimRef`.
 pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -> bool {
     let VolumeAttachment { name, node, attacher, .. } = attachment;
     let is_attached_volume = |volume: &Volume| {
@@ -192,8 +194,9 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
     pods.iter().filter(|pod| !pod.terminated).any(|pod| PodIndex::claims_of(pod).any(|key| may_use(pod, key)))
 }
 
-/// Returns true if a scheduled pod that is not terminated may use the claim of a claimRef. If the claim was
-/// re-created, only pods that are not younger than the new claim may use the old one.
+/// Returns true if a scheduled pod that is not terminated may use the claim of a claimRef. It may if the
+/// claim is deleted or cannot be decoded. If the claim was re-created, only pods that are not younger than
+/// the new claim may use the old one.
 fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     if pod.node.is_none() || pod.terminated {
         return false;

@@ -33,8 +33,9 @@ pub(super) struct InputSources<'a> {
 
 impl InputSources<'_> {
     /// Returns the input for a volume, or for an unresolved VolumeAttachment. Returns `None` for a claim, for
-    /// a volume name that is not a CSI volume's, and for a VolumeAttachment that is not in the cache or is
-    /// not of a deleted volume (see [`is_of_deleted_volume`](Self::is_of_deleted_volume)).
+    /// a volume name that is not a CSI volume's, and for a VolumeAttachment that is not in the cache, cannot
+    /// be decoded or is not of a deleted volume (see
+    /// [`is_of_deleted_volume`](Self::is_of_deleted_volume)).
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -83,7 +84,8 @@ impl InputSources<'_> {
                 ));
             }
         }
-        // Unresolved VolumeAttachments with the names of the volume's block the volume, too.
+        // An unresolved VolumeAttachment with the name that this volume's VolumeAttachment has on the same
+        // node blocks the volume, too.
         for attachment_name in self.state.unresolved_attachments_named_for(name, &driver, &handle) {
             let Some(attachment) = self.cache.attachments.get(&attachment_name).into_object() else {
                 continue;
@@ -160,9 +162,10 @@ impl InputSources<'_> {
         })
     }
 
-    /// Returns true if a VolumeAttachment was created for pods and its PersistentVolume is deleted or
-    /// replaced. An undecodable PersistentVolume counts as existing. In-tree volumes return false, because
-    /// the names of their VolumeAttachments cannot be compared.
+    /// Returns true if a VolumeAttachment was created for pods, and its PersistentVolume is deleted or was
+    /// created again with another CSI source. Returns false if the VolumeAttachment names no
+    /// PersistentVolume, or if its PersistentVolume cannot be decoded or has no CSI source: the name of the
+    /// VolumeAttachment cannot be compared with that of such a volume.
     pub(super) fn is_of_deleted_volume(&self, attachment: &VolumeAttachment) -> bool {
         let Some(name) = attachment.volume().filter(|_| names::is_pod_attachment(&attachment.name)) else {
             return false;
@@ -200,8 +203,9 @@ impl InputSources<'_> {
         )
     }
 
-    /// Returns the rules' input for a VolumeAttachment. `volume` is `None` if its PersistentVolume is deleted
-    /// or replaced. `needed_by_pod` is true if pods on its node need the volume.
+    /// Returns the rules' input for a VolumeAttachment. `volume` is the volume under which the Node reports
+    /// it. With `None`, the Node's entry is found by the VolumeAttachment's name. For `needed_by_pod`, see
+    /// [`ActualAttachment::needed_by_pod`].
     pub(super) fn actual_attachment(
         &self,
         attachment: &VolumeAttachment,
@@ -260,8 +264,9 @@ impl InputSources<'_> {
     }
 
     /// Returns the rules' input for a VolumeAttachment that was created for pods, and the name of its volume.
-    /// The name is `None` if the PersistentVolume is deleted or replaced. Returns `None` for other
-    /// VolumeAttachments, and if the PersistentVolume cannot be decoded or has an in-tree source.
+    /// The name is `None` if the PersistentVolume is deleted or was created again with another CSI source.
+    /// Returns `None` for VolumeAttachments that were not created for pods or name no PersistentVolume, and
+    /// if the PersistentVolume cannot be decoded or has no CSI source.
     pub(super) fn resolve_attachment(
         &self,
         attachment: &VolumeAttachment,

@@ -74,7 +74,7 @@ impl AttachDetachMetrics {
         metrics
     }
 
-    /// Sets the cache whose volumes are counted.
+    /// Sets the cache whose volumes and VolumeAttachments are counted.
     pub(super) fn set_cache(&self, cache: &Arc<Cache>) {
         self.state.lock().cache = Arc::downgrade(cache);
     }
@@ -106,7 +106,8 @@ impl AttachDetachMetrics {
     }
 }
 
-/// Counts volumes on each scrape.
+/// Encodes the gauges on each scrape: it counts the volumes in the cache, and reads the counted force
+/// detaches.
 #[derive(Debug)]
 struct VolumeCollector(AttachDetachMetrics);
 

@@ -45,7 +45,8 @@ const BACKOFF: ExponentialBackoff =
 /// Delay of the event of a pod whose claim has no attachable volume: the cache may receive the claim and the
 /// volume later than the pod.
 const CLAIM_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Maximum keys that are reconciled concurrently, most of them volumes; each needs one small write.
+/// Maximum keys that are reconciled concurrently. Most of them are volumes, which usually need one small
+/// write.
 const WORKERS: usize = 64;
 /// Maximum concurrent updates of Nodes.
 const NODE_WORKERS: usize = 32;
@@ -57,7 +58,7 @@ pub(crate) struct AttachDetachContext {
     pub(super) events: EventRecorder,
     pub(super) recorders: StepRecorders,
     pub(super) settings: AttachDetachSettings,
-    /// Longest delay of the back-off (`--retry-interval-max`).
+    /// Cap of the delay of the back-off, if it is below the back-off's own maximum (`--retry-interval-max`).
     pub(super) retry_interval_max: Duration,
     pub(super) metrics: AttachDetachMetrics,
     pub(super) queue_metrics: Metrics,
@@ -121,7 +122,8 @@ impl AttachDetach {
     }
 
     /// Reconciles one key. Performs the steps of [`ReconcileInput::next_step`] until the next one is
-    /// `NoAction`, a step fails, or the limit of steps is reached. The key of a claim only leads to events.
+    /// `NoAction`, a step ends the reconcile, the key has no input any more, or the limit of steps is
+    /// reached. A refused step does not end the reconcile. The key of a claim only leads to events.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);
@@ -238,7 +240,8 @@ impl AttachDetach {
         }
     }
 
-    /// Checks that a pod that uses the volume still exists: attaching to many nodes takes time.
+    /// Checks that a pod that uses the volume still exists and is not terminated: attaching to many nodes
+    /// takes time.
     fn is_still_desired(&self, desired_attachment: &DesiredAttachment) -> bool {
         let there = |pod: &Arc<Pod>| {
             let now = self.context.cache.pods.get(&pod.key).into_object();
@@ -268,7 +271,7 @@ impl AttachDetach {
     }
 
     /// Returns the resourceVersion of the cached Node, and whether its `volumesAttached` has the volume.
-    /// Returns zero and false if the cache lacks the Node or the VolumeAttachment.
+    /// Returns zero and false if the cache lacks the Node or the VolumeAttachment, or cannot decode it.
     fn volumes_attached_entry(&self, actual_attachment: &ActualAttachment) -> (ResourceVersion, bool) {
         let cache = &self.context.cache;
         let (Some(node), Some(attachment)) = (
@@ -385,7 +388,8 @@ impl AttachDetach {
         Err(action)
     }
 
-    /// Emits an event on the pods of each attach that has completed, and records its duration.
+    /// Emits an event on the pods of each attach that this process has observed and that has completed, and
+    /// records its duration.
     fn emit_attach_events(&self, input: &ReconcileInput) {
         for actual_attachment in input
             .actual
@@ -420,7 +424,8 @@ impl AttachDetach {
         }
     }
 
-    /// Reconciles a claim: emits an event on each pod on a managed node that cannot use the claim's volume.
+    /// Reconciles a claim: emits an event on each pod on a managed node that cannot use the claim's volume,
+    /// once this has lasted for [`CLAIM_EVENT_DELAY`].
     fn reconcile_claim(&self, claim: &ClaimKey, key: &Key) -> Action {
         let cache = &self.context.cache;
         let pods = cache.pods_using_claim(claim).into_iter().filter(|pod| {

@@ -26,7 +26,7 @@ const FAILED: &str = "FailedAttachVolume";
 pub enum NodeState {
     /// The Node does not exist.
     Deleted,
-    /// The Node cannot be decoded: nothing is attached or detached.
+    /// The Node cannot be decoded: nothing is attached, and only requested detaches are completed.
     Undecodable,
     /// The node's kubelet attaches volumes.
     Unmanaged,
@@ -46,7 +46,7 @@ pub struct DesiredAttachment {
     pub node: NodeName,
     /// State of the node.
     pub node_state: NodeState,
-    /// The PersistentVolume that the pods use.
+    /// The PersistentVolume that the pods use. If they use several with the same handle: the first by name.
     pub volume: Arc<Volume>,
     /// The pods, at least one.
     pub pods: Vec<Arc<Pod>>,
@@ -78,10 +78,12 @@ pub enum AttachmentPurpose {
     /// Created for pods, by this controller or by upstream's. Its PersistentVolume is deleted, or deleted and
     /// created again with another source.
     PodOfDeletedVolume,
-    /// Has the name of a VolumeAttachment for pods on its node, but the cache does not show that it is for
-    /// this volume: another client created it, or it or its PersistentVolume cannot be decoded.
+    /// Has the name that this volume's VolumeAttachment for pods has on its node, but the cache does not show
+    /// that it is for this volume: it cannot be decoded, it names no PersistentVolume, or its
+    /// PersistentVolume cannot be decoded or has no CSI source.
     NameConflict,
-    /// Created by another client, under another name. It blocks an exclusive volume for other nodes.
+    /// For this volume, but created by another client, under another name or for another driver. As every
+    /// VolumeAttachment of the volume, it blocks an exclusive volume for other nodes.
     Other,
 }
 
@@ -113,8 +115,9 @@ pub struct ActualAttachment {
     pub attach_error: Option<String>,
     /// Message of `status.detachError`.
     pub detach_error: Option<String>,
-    /// A pod on the node names the volume's claim, whatever the claim's state, or may use a volume whose
-    /// PersistentVolume is deleted.
+    /// On the node, a pod that is not terminated names the volume's claim, whatever the claim's phase, or may
+    /// use a volume whose PersistentVolume is deleted. False if the VolumeAttachment was not created for
+    /// pods, or if the CSIDriver has `attachRequired: false`.
     pub needed_by_pod: bool,
     /// Time since this process found that no pod on the node needs the volume any more. Zero while a pod
     /// needs it, and for a VolumeAttachment that was not created for pods.
@@ -122,7 +125,8 @@ pub struct ActualAttachment {
     /// Duration of the attach so far, as this process measures it. Zero unless a pod needs the volume, and
     /// the VolumeAttachment is neither attached nor being deleted.
     pub attaching_for: Duration,
-    /// The volume is in the node's `volumesAttached`, or an update in flight may add it.
+    /// The volume is in the node's `volumesAttached`, or an update in flight may add it. False if the Node
+    /// does not exist or cannot be decoded.
     pub in_volumes_attached: bool,
     /// The volume is in the node's `volumesInUse`. For a deleted Node, the last state counts; true if it is
     /// unknown.
@@ -165,10 +169,10 @@ pub struct ReconcileInput {
     pub driver: DriverName,
     /// The volume handle. `None` if the PersistentVolume is deleted, or created again with another source.
     pub handle: Option<VolumeHandle>,
-    /// Nodes whose pods use the volume, by name.
+    /// Nodes whose pods use the volume, sorted by name. Empty if the CSIDriver has `attachRequired: false`.
     pub desired: Vec<DesiredAttachment>,
-    /// All VolumeAttachments of the PersistentVolumes with this handle, and those that have the name of such
-    /// a VolumeAttachment while their own PersistentVolume is deleted or unknown
+    /// All VolumeAttachments of the PersistentVolumes with this driver and handle, and those that have the
+    /// name of such a VolumeAttachment while their own PersistentVolume is deleted or unknown
     /// ([`AttachmentPurpose::PodOfDeletedVolume`] and [`AttachmentPurpose::NameConflict`]). Without a handle,
     /// the one VolumeAttachment of a deleted PersistentVolume.
     pub actual: Vec<ActualAttachment>,
@@ -177,7 +181,8 @@ pub struct ReconcileInput {
     pub uncertain: Option<(NodeName, Duration)>,
     /// Desired nodes whose CSINode lacks the driver.
     pub unregistered: Vec<NodeName>,
-    /// Nodes for which the API has rejected an effect in this reconcile. The other nodes continue.
+    /// Nodes for which the API server has refused an effect in this reconcile. The other nodes continue, but
+    /// an exclusive volume is not attached to another node instead.
     pub refused_nodes: BTreeSet<NodeName>,
     /// Force detach after a timeout (`--disable-force-detach-on-timeout` is not set).
     pub force_on_timeout: bool,
@@ -188,7 +193,8 @@ pub struct ReconcileInput {
 pub enum ForceDetachReason {
     /// The node is NotReady, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
     Timeout,
-    /// The Node has the taint `node.kubernetes.io/out-of-service`.
+    /// The Node has the taint `node.kubernetes.io/out-of-service`, and no pod on it needs the volume. This is
+    /// the reason even if the Node does not report the volume in use.
     OutOfService,
     /// The Node does not exist, and no pod on it has needed the volume for [`MAX_WAIT_FOR_UNMOUNT`].
     NodeGone,
@@ -209,7 +215,7 @@ impl ForceDetachReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachDecision {
     /// Do not detach: the volume is needed, or the VolumeAttachment or the Node is not this controller's to
-    /// change, or the VolumeAttachment is already being deleted.
+    /// change, or the Node cannot be decoded, or the VolumeAttachment is already being deleted.
     Keep,
     /// Detach after the node has unmounted the volume, or by force after this time. `None`: not by force.
     Wait(Option<Duration>),
@@ -219,13 +225,14 @@ pub enum DetachDecision {
 
 /// The next effect. A detach has these phases: its conditions are met (see [`decide_detach`]); the
 /// reconcile of the Node removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume
-/// is excluded from later lists ([`StartDetach`](Self::StartDetach)); a live read confirms that kubelet does
-/// not use it ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is deleted
-/// ([`Detach`](Self::Detach)).
+/// is excluded from later lists ([`StartDetach`](Self::StartDetach)); the conditions are checked again after
+/// a live read of the Node ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is
+/// deleted ([`Detach`](Self::Detach)).
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
-    /// No effect in the reconcile of the volume: nothing is to do, a condition is not met, or the reconcile
-    /// of the Node has to remove the volume from `volumesAttached` first.
+    /// No effect in the reconcile of the volume: nothing is to do, a condition is not met, the API server has
+    /// refused the effect, or the reconcile of the Node has to remove the volume from `volumesAttached`
+    /// first.
     NoAction,
     /// Exclude the volume from later lists of the node's `volumesAttached`.
     StartDetach(ActualAttachment),
@@ -240,7 +247,8 @@ pub enum AttachDetachStep {
     Attach(Vec<DesiredAttachment>),
 }
 
-/// Decides on the detach of a volume. The conditions and their order are those of upstream's `reconcile`:
+/// Decides on the detach of a volume. The first condition that is met decides. Conditions 5 to 8 follow
+/// upstream's `reconcile`:
 /// 1. The VolumeAttachment was not created for pods, or is being deleted: keep.
 /// 2. This process has requested the deletion ([`DetachState::Requested`]): detach.
 /// 3. A pod on the node needs the volume, and the PersistentVolume exists: keep.
@@ -351,8 +359,8 @@ impl ReconcileInput {
             .filter(|desired_attachment| matches!(desired_attachment.node_state, NodeState::Managed { .. }))
     }
 
-    /// Returns the next effect. Detach has precedence: when a pod moves, it releases the volume for the other
-    /// node.
+    /// Returns the next effect. Detaches have precedence over attaches: when a pod moves, the detach releases
+    /// the volume for the other node.
     pub fn next_step(&self) -> AttachDetachStep {
         for actual_attachment in self
             .actual
@@ -400,7 +408,8 @@ impl ReconcileInput {
         }
     }
 
-    /// Returns nodes whose `volumesAttached` must be updated.
+    /// Returns nodes whose `volumesAttached` lacks the volume or has it wrongly. They include Nodes that are
+    /// deleted, undecodable or not managed; the reconcile of the Node does not update these.
     pub fn nodes_to_update(&self) -> impl Iterator<Item = &NodeName> {
         let needs_update = |actual_attachment: &&ActualAttachment| {
             actual_attachment.in_volumes_attached
@@ -433,7 +442,8 @@ impl ReconcileInput {
         forced.chain(attaching.filter(|left| !left.is_zero())).chain(uncertain).min()
     }
 
-    /// Returns events for pods whose volume cannot be attached.
+    /// Returns events for pods on managed nodes whose volume cannot be attached, or was not attached within
+    /// [`ATTACH_TIMEOUT`].
     pub fn failures(&self) -> Vec<(Arc<Pod>, EventSpec)> {
         let attachments = self.attachments_by_node();
         let mut failures = Vec::new();
@@ -476,9 +486,9 @@ impl ReconcileInput {
         failures
     }
 
-    /// Returns the reason why a desired volume is not attached. Returns `None` if it is attached, if it is
-    /// being attached without an error or timeout, or if its VolumeAttachment is being deleted without an
-    /// error. The timeout text is upstream's.
+    /// Returns the reason why a desired volume is not attached. If its VolumeAttachment is being deleted,
+    /// only a detach error is a reason. Otherwise returns `None` if the volume is attached, or is being
+    /// attached without an error or timeout. The timeout text begins with upstream's.
     fn problem(&self, actual_attachment: &ActualAttachment) -> Option<String> {
         if actual_attachment.deleting {
             let error = actual_attachment.detach_error.as_ref()?;
@@ -504,8 +514,8 @@ impl ReconcileInput {
         Some(text)
     }
 
-    /// Returns the pods of other nodes that use the volume, in upstream's text. Pods of other namespaces are
-    /// only counted.
+    /// Returns the pods that use the volume on other nodes with a VolumeAttachment of it, in upstream's text.
+    /// Pods of other namespaces are only counted.
     fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
         let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
         let is_attached = |other: &&DesiredAttachment| {
@@ -540,7 +550,7 @@ pub fn attach_succeeded_event(volume: &Volume) -> EventSpec {
     EventSpec::normal("SuccessfulAttachVolume", text)
 }
 
-/// Event of a pod whose claim has no attachable volume.
+/// Event of a pod that cannot use the volume of its claim.
 pub fn unusable_claim_event(problem: &str) -> EventSpec {
     EventSpec::warning(FAILED, format!("AttachVolume.Attach failed: {problem}"))
 }

@@ -1,15 +1,17 @@
-//! In-memory state of the attach-detach controller: timers, and updates of `volumesAttached` in flight.
+//! In-memory state of the attach-detach controller: timers, progress of detaches, requests in flight or with
+//! an unknown result, VolumeAttachments whose volume is unknown, deleted Nodes and CSIDrivers, and emitted
+//! failures.
 //!
 //! The state is not persisted. It is empty after a restart, and then every decision is made from cluster
 //! objects alone: the force-detach timers start again, and a deleted Node whose status was not observed
 //! counts as using its volumes.
 //!
-//! Invariant: a volume is never added to a Node's `status.volumesAttached` after its detach has started. To
-//! ensure it,
+//! Invariant: this controller does not add a volume to a Node's `status.volumesAttached` while a detach of
+//! the volume from the Node is in progress. To ensure it,
 //! - a writer of `volumesAttached` registers the list with [`AttachState::prepare`] before it sends the
 //!   update, and
-//! - [`AttachState::start_detach`] excludes the volume from every list prepared later, and fails while an
-//!   earlier update may still add it.
+//! - [`AttachState::start_detach`] excludes the volume from every list prepared until the detach ends, and
+//!   fails while the list has the volume or an earlier update may still add it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -34,9 +36,10 @@ pub(super) enum Key {
     /// A volume with its VolumeAttachments.
     Volume(UniqueVolumeName),
     /// A VolumeAttachment for pods whose volume is not known from the cache: its PersistentVolume is deleted,
-    /// has another source, or cannot be decoded, or it names none (`inlineVolumeSpec`).
+    /// cannot be decoded, has no CSI source or has another driver or handle, or the VolumeAttachment names no
+    /// PersistentVolume (`inlineVolumeSpec`).
     UnresolvedAttachment(VolumeAttachmentName),
-    /// A claim. Pods that use it get an event if it has no attachable volume.
+    /// A claim. Each pod on a managed node that cannot use the claim's volume gets an event.
     Claim(ClaimKey),
 }
 
@@ -48,7 +51,7 @@ pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 /// again.
 const CSI_DRIVER_REPLACE_GRACE: Duration = Duration::from_secs(10);
 
-/// An update of `volumesAttached` that is in flight or whose result is unknown.
+/// An update of `volumesAttached` that is prepared, is in flight, or has an unknown result.
 struct PendingUpdate {
     /// The resourceVersion that the update requires. Once the Node is newer, the update has succeeded or will
     /// fail.
@@ -56,7 +59,8 @@ struct PendingUpdate {
     names: HashSet<VolumeAttachmentName>,
     /// Volumes of earlier pending updates that this update lacks.
     before: HashSet<VolumeAttachmentName>,
-    /// Time of the last request; `None` before the first.
+    /// Time of the last request of this update or of an earlier pending one, or of its end if its result is
+    /// unknown. `None` before the first request.
     sent: Option<Instant>,
 }
 
@@ -71,10 +75,11 @@ impl PendingUpdate {
 pub(super) struct PreparedUpdate {
     /// The CSI volumes that this controller reports as attached, in no order.
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
-    /// Time since the last request of an earlier update that may still take effect; `None` if there is none.
+    /// Time since the last request, or since its end, of an earlier update that may still take effect. `None`
+    /// if there is none.
     pub(super) unanswered_for: Option<Duration>,
-    /// VolumeAttachments that are in an earlier update but not in this one. The earlier update can no longer
-    /// take effect.
+    /// VolumeAttachments that are in earlier updates but not in this one. Empty unless the earlier updates
+    /// require an older version of the Node and therefore can no longer take effect.
     pub(super) superseded: Vec<VolumeAttachmentName>,
 }
 
@@ -82,7 +87,7 @@ pub(super) struct PreparedUpdate {
 struct UncertainAttach {
     name: VolumeAttachmentName,
     node: NodeName,
-    /// Time of the last request.
+    /// Time at which the request ended without a known result.
     requested_at: Instant,
 }
 
@@ -91,7 +96,7 @@ struct State {
     unneeded_since: HashMap<VolumeAttachmentName, Instant>,
     attaching: HashMap<VolumeAttachmentName, Instant>,
     detach_states: HashMap<VolumeAttachmentName, DetachState>,
-    /// Driver of each VolumeAttachment whose deletion was requested, and time of the first request.
+    /// Driver of each VolumeAttachment whose deletion this process requested, and time of the first request.
     detaching: HashMap<VolumeAttachmentName, (DriverName, Instant)>,
     pending_updates: HashMap<NodeName, PendingUpdate>,
     /// VolumeAttachments for pods whose volume is not known from the cache, by driver and node.
@@ -107,7 +112,7 @@ struct State {
     /// Failures of the last reconcile of each key, by pod UID: digest of the text, and time of the last
     /// event.
     emitted_failures: HashMap<Key, HashMap<Uid, (u64, Instant)>>,
-    /// Claims without an attachable volume, with the time when this was first found.
+    /// Claims whose volume a pod on a managed node cannot use, with the time when this was first found.
     unusable_claims: HashMap<ClaimKey, Instant>,
 }
 
@@ -229,8 +234,8 @@ impl AttachState {
         state.detaching.remove(name).map(|(driver, since)| (driver, since.elapsed()))
     }
 
-    /// Prepares an update of a node's list: all `names` whose detach has not started. `is_attached` is
-    /// checked again under the lock, because a detach may have completed meanwhile.
+    /// Prepares an update of a node's list: all `names` without a detach in progress for which `is_attached`
+    /// returns true. `is_attached` is called under the lock, because a detach may have completed meanwhile.
     pub(super) fn prepare(
         &self,
         node: &NodeName,
@@ -262,19 +267,21 @@ impl AttachState {
         }
     }
 
-    /// Records that the prepared update is sent.
+    /// Records that the prepared update is sent, or that its request has ended with an unknown result.
     pub(super) fn mark_sent(&self, node: &NodeName) {
         if let Some(update) = self.state.lock().pending_updates.get_mut(node) {
             update.sent = Some(Instant::now());
         }
     }
 
-    /// Ends a pending update that succeeded. Returns volumes of earlier updates that the list lacks.
+    /// Ends a pending update that succeeded, or that was not sent because the Node already has its list.
+    /// Returns VolumeAttachments of earlier updates that the list lacks.
     pub(super) fn commit(&self, node: &NodeName) -> HashSet<VolumeAttachmentName> {
         self.state.lock().pending_updates.remove(node).map(|update| update.before).unwrap_or_default()
     }
 
-    /// Ends a pending update that can no longer succeed. Returns its volumes.
+    /// Ends a pending update that can no longer take effect, and the earlier ones of the node. Returns their
+    /// VolumeAttachments.
     pub(super) fn abort(&self, node: &NodeName) -> Vec<VolumeAttachmentName> {
         self.state.lock().pending_updates.remove(node).into_iter().flat_map(PendingUpdate::all).collect()
     }
@@ -394,7 +401,7 @@ impl AttachState {
     }
 
     /// Records the current failures of a key. Returns, for each, whether it has to be emitted: it is new, or
-    /// was last emitted more than [`EVENT_REPEAT_INTERVAL`] ago.
+    /// was last emitted at least [`EVENT_REPEAT_INTERVAL`] ago.
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
         let mut state = self.state.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();
@@ -414,13 +421,14 @@ impl AttachState {
         new
     }
 
-    /// Returns true if the last reconcile of the key had failures.
+    /// Returns true if the last call of [`filter_new_failures`](Self::filter_new_failures) for the key had
+    /// failures.
     pub(super) fn has_failures(&self, key: &Key) -> bool {
         self.state.lock().emitted_failures.contains_key(key)
     }
 
-    /// Returns the time for which a claim has had no attachable volume, from the first such call on. `usable`
-    /// removes the timer.
+    /// Returns the time for which pods have been unable to use a claim's volume, from the first such call on.
+    /// `usable` removes the timer.
     pub(super) fn track_unusable_claim(&self, claim: &ClaimKey, usable: bool) -> Duration {
         let mut state = self.state.lock();
         if usable {

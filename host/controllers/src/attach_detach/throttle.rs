@@ -1,6 +1,6 @@
 //! Limits the rate of `volumesAttached` updates of each node. The delay after an update is proportional to
-//! the duration of that update, so it is short on an idle cluster. If updates are slow because of load, one
-//! update reports all volumes that were attached meanwhile.
+//! the duration of that update, up to a maximum, so it is short on an idle cluster. If updates are slow
+//! because of load, one update reports all volumes that were attached meanwhile.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -29,7 +29,8 @@ impl NodeStatusThrottle {
         Some(left)
     }
 
-    /// Records the duration of an update, successful or not.
+    /// Records the duration of an update, successful or not. The caller omits updates that end with a
+    /// conflict.
     pub(super) fn record_write(&self, node: &NodeName, took: Duration) {
         let delay = took.saturating_mul(DELAY_FACTOR).min(MAX_DELAY);
         self.0.lock().insert(node.clone(), Instant::now() + delay);

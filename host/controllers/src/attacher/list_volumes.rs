@@ -20,7 +20,8 @@ use super::{
 use crate::volume_listing::{ListingError, VolumePages};
 
 impl Attacher {
-    /// Returns true if the driver lists the nodes that its volumes are published to.
+    /// Returns true if the driver publishes volumes, and lists them with the nodes that they are published
+    /// to.
     pub(super) fn can_list_published_nodes(driver: &dyn Backend) -> bool {
         let can = |ability| driver.abilities().contains(&ability);
         can(Ability::Listing)

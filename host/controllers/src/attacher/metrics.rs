@@ -17,8 +17,9 @@ use tokio::time::Instant;
 
 use super::work_queues::QueueKind;
 
-/// VolumeAttachments of one queue that are not in their desired state, running and waiting ones alike, with
-/// the time when they were added.
+/// VolumeAttachments of one queue, running and waiting ones alike, with the time when they were added. A
+/// VolumeAttachment is added when it is enqueued, except by the resync, and removed when a reconcile finds
+/// that it needs no effect.
 type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.
@@ -52,7 +53,7 @@ impl AttacherMetrics {
         }
     }
 
-    /// Removes an attachment that is in its desired state or deleted.
+    /// Removes an attachment that needs no effect, or is deleted.
     pub(super) fn remove_pending(&self, driver: &DriverName, name: &VolumeAttachmentName) {
         for pending in self.0.lock().get_mut(driver).into_iter().flat_map(BTreeMap::values_mut) {
             pending.remove(name);

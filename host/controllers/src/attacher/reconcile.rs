@@ -73,21 +73,22 @@ pub(crate) struct Attacher {
 
 /// The result of a reconcile of an attachment.
 enum ReconcileResult {
-    /// The attachment is in its desired state, is not in the cache, or belongs to another queue.
+    /// The attachment needs no effect, is not in the cache, cannot be decoded, or belongs to another queue.
     Done,
-    /// Another attachment has the volume's lock; its release enqueues this one.
+    /// The volume's lock is not free: another attachment has it or is the next in turn, or the other queue is
+    /// reconciling this attachment. This attachment is enqueued when the lock is reserved for it.
     WaitingForLock,
     /// The attachment is reconciled again, by this action.
     Requeue(Action),
 }
 
-/// A failed driver call, a write that the API server refused, or the reason why a call is impossible. It is
-/// written to the status of the VolumeAttachment.
+/// A failed driver call, a write that the API server refused, a Secret that cannot be read, or the reason why
+/// a call is impossible. It is written to the status of the VolumeAttachment.
 struct AttacherFailure {
     message: String,
     /// gRPC status code of the driver's error; `None` for other failures.
     code: Option<i32>,
-    /// Delay that the driver's error suggests.
+    /// Delay that the driver's error suggests; `None` if it suggests none, and for other failures.
     retry_after: Option<Duration>,
 }
 
@@ -177,8 +178,8 @@ impl Controller for Attacher {
 }
 
 impl Attacher {
-    /// Enqueues every attachment, and every PersistentVolume that is being deleted, once per resync period
-    /// (`--resync`).
+    /// Enqueues every attachment of this process's drivers, and every PersistentVolume that is being deleted,
+    /// once per resync period (`--resync`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync, stop, || {
             for attachment in self.context.cache.attachments.list() {
@@ -210,7 +211,7 @@ impl Attacher {
         self.enqueue(attachment);
     }
 
-    /// Undoes [`Attacher::set_force_sync`].
+    /// Removes the mark of [`Attacher::set_force_sync`]. The attachment stays enqueued.
     pub(super) fn clear_force_sync(&self, name: &VolumeAttachmentName) {
         self.force_sync.lock().remove(name);
     }
@@ -257,14 +258,15 @@ impl Attacher {
                 }
                 Action::Done
             }
-            // The release of the lock enqueues the attachment before this delay ends. `Done` would reset its
-            // failures.
+            // The attachment is enqueued when the lock is reserved for it, if that is before this delay ends.
+            // `Done` would reset its failures.
             ReconcileResult::WaitingForLock => Action::RequeueAfter(self.context.settings.resync),
             ReconcileResult::Requeue(action) => action,
         }
     }
 
-    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none or one fails.
+    /// Performs the effects that [`rules::decide_attachment`] returns, until there is none, one fails or
+    /// waits for the volume's lock, or [`MAX_EFFECTS`] is reached.
     async fn perform_effects(
         &self,
         name: &DriverName,
@@ -315,7 +317,8 @@ impl Attacher {
         rules::decide_attachment(input, attachment)
     }
 
-    /// Performs one effect.
+    /// Performs one effect. Before a driver call it may read the Secret instead: the decision is then made
+    /// again. `Err` ends the reconcile.
     async fn perform<'a>(
         &'a self,
         driver: &dyn Backend,

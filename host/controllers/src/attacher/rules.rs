@@ -20,8 +20,8 @@ use cofferdam_domain::{
 /// Capabilities of a driver that the decisions depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishAbilities {
-    /// The driver publishes volumes (`PUBLISH_UNPUBLISH_VOLUME`). Without it, volumes are reachable from
-    /// every node.
+    /// The driver publishes volumes (`PUBLISH_UNPUBLISH_VOLUME`). Without it, the attacher does not
+    /// call the driver.
     pub publishes: bool,
     /// Volumes can be published read-only (`PUBLISH_READONLY`).
     pub read_only: bool,
@@ -85,7 +85,7 @@ pub struct Unpublish {
 /// `status.detachError`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachmentError {
-    /// `spec.source.inlineVolumeSpec` is set.
+    /// `spec.source` has only `inlineVolumeSpec`.
     #[error(
         "spec.source is an inlineVolumeSpec: volumes of in-tree plugins are not supported; \
          expected persistentVolumeName"
@@ -121,7 +121,8 @@ pub enum AttachmentError {
         /// `spec.attacher` of the VolumeAttachment.
         expected: DriverName,
     },
-    /// The VolumeAttachment is being deleted and has the finalizer, but its volume cannot be determined.
+    /// The VolumeAttachment is being deleted, but its volume cannot be determined. Reported only while the
+    /// VolumeAttachment has the attacher's finalizer.
     #[error(
         "{source}: the volume to detach is unknown; \
          verify that it is detached, then remove the finalizer {finalizer}"
@@ -138,7 +139,7 @@ pub enum AttachmentError {
     /// The cached CSINode cannot be decoded.
     #[error("CSINode {0} cannot be decoded")]
     CsiNodeUndecodable(NodeName),
-    /// The CSINode has no node ID of the driver.
+    /// The CSINode has no node ID of the driver, or an empty one.
     #[error("driver {driver} is not registered in CSINode {node}")]
     DriverNotRegistered {
         /// The node.
@@ -237,8 +238,8 @@ fn decide_detach(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> Att
             AttachmentVerdict::RemoveFinalizer,
         );
     }
-    // Without the attacher's finalizer the VolumeAttachment exists only because of other finalizers. Its
-    // status is still set: a process may have died between the removal of the finalizer and the status
+    // Without the attacher's finalizer the VolumeAttachment exists only because of other finalizers. If its
+    // status is still attached, a process may have died between the removal of the finalizer and the status
     // update.
     if finalizer_at.is_none() && !attachment.attached && !input.force_sync {
         return AttachmentVerdict::NoAction("the VolumeAttachment is being deleted");
@@ -305,8 +306,8 @@ fn is_used_by_other_attachment(cache: &Cache, attachment: &VolumeAttachment, csi
 /// Returns the PersistentVolume of a VolumeAttachment and its CSI source.
 ///
 /// # Errors
-/// `spec.source` is invalid, or the PersistentVolume is missing, cannot be decoded or belongs to another
-/// driver.
+/// `spec.source` does not name a PersistentVolume alone, or the PersistentVolume is missing, cannot be
+/// decoded, has no `spec.csi` or belongs to another driver.
 pub fn volume_of(
     cache: &Cache,
     attachment: &VolumeAttachment,
@@ -361,8 +362,9 @@ fn recorded_node_id(attachment: &VolumeAttachment) -> Option<NodeId> {
     attachment.meta.annotation(names::NODE_ID).filter(|id| !id.is_empty()).map(NodeId::from)
 }
 
-/// Returns the CSI capability of a volume: all access modes of the PersistentVolume combined into one, as
-/// external-attacher and external-resizer do (csi-lib-utils `accessmodes.ToCSIAccessMode`).
+/// Returns the CSI capability of a volume: its access type, and all access modes of the PersistentVolume
+/// combined into one, as external-attacher and external-resizer do (csi-lib-utils
+/// `accessmodes.ToCSIAccessMode`).
 ///
 /// # Errors
 /// The access modes have no CSI equivalent.
@@ -418,8 +420,9 @@ pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment
 }
 
 /// Returns the index of the attacher's finalizer in a PersistentVolume if it can be removed: the
-/// PersistentVolume is being deleted and no VolumeAttachment of any driver names it. A detach does not remove
-/// the finalizer, because the next attach would add it again. Source: external-attacher's
+/// PersistentVolume belongs to a managed driver and is being deleted, and no VolumeAttachment of any driver
+/// names it. `None` also if it has no such finalizer. A detach does not remove the finalizer, because the
+/// next attach would add it again. Source: external-attacher's
 /// `SyncNewOrUpdatedPersistentVolume`.
 pub fn removable_volume_finalizer(
     cache: &Cache,
@@ -434,9 +437,11 @@ pub fn removable_volume_finalizer(
 /// Driver's IDs of the nodes that each volume is published to, from ListVolumes.
 pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 
-/// Returns true if `ListVolumes` contradicts a VolumeAttachment: the VolumeAttachment is attached and the
-/// volume is not published to its node, or the VolumeAttachment is being deleted, has lost the attacher's
-/// finalizer, and the volume is still published. A volume missing from the list is no contradiction:
+/// Returns true if `ListVolumes` contradicts a VolumeAttachment: the VolumeAttachment is attached and not
+/// being deleted, and the volume is not published to its node; or the VolumeAttachment is being deleted and
+/// has lost the attacher's finalizer, and the volume is still published to its node, where no other
+/// VolumeAttachment needs it. There is no contradiction while the node's ID is unknown. A volume missing from
+/// the list is no contradiction:
 /// publishing it would not restore it, and an incomplete list would cause every volume to be published again.
 /// Source: external-attacher's `ReconcileVA`.
 pub fn is_out_of_sync(

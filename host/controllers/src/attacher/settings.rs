@@ -11,9 +11,11 @@ pub struct AttacherSettings {
     /// Interval between reconciles of all VolumeAttachments and of all PersistentVolumes that are being
     /// deleted (`--resync`).
     pub resync: Duration,
-    /// Interval between comparisons of VolumeAttachments with ListVolumes (`--reconcile-sync`).
+    /// Interval between comparisons of VolumeAttachments with ListVolumes, for drivers that list published
+    /// nodes (`--reconcile-sync`).
     pub reconcile_sync: Duration,
-    /// Volumes per page of ListVolumes; absent leaves it to the driver (`--max-entries`).
+    /// Maximum volumes per page of ListVolumes (`--max-entries`). `None`, which is 0 in the flag, leaves it
+    /// to the driver.
     pub max_entries: Option<u32>,
     /// Filesystem type of volumes that have none (`--default-fstype`).
     pub default_fs_type: Option<String>,

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 const MAX_MESSAGE: usize = 1024;
 const ELLIPSIS: &str = "…";
 
-/// Returns the status patch of an attached volume. It removes attachment metadata of an earlier attach.
+/// Returns the status patch of an attached volume. It removes the attachment metadata and the error of an
+/// earlier attach.
 pub(super) fn attached_patch(attachment: &VolumeAttachment, metadata: &Parameters) -> Value {
     let removed = attachment.attachment_metadata.iter().map(|(key, _)| (key.to_owned(), Value::Null));
     let mut all: Map<String, Value> = removed.collect();
@@ -32,7 +33,7 @@ pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Opti
 }
 
 /// Returns the status patch of a failed attach, or with `deleting` of a failed detach. `code` is the gRPC
-/// code.
+/// code, which only the patch of a failed attach contains.
 pub(super) fn error_patch(deleting: bool, now: jiff::Timestamp, message: &str, code: Option<i32>) -> Value {
     // `metav1.Time` has a resolution of one second.
     let time = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now);

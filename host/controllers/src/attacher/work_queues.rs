@@ -1,4 +1,5 @@
-//! Work queues of the attacher. Each driver has one for attach and one for detach, with separate workers.
+//! Work queues of VolumeAttachments. Each driver has one for attach and one for detach, with separate
+//! workers.
 //!
 //! Slow attaches therefore occupy no worker of a detach, and drivers do not delay each other. Driver calls
 //! for the same volume still wait for each other: see [`crate::volume_locks`].
@@ -12,9 +13,9 @@ use cofferdam_domain::{VolumeAttachment, VolumeAttachmentName};
 /// The operation of a work queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum QueueKind {
-    /// VolumeAttachments to attach.
+    /// VolumeAttachments to attach: those that are not being deleted.
     Attach,
-    /// VolumeAttachments to detach.
+    /// VolumeAttachments to detach: those that are being deleted.
     Detach,
 }
 

@@ -23,7 +23,7 @@ use crate::{
     volume_listing::{ListingError, VolumePages},
 };
 
-/// A transient failure to read the inputs of a decision. The request is retried.
+/// A failure to read the inputs of a decision. The request is retried.
 #[derive(Debug, thiserror::Error)]
 enum VolumeLookupError {
     #[error("cannot list the driver's volumes: {0}")]
@@ -34,11 +34,12 @@ enum VolumeLookupError {
 
 /// Result of one step of a request.
 enum RequestStep {
-    /// The request is complete.
+    /// The request is decided: this response has to be written.
     Respond(DeletionResponse),
     /// The start of the deletion was written to the ConfigMap, or this write failed.
     Started(Result<(), ApiError>),
-    /// A transient failure: the request is retried.
+    /// The inputs of the decision could not be read, or the effect of `DeleteVolume` is not known: the
+    /// request is retried.
     Retry,
 }
 
@@ -55,7 +56,7 @@ impl OrphanScanner {
         let started = config_map.data_value(DELETING);
         let Some(text) = started.or(config_map.data_value(DELETE)) else { return Ok(Ok(())) };
         let request = DeletionRequest::parse(text);
-        // The response of a request that was withdrawn meanwhile is dropped.
+        // The response to a request that was replaced meanwhile is dropped.
         let pending_response = scan_state
             .pending_response
             .take()
@@ -120,7 +121,7 @@ impl OrphanScanner {
         }
     }
 
-    /// Calls `DeleteVolume`. Returns `None` if the call must be retried.
+    /// Calls `DeleteVolume`. Returns `None` if the call must be retried, because it may still take effect.
     async fn delete_volume(
         &self,
         driver: &ManagedDriver,
@@ -148,9 +149,11 @@ impl OrphanScanner {
         }
     }
 
-    /// Decides on a request. The driver's volumes, PersistentVolumes, intents, resourceVersions and restore
-    /// marker are read live; the claim is that of the cache. The cluster is read last, because it may change
-    /// while the driver lists.
+    /// Decides on a request. The driver's volumes, PersistentVolumes, intents and restore marker are read
+    /// live, and so are the resourceVersions that reveal a restore of the cluster; the claim is that of the
+    /// cache. The cluster is read last, because it may change while the driver lists. A request that is
+    /// refused at once, because the driver cannot list, deletions are frozen or it has expired, reads
+    /// nothing.
     async fn decide_deletion(
         &self,
         driver: &ManagedDriver,
@@ -211,7 +214,9 @@ impl OrphanScanner {
         Ok(None)
     }
 
-    /// Replaces the request, whose encoding is `text`, with its response.
+    /// Replaces the request, whose encoding is `text`, with its response. A newer request in `delete` is
+    /// kept. A deleted volume is also removed from the report, and an event on the ConfigMap reports its
+    /// deletion.
     async fn write_response(
         &self,
         driver: &ManagedDriver,

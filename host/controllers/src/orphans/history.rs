@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{report::ScanReport, rules::LastChange};
 
-/// Maximum observed volumes. Further volumes stay within the grace period.
+/// Maximum observed volumes per driver. Further volumes stay within the grace period.
 const MAX_OBSERVATIONS: usize = 50_000;
 
 struct Observation {
@@ -23,7 +23,7 @@ struct Observation {
     observed_at: Instant,
 }
 
-/// Last changes of volumes, observed by this process and, through the report, by earlier ones.
+/// Last changes of a driver's volumes, observed by this process and, through the report, by earlier ones.
 #[derive(Default)]
 pub(super) struct ObservationHistory(HashMap<VolumeHandle, Observation>);
 
@@ -57,7 +57,8 @@ impl ObservationHistory {
         LastChange { since: now, age: Duration::ZERO }
     }
 
-    /// Removes volumes that a complete listing did not contain.
+    /// Removes volumes that are not in `listed`: the volumes of a complete listing for which the driver
+    /// reports no change time and that are orphans or within the grace period.
     pub(super) fn retain(&mut self, listed: &HashSet<VolumeHandle>) {
         self.0.retain(|handle, _| listed.contains(handle));
     }

@@ -68,7 +68,7 @@ impl OrphanMetrics {
         self.bytes.get_or_create(&DriverLabels { driver_name }).set(signed(report.orphaned_bytes));
     }
 
-    /// Records a complete scan.
+    /// Records the end of a scan without an error. The scan of a driver that cannot list ends at once.
     pub(crate) fn record_scan(&self, driver: &DriverName, at: Timestamp) {
         self.last_scan.get_or_create(&labels(driver)).set(at.as_second());
         // Exports a zero if no scan has failed.

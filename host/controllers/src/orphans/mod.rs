@@ -1,9 +1,10 @@
-//! Orphaned volumes: volumes of this cluster that a driver lists, that no object and no intent in the journal
-//! refers to, and that have not changed for 24 hours. The process with the driver's provisioner reports them.
-//! It deletes one at a time, and only on request. Node-local drivers are not scanned.
+//! Orphaned volumes: volumes that a driver lists and that were created for this cluster with the reclaim
+//! policy Delete, that no object and no intent in the journal refers to, and that have not changed for 24
+//! hours. The process with the driver's provisioner reports them. It deletes one volume of a driver at a
+//! time, and only on request. Node-local drivers are not scanned.
 //!
-//! The report and the request to delete are values of one ConfigMap: a client needs no connection to that
-//! process.
+//! The report of a driver, the request to delete and its response are values of one ConfigMap: a client needs
+//! no connection to that process.
 
 pub mod metrics;
 pub mod report;

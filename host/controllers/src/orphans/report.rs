@@ -1,4 +1,5 @@
-//! Content of the ConfigMap `cofferdam-orphans-DRIVER`: the report, a deletion request, and its response.
+//! Content of the ConfigMap `cofferdam-orphans-DRIVER`: the report, a pending and a started deletion request,
+//! and the response to the last request.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -35,7 +36,7 @@ const MAX_REQUEST_BYTES: usize = 4 << 10;
 pub enum LeakDetection {
     /// By the owners that the driver reports.
     Owner,
-    /// Leaks cannot be detected.
+    /// Leaks cannot be detected, or no scan has completed yet.
     None {
         /// The reason.
         message: String,
@@ -82,7 +83,7 @@ impl VolumeCounts {
     }
 }
 
-/// An unreferenced volume.
+/// A volume that is an orphan or within the grace period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Orphan {
@@ -111,7 +112,7 @@ pub struct ScanFailure {
     pub message: String,
 }
 
-/// Result of the last complete scan of a driver.
+/// Result of the last complete scan of a driver, without the orphans that were deleted on request since then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScanReport {
@@ -128,23 +129,23 @@ pub struct ScanReport {
     pub counts: VolumeCounts,
     /// Total size of all orphans whose size is known.
     pub orphaned_bytes: u64,
-    /// Orphans by handle, at most [`MAX_LISTED`].
+    /// Orphans by handle, at most [`MAX_LISTED`]; for the limit in bytes, see [`ScanReport::set_listed`].
     pub orphans: Vec<Orphan>,
     /// Number of orphans that are not listed.
     pub unlisted_orphans: u64,
-    /// Volumes within the grace period by handle, at most [`MAX_LISTED`].
+    /// Volumes within the grace period by handle, with the same limits as `orphans`.
     #[serde(default)]
     pub within_grace_period: Vec<Orphan>,
     /// Number of volumes within the grace period that are missing from `within_grace_period`.
     #[serde(default)]
     pub unlisted_within_grace_period: u64,
-    /// The last scan if it failed. All other fields except `deletions_frozen` are from the last complete
-    /// scan.
+    /// The last scan if it failed. All other fields except `deletions_frozen` are then from the last complete
+    /// scan, if there was one.
     pub failure: Option<ScanFailure>,
 }
 
 impl ScanReport {
-    /// Returns the report of a driver before its first scan.
+    /// Returns a report without volumes and without a scan.
     pub fn new(driver: DriverName, leak_detection: LeakDetection) -> Self {
         Self {
             driver,
@@ -291,9 +292,9 @@ pub enum DeletionResult {
 pub struct DeletionResponse {
     /// The request. `None` if it could not be decoded.
     pub request: Option<DeletionRequest>,
-    /// Result of the request. `message` explains it.
+    /// Result of the request.
     pub result: DeletionResult,
-    /// The reason.
+    /// Explanation of the result: for `Refused` the reason, for `Deleted` what the driver has reported.
     pub message: String,
     /// Time of the response.
     pub answered_at: Timestamp,

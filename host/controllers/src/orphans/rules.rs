@@ -12,11 +12,12 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::report::DeletionRequest;
 
-/// Minimum time without a change before an unreferenced volume is an orphan. It exceeds every timeout and
-/// back-off between a driver's response and the PersistentVolume, and lets an operator notice a missing
+/// Minimum time without a change before an unreferenced volume is an orphan. It exceeds every default timeout
+/// and back-off between a driver's response and the PersistentVolume, and lets an operator notice a missing
 /// object.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(24 * 3600);
-/// Maximum age of a deletion request. The requester of an older one no longer waits for the response.
+/// Maximum age of a deletion request when its deletion starts. The requester of an older one no longer waits
+/// for the response.
 pub const MAX_REQUEST_AGE: Duration = Duration::from_secs(3600);
 
 /// Input of [`classify`].
@@ -37,7 +38,8 @@ pub struct ClassificationInput<'a> {
     pub now: Timestamp,
 }
 
-/// Time of a volume's last change, as reported by the driver or observed by this process.
+/// Time of a volume's last change, as reported by the driver, or as observed by this process or an earlier
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastChange {
     /// Wall-clock time of the last change.
@@ -52,12 +54,14 @@ pub struct LastChange {
 pub enum Classification {
     /// An object, an intent or a started deletion references the volume.
     Referenced(VolumeReference),
-    /// The volume is unreferenced and has not changed for [`GRACE_PERIOD`].
+    /// The volume was created for this cluster with the reclaim policy Delete, is unreferenced and has not
+    /// changed for [`GRACE_PERIOD`].
     Orphan {
         /// Time of the last change.
         since: Timestamp,
     },
-    /// The volume is unreferenced but changed less than [`GRACE_PERIOD`] ago.
+    /// As `Orphan`, but the volume changed less than [`GRACE_PERIOD`] ago, or this process does not know
+    /// when.
     WithinGracePeriod {
         /// Time of the last change.
         since: Timestamp,
@@ -207,7 +211,8 @@ pub enum DeletionVerdict {
     Refuse(String),
 }
 
-/// The reason for refusing deletions while the restore marker exists in this namespace.
+/// The reason for refusing deletions while they are frozen after a restore of the cluster. `namespace` is
+/// that of the restore marker.
 pub fn frozen_message(namespace: &str) -> String {
     format!(
         "the cluster was restored from a backup, and volumes without a claim may be in use: \
@@ -225,7 +230,7 @@ pub fn expired_message(request: &DeletionRequest, now: Timestamp) -> Option<Stri
     })
 }
 
-/// Decides on a request that has not expired, while deletions are not frozen.
+/// Decides on a request that has not expired or whose deletion has started, while deletions are not frozen.
 ///
 /// Only a listed orphan that is not published to a node is deleted, and only if every PersistentVolume can be
 /// decoded.

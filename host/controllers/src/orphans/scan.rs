@@ -105,7 +105,8 @@ impl OrphanScanner {
         })
     }
 
-    /// Subscribes to requests to delete, and to restore markers.
+    /// Subscribes to the reports and to the restore marker. Enqueues a driver after a change of its report
+    /// that has a request to delete, and all drivers after a change of the marker.
     pub(crate) fn subscribe(self: &Arc<Self>) {
         let cache = &self.context.cache;
         let controller = Arc::downgrade(self);
@@ -157,7 +158,7 @@ impl OrphanScanner {
             let config_map = match self.context.cache.orphan_reports.get(&self.report_key(name)) {
                 Lookup::Found(config_map) => Some(config_map),
                 Lookup::Missing => None,
-                // Another application's ConfigMap with the name of the report: leave it.
+                // A ConfigMap that cannot be decoded may not be a report: leave it.
                 Lookup::Undecodable(_) => return Action::RequeueAfter(self.context.interval),
             };
             let config_map = config_map.as_deref();
@@ -213,7 +214,7 @@ impl OrphanScanner {
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }
 
-    /// Classifies every volume that the driver lists. Writes nothing.
+    /// Classifies every volume that the driver lists, and updates the history. Writes no object.
     async fn scan(
         &self,
         driver: &ManagedDriver,
@@ -261,7 +262,8 @@ impl OrphanScanner {
         }
     }
 
-    /// Builds the report of a scan and schedules the next scan.
+    /// Builds the report of a scan, complete or failed, records the scan in the metrics, and schedules the
+    /// next scan.
     fn build_report(
         &self,
         driver: &DriverName,
@@ -297,8 +299,9 @@ impl OrphanScanner {
         }
     }
 
-    /// Writes the report of a scan, unless [`ScanReport::is_update_of`] finds the written one current. A
-    /// report whose write failed stays pending.
+    /// Exports the report of a scan as metrics and writes it, unless [`ScanReport::is_update_of`] finds the
+    /// written one current. Emits an event if a written report has new orphans. A report whose write failed
+    /// stays pending.
     async fn publish_report(
         &self,
         driver: &ManagedDriver,

@@ -11,7 +11,7 @@ use super::{
     rules::{Classification, Unmanaged},
 };
 
-/// Maximum handles in an event. The report lists the others.
+/// Maximum handles in an event. The report lists more, up to its own limits.
 const MAX_NAMED_HANDLES: usize = 3;
 
 /// Volumes by classification, and the volumes for the report.
@@ -29,7 +29,7 @@ pub(super) struct ScanSummary {
 }
 
 impl ScanSummary {
-    /// Counts a volume.
+    /// Counts a volume, and collects it for the report if it is an orphan or within the grace period.
     pub(super) fn add(&mut self, status: VolumeStatus, classification: Classification) {
         self.has_owners |= status.owner.is_some();
         match classification {

@@ -24,7 +24,8 @@ use crate::{
     step_recorder::{StepRecorder, StepRecorders},
 };
 
-/// Maximum objects of each kind that are reconciled concurrently; each needs one small write.
+/// Maximum objects of each kind that are reconciled concurrently. Each needs at most one small write, and a
+/// claim whose finalizer is removed also a live list of pods.
 const WORKERS: usize = 64;
 
 /// Dependencies of the protection controller.

@@ -24,7 +24,8 @@ pub enum FinalizerVerdict {
 }
 
 /// Decides for a PersistentVolume. A Released one whose provisioner runs in this process keeps the protection
-/// finalizer until the provisioner has removed its own: two writers of one list would conflict.
+/// finalizer until the provisioner removes its own. The provisioner's write removes both: two writers of one
+/// list would conflict. `is_provisioned_here` is false for volumes of node-local drivers.
 pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let has_provisioner_finalizer = is_provisioned_here

@@ -74,7 +74,8 @@ impl ImmediateBindingContests {
             .unwrap_or_default()
     }
 
-    /// Returns true at the first call for a claim, and false at later ones: its warning is emitted once.
+    /// Returns true at the first call for a claim, and false at later ones: its warning is emitted once. Also
+    /// returns false if this process does not compete for the claim.
     pub(super) fn warn_once(&mut self, claim: &Uid) -> bool {
         self.0.get_mut(claim).is_some_and(|contest| !std::mem::replace(&mut contest.warned, true))
     }

@@ -13,8 +13,9 @@ use super::reconcile::Provisioner;
 use crate::{events::EventSpec, reconcile::action_for_write_error};
 
 impl Provisioner {
-    /// Selects the node of this process for the claim, after the process's delay and if the node has
-    /// capacity. Returns `None` after a successful write: the claim then has to be decided again.
+    /// Selects the node of this process for the claim, after the process's delay and unless the driver
+    /// reports too little capacity for `request`. Returns `None` after a successful write: the claim then has
+    /// to be decided again.
     ///
     /// The claim is that of the decision: a newer one may have a selected node already.
     pub(super) async fn select_node(

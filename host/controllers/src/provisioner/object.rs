@@ -7,12 +7,13 @@ use cofferdam_domain::{
 };
 use serde_json::{Map, Value, json};
 
-/// Fields of the PersistentVolume that depend on the claim, or on the request if the claim is deleted.
+/// Fields of the PersistentVolume that depend on the claim, or on the request if the cache lacks the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimFields {
     /// `spec.accessModes`
     pub access_modes: AccessModes,
-    /// `metadata.resourceVersion` of the claim. `None` if it is deleted.
+    /// `metadata.resourceVersion` of the claim. `None` if the cache lacks the claim: it is deleted, or cannot
+    /// be decoded.
     pub version: Option<String>,
 }
 
@@ -27,7 +28,7 @@ pub fn persistent_volume(
     let mut attributes = Map::new();
     attributes.insert(names::PROVISIONER_IDENTITY.to_owned(), json!(identity));
     // The driver's attributes replace the identity, as in external-provisioner. Claims with a data source are
-    // rejected before: every volume is created empty.
+    // rejected, or left to a volume populator, before: every volume is created empty.
     let context =
         connection_info::into_volume_context(created.context.clone(), created.connection_info.as_ref(), None);
     attributes.extend(context.into_iter().map(|(key, value)| (key, Value::from(value))));

@@ -5,7 +5,8 @@
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 
-/// Reserved parameter of the filesystem type, without its prefix.
+/// Reserved parameter of the filesystem type, without its prefix. The deprecated parameter has the same name
+/// without the prefix, in upper or lower case.
 const FS_TYPE: &str = "fstype";
 /// Reserved parameters of secrets, without their prefix.
 const SECRETS: [&str; 16] = [

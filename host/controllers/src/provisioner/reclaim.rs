@@ -172,7 +172,7 @@ impl Provisioner {
             return Some(Action::Backoff);
         }
 
-        // 2. Check with live reads that the volume is Released and its claim deleted.
+        // 2. Check that the volume is Released, and its claim deleted or bound to another volume.
         match self.check_release(volume).await {
             Ok(ReleaseCheck::Released) => {}
             // The PersistentVolume or its claim differs from the cache; the change enqueues the volume.

@@ -1,8 +1,8 @@
 //! Reconciles claims and PersistentVolumes as [`rules`] decides, one effect at a time.
 //!
-//! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. `claim_changed` and
-//! the message of the PersistentVolume controller enqueue the claim, and `Provisioner::reconcile_claim` does
-//! the rest:
+//! A claim for which [`crate::pv_controller`] found no volume gets one in these steps. Changes of objects
+//! (see `claim_changed`) and the message of the PersistentVolume controller enqueue the claim, and
+//! `Provisioner::reconcile_claim` does the rest:
 //!
 //! | step | function |
 //! |---|---|
@@ -14,7 +14,8 @@
 //! | create the PersistentVolume, remove the intent | `super::save` |
 //! | or delete a volume that the claim does not need | `super::undo` |
 //!
-//! `super::reclaim` reconciles a PersistentVolume.
+//! For a claim of a node-local driver without a selected node, `super::immediate_binding` selects the node of
+//! this process before the intent is written. `super::reclaim` reconciles a PersistentVolume.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -158,7 +159,8 @@ impl Provisioner {
         });
     }
 
-    /// Processes the queues of claims and volumes until `stop`.
+    /// Enqueues the claims that have an intent, and processes the queues of claims and volumes until `stop`.
+    /// Meanwhile enqueues the claims whose intents a journal recovers.
     async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
         let workers = self.context.workers;
@@ -299,8 +301,8 @@ impl Provisioner {
                 // 6. Remove the intent of a request that is complete.
                 ProvisionVerdict::RemoveIntent => {
                     if let Some((driver, intent)) = found {
-                        // The PersistentVolume exists, but its event was not emitted: the process ended
-                        // before, or the response to the create was lost.
+                        // The PersistentVolume exists, but its event may not have been emitted: the process
+                        // ended before, or the response to the create was lost.
                         self.emit_provisioning_succeeded(driver, &intent);
                         driver.journal.remove(uid);
                     }
@@ -370,8 +372,8 @@ impl Provisioner {
         }
     }
 
-    /// Emits the failure and removes the claim's selected node, if it is still `node`: the scheduler selects
-    /// again.
+    /// Emits the failure and removes the claim's selected node, if it is still `node`: the scheduler, or the
+    /// process of a node-local driver, selects again.
     pub(super) async fn reschedule(&self, uid: &Uid, node: &NodeName, message: String) -> Action {
         let Some(claim) = self.context.cache.claim_by_uid(uid) else { return Action::Requeue };
         let recorder = self.context.recorders.of_claim(&claim.key);

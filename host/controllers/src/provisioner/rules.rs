@@ -36,7 +36,8 @@ pub struct ProvisionerOptions {
     pub extra_create_metadata: bool,
     /// ID of this cluster.
     pub cluster: ClusterId,
-    /// The role pv-controller runs in this process: claims need no annotation `storage-provisioner`.
+    /// The role pv-controller runs in this process: claims need no annotation `storage-provisioner`, except
+    /// those of node-local drivers.
     pub runs_pv_controller: bool,
     /// Drivers that distinguish one writer per node from several (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
@@ -87,14 +88,14 @@ pub enum ProvisionVerdict {
     Create(Arc<Intent>),
     /// Remove the intent: the PersistentVolume exists.
     RemoveIntent,
-    /// Write the node of this process to `selected-node`, once its delay among the competing nodes is over
-    /// and the driver has capacity for the request.
+    /// Write the node of this process to `selected-node`, once its delay among the competing nodes is over,
+    /// unless the driver reports too little capacity for the request.
     SelectNode {
         /// The claim without a selected node. The write requires its resourceVersion.
         claim: Arc<Claim>,
         /// The node of this process.
         node: NodeName,
-        /// The request. `None` if it is invalid: the error is reported once the node is selected.
+        /// The request. `None` if none can be built: the reason is reported once the node is selected.
         request: Option<Box<CreateVolume>>,
     },
     /// The claim cannot be provisioned now: emit the event and retry later.
@@ -608,7 +609,9 @@ fn is_selected(cache: &Cache, intent: &Intent, node: &NodeName) -> bool {
     claim.is_some_and(|claim| claim.selected_node() == Some(node.as_str()))
 }
 
-/// Returns true if another node has created, or is to create, the claim's volume.
+/// Returns true if the driver is node-local and the claim does not get its volume from the node of the
+/// intent: its PersistentVolume is on another node, or, without a PersistentVolume, the node of the intent is
+/// no longer selected.
 fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if !local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver)) {
         return false;

@@ -68,8 +68,8 @@ impl Provisioner {
         }
     }
 
-    /// Handles an existing PersistentVolume of this name: this claim's, created before a crash, or another
-    /// one.
+    /// Handles an existing PersistentVolume of this name: this claim's, created for example before a crash or
+    /// on another node, or another one.
     async fn resolve_name_conflict(
         &self,
         driver: &ManagedDriver,

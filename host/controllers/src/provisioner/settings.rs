@@ -26,7 +26,8 @@ pub struct ProvisionerSettings {
 }
 
 impl ProvisionerSettings {
-    /// Returns true if the prefix can start the name of a PersistentVolume.
+    /// Returns true if the prefix is allowed: 1 to 63 lower-case letters, digits and dashes, without a dash
+    /// at the start.
     pub(crate) fn has_valid_prefix(&self) -> bool {
         let prefix = &self.volume_name_prefix;
         let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

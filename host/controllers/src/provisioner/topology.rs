@@ -84,7 +84,8 @@ pub struct TopologyInput<'a> {
 pub enum TopologyError {
     /// Information is missing that may become available, or the class does not allow the selected node.
     NotReady(String),
-    /// The selected node has no CSINode: the scheduler has to select another node.
+    /// The cache has no decodable CSINode of the selected node. If a live read finds none either, the
+    /// scheduler has to select another node.
     NodeNotFound(String),
 }
 

@@ -159,8 +159,8 @@ impl Provisioner {
         Ok(if is_needed { CreatedVolumeCheck::Needed } else { CreatedVolumeCheck::Unneeded })
     }
 
-    /// Another PersistentVolume that refers to the volume. A node-local driver may use the same handle on
-    /// another node.
+    /// Another PersistentVolume in the cache that refers to the volume. A node-local driver may use the same
+    /// handle on another node.
     pub(super) fn other_volume_with_handle(
         &self,
         intent: &Intent,

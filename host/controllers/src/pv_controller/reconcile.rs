@@ -65,7 +65,8 @@ pub(crate) struct PvController {
     context: PvControllerContext,
     claims: Queue<ClaimKey>,
     volumes: Queue<VolumeName>,
-    /// Claims that wait for their provisioner, with the start of the wait.
+    /// Claims that wait for a provisioner that gets no messages from this controller, because it runs in
+    /// another process or its driver is node-local. The value is the start of the wait.
     waiting: Mutex<HashMap<Uid, Instant>>,
     /// Locks of volumes that a claim is reserving. The lock is held during the write of the claimRef.
     volume_locks: VolumeLocks<VolumeName, ClaimKey>,
@@ -210,8 +211,8 @@ impl PvController {
         Action::Requeue
     }
 
-    /// Decides on a claim. Also returns the volume that the claim would get if another claim had not locked
-    /// it.
+    /// Decides on a claim. Also returns a volume that the claim could get if another claim had not locked it;
+    /// `None` if there is none, or if the claim gets another volume.
     fn verdict(&self, claim: &Claim) -> (ClaimBindingVerdict, Option<VolumeName>) {
         let locked_volume = Cell::new(None);
         let has_provisioner = |driver: &DriverName| self.context.provisioned_drivers.contains(driver);

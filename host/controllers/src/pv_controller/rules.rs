@@ -2,12 +2,13 @@
 //!
 //! An unbound claim lacks the annotation `bind-completed`; a bound claim has it.
 //!
-//! Deviations:
+//! Main deviations:
 //! - A volume reserved for the claim has precedence over a free one with a smaller set of access modes.
-//! - A claim that is being deleted is neither bound nor provisioned.
+//! - A claim that is being deleted is not provisioned. It is bound only to a volume that its
+//!   `spec.volumeName` names and whose claimRef refers to it.
 //! - Sizes are always compared as exact quantities.
-//! - If the provisioner runs in the same process, the annotation `storage-provisioner` is written together
-//!   with the binding.
+//! - If the provisioner runs in the same process and the driver is not node-local, the annotation
+//!   `storage-provisioner` is written together with the binding.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub struct BindingInput<'a> {
     pub cache: &'a Cache,
     /// Returns true if the driver's provisioner runs in this process and needs no annotation.
     pub has_provisioner: &'a dyn Fn(&DriverName) -> bool,
-    /// Returns true if another claim is reserving a free volume at the moment.
+    /// Returns true if another claim is reserving this volume at the moment.
     pub is_locked_by_other: &'a dyn Fn(&VolumeName) -> bool,
 }
 
@@ -89,7 +90,8 @@ pub enum ClaimEffect {
         /// `bound-by-controller`.
         by_controller: bool,
         /// The driver that the write records in the annotation `storage-provisioner`. Set if the claim lacks
-        /// the annotation and a provisioner of this process has provisioned the volume.
+        /// the annotation, and [`BindingInput::has_provisioner`] is true for the driver that the volume's
+        /// annotation `provisioned-by` names.
         provisioner: Option<DriverName>,
     },
     /// Write 4 of the binding: the claim's status. The same effect sets the phase of an unbound claim to
@@ -108,8 +110,8 @@ pub enum ClaimBindingVerdict {
     NoAction(&'static str),
     /// Emit the event and wait for a change of the objects.
     Wait(EventSpec),
-    /// No existing volume matches. Notify the driver's provisioner in this process, or wait for the one of
-    /// another process. The fields are the class and its driver.
+    /// No existing volume matches. Notify the driver's provisioner in this process, or wait for a provisioner
+    /// that runs in another process or whose driver is node-local. The fields are the class and its driver.
     WaitForProvisioner(StorageClassName, DriverName),
     /// The objects are invalid or contradict each other: emit the event and retry with back-off. The text is
     /// the reason.
@@ -397,8 +399,9 @@ fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, BindingError> {
     }
 }
 
-/// Returns the volume for a claim without volumeName: one that is reserved for the claim, else the best free
-/// one. With `delayed`, a free one is not returned: the scheduler chooses it. Source: `FindMatchingVolume`.
+/// Returns the volume for a claim without volumeName: one that is reserved for the claim and fits it, else
+/// the best free one. With `delayed`, a free one is not returned: the scheduler chooses it. Source:
+/// `FindMatchingVolume`.
 fn find_volume(
     input: BindingInput<'_>,
     claim: &Claim,
@@ -609,7 +612,8 @@ fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     }
 }
 
-/// Returns true if an update of a StorageClass affects unbound claims of the class, which are then enqueued.
+/// Returns true if the creation, update or deletion of a StorageClass affects unbound claims. Those of the
+/// class are then enqueued, and those without a class if the class is now a default.
 pub fn is_relevant_class_change(old: Option<&StorageClass>, new: Option<&StorageClass>) -> bool {
     let relevant = |class: &StorageClass| {
         (class.provisioner.clone(), class.binding_mode, class.is_default(), class.meta.uid.clone())

@@ -162,7 +162,8 @@ impl Resizer {
     }
 
     /// Handles a failed write of the claim. Returns `Ok` if the claim was refreshed after Conflict, NotFound
-    /// or AlreadyExists: the reconcile decides again and still has the driver's response.
+    /// or AlreadyExists: the reconcile decides again and still has the driver's response. A refused write is
+    /// also emitted as a failure, with `reason`.
     pub(super) async fn handle_claim_write_error(
         &self,
         name: &DriverName,
@@ -253,8 +254,9 @@ impl Resizer {
             || volume_now.is_none_or(|now| now.meta.resource_version != volume.meta.resource_version)
     }
 
-    /// Emits the failure, writes it to the status unless the call may still take effect, and returns the
-    /// action for the next attempt. Does nothing if the claim is deleted.
+    /// Records and emits the failure, and returns the action for the next attempt. Writes the failure to the
+    /// status, unless the call may still take effect or the claim's allocated size has changed. Does nothing
+    /// if the claim is deleted.
     async fn handle_expansion_failure(
         &self,
         name: &DriverName,
@@ -293,8 +295,8 @@ impl Resizer {
         self.requeue_after(name, ResizeOperation::Expansion, &claim.key, error.retry_after_ms)
     }
 
-    /// Writes a failure to the status of the current claim. Retries once after a conflict. `patch` returns
-    /// `None` if there is nothing to write.
+    /// Writes a failure to the status of the current claim, unless the claim is deleted. Retries once after a
+    /// conflict. `patch` returns `None` if there is nothing to write.
     pub(super) async fn write_failure(
         &self,
         claim: &Claim,

@@ -40,8 +40,8 @@ pub enum ModificationVerdict {
     WaitForRetry,
     /// The claim no longer requests a class: remove the condition `ModifyingVolume`.
     Cancel,
-    /// The class is missing, cannot be decoded or belongs to another driver: set the state `Pending` and emit
-    /// the event. The fields are the class and the event message.
+    /// The class is missing, cannot be decoded or belongs to another driver: set the state `Pending`, if it
+    /// is not set, and emit the event. The fields are the class and the event message.
     MarkPending(Box<str>, String),
     /// The class of a modification in progress is missing, cannot be decoded or belongs to another driver:
     /// emit the event and retry with back-off. The text is the event message.
@@ -49,13 +49,15 @@ pub enum ModificationVerdict {
     /// The driver modifies no volumes: emit the event and wait for a change of the objects. The text is the
     /// event message.
     Reject(String),
-    /// Write the target class and the state `InProgress` to the claim's status.
+    /// Write the target class, the state `InProgress` and the condition `ModifyingVolume` to the claim's
+    /// status.
     MarkInProgress(Box<str>),
     /// Call `ControllerModifyVolume`.
     Modify(Box<ModifyCall>),
     /// Write the class to the PersistentVolume.
     UpdateVolumeClass(Arc<Volume>, Box<str>),
-    /// Write this class to the claim's status as the current one, and remove `status.modifyVolumeStatus`.
+    /// Write this class to the claim's status as the current one, and remove `status.modifyVolumeStatus` and
+    /// the conditions of the modification.
     MarkFinished(Box<str>),
 }
 
@@ -105,7 +107,8 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
         };
     }
     let target = match in_progress {
-        // The result of the last call is unknown: it is repeated with the same class.
+        // The last call may still take effect, or the claim no longer requests a class: the call is repeated
+        // with the same class.
         Some(in_progress) if !input.is_last_call_final || requested.is_empty() => &*in_progress.target_class,
         Some(_) | None => requested,
     };
@@ -142,8 +145,8 @@ pub fn decide_modification(input: ModificationInput<'_>, claim: &Claim) -> Modif
     }))
 }
 
-/// Returns true if the claim waits for its class. The status then does not name that class, but the one that
-/// the volume may have in part.
+/// Returns true if the claim waits for its class. The status then names no class, or the target class of an
+/// earlier modification, which the volume may have in part.
 pub(super) fn is_pending(status: &ModifyVolumeStatus) -> bool {
     status.state == ModifyState::Pending
 }

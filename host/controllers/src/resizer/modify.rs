@@ -182,8 +182,8 @@ impl Resizer {
         }
     }
 
-    /// Emits the failure, writes it to the status, and returns the action for the next attempt. Does nothing
-    /// if the claim is deleted.
+    /// Records and emits the failure, and returns the action for the next attempt. Writes the failure to the
+    /// status, unless the target class there has changed. Does nothing if the claim is deleted.
     async fn handle_modification_failure(
         &self,
         name: &DriverName,
@@ -218,8 +218,8 @@ impl Resizer {
     }
 }
 
-/// The Secret of a modification: the one in the annotations of the PersistentVolume, else the Secret of
-/// expansions.
+/// The Secret of a modification: the one that two annotations of the PersistentVolume name, else the Secret
+/// of expansions. `None` if the PersistentVolume names neither.
 fn secret_of(volume: &Volume) -> Option<SecretRef> {
     let annotation = |key| volume.meta.annotation(key).filter(|text| !text.is_empty());
     match (annotation(names::MODIFY_SECRET_NAME), annotation(names::MODIFY_SECRET_NAMESPACE)) {

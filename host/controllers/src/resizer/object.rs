@@ -12,7 +12,8 @@ const NODE_PENDING: &str =
     "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
 const EXPANSION_FAILED: &str = "failed to expand pvc with ";
 
-/// Maximum length of a driver's message in a condition, in bytes. The API's limit is higher.
+/// Maximum length of the reason and of the message of a condition, in bytes. The API server accepts longer
+/// ones.
 const MAX_MESSAGE: usize = 1024;
 const ELLIPSIS: &str = "…";
 
@@ -51,7 +52,8 @@ impl<'a> StatusPatch<'a> {
         self
     }
 
-    /// Sets a condition of a modification. Its transition time changes only with its reason.
+    /// Sets a condition of a modification to true. Its probe time is always set; its transition time changes
+    /// only if the claim lacks the condition, or has it as not true or with another reason.
     fn set_modify_condition(mut self, kind: ClaimConditionType, reason: &str, message: &str) -> Self {
         let is_unchanged = self
             .claim
@@ -133,8 +135,8 @@ pub(super) fn failed_patch(
     )
 }
 
-/// Patch after `ControllerExpandVolume` if the node has to expand, too. The other fields of the expansion
-/// remain.
+/// Patch after `ControllerExpandVolume` if the node has to expand, too. The allocated size and the other
+/// conditions of the expansion remain.
 pub(super) fn node_pending_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     let pending = ClaimConditionType::FileSystemResizePending;
     let patch = StatusPatch::new(claim, now).set_resize_status(Some(ResizeState::NodePending)).set_condition(
@@ -154,7 +156,7 @@ pub(super) fn finished_patch(claim: &Claim, now: jiff::Timestamp, size: Quantity
     with_annotation(patch.build(), &json!("true"))
 }
 
-/// Patch of the PersistentVolume: its new size, and the claim's size before the expansion.
+/// Patch of the PersistentVolume: its new size and the claim's size before the expansion, each if it is set.
 pub(super) fn capacity_patch(update: &CapacityUpdate) -> Value {
     let mut patch = Map::new();
     if let Some(size) = update.size {
@@ -172,7 +174,8 @@ pub(super) fn remove_pre_resize_capacity_patch() -> Value {
     json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: null}}})
 }
 
-/// Patch for a missing class. The target class remains: the volume may have it in part, and quotas count it.
+/// Patch for a class that is missing, cannot be decoded or belongs to another driver. The target class of an
+/// earlier modification remains: the volume may have it in part, and quotas count it.
 pub(super) fn modification_pending_patch() -> Value {
     json!({"status": {"modifyVolumeStatus": {"status": ModifyState::Pending.as_str()}}})
 }

@@ -43,7 +43,7 @@ pub(crate) struct ResizerContext {
     pub(super) recorders: StepRecorders,
     pub(super) clock: Clock,
     pub(super) drivers: Backends,
-    /// The node of the process, with its node-local drivers.
+    /// The node of the process, with its node-local drivers. `None` without `--node-name`.
     pub(super) local_node: Option<LocalNode>,
     pub(super) settings: ResizerSettings,
     pub(super) calls: CallSettings,
@@ -127,7 +127,8 @@ impl Controller for Resizer {
 }
 
 impl Resizer {
-    /// Enqueues every claim once per resync period (`--resync-period`).
+    /// Enqueues every claim with a volume of this process's drivers once per resync period
+    /// (`--resync-period`).
     async fn resync(&self, stop: CancellationToken) {
         run_periodically(self.context.settings.resync_period, stop, || {
             for claim in self.context.cache.claims.list() {
@@ -174,7 +175,8 @@ impl Resizer {
         }
     }
 
-    /// Enqueues the claims that wait for a created or changed class.
+    /// Enqueues the claims that request a created or changed class and do not have it, or whose modification
+    /// has it as its target.
     fn class_changed(&self, change: &Change<VolumeAttributesClass>) {
         let Some(class) = &change.new else { return };
         let name = class.name.as_str();

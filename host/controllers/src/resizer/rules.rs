@@ -39,7 +39,7 @@ pub struct LastExpansion {
     pub infeasible: bool,
 }
 
-/// Response of the driver in this reconcile.
+/// A successful `ControllerExpandVolume` call in this reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpansionResult {
     /// The claim of the call. A new claim of the same name has another volume.
@@ -59,7 +59,7 @@ pub struct ExpansionInput<'a> {
     pub abilities: ResizerAbilities,
     /// State of this process.
     pub last_expansion: LastExpansion,
-    /// Response of the driver in this reconcile.
+    /// The last successful call in this reconcile; `None` before it.
     pub result: Option<&'a ExpansionResult>,
 }
 
@@ -78,11 +78,12 @@ pub enum ExpansionVerdict {
     /// The requested size is invalid, or the driver expands no volumes: emit the event and wait for a change
     /// of the objects. The text is the event message.
     Reject(String),
-    /// Write the target size and the state `ControllerResizeInProgress` to the claim's status.
+    /// Write the target size, the condition `Resizing` and, for a new expansion, the state
+    /// `ControllerResizeInProgress` to the claim's status.
     MarkInProgress(InProgressUpdate),
     /// Call `ControllerExpandVolume`.
     Expand(Box<ExpandCall>),
-    /// Write the new size to the PersistentVolume.
+    /// Write the new size, the claim's size before the expansion, or both to the PersistentVolume.
     UpdateVolumeCapacity(CapacityUpdate),
     /// Set the state `NodeResizePending` in the claim's status: kubelet then expands the volume on the node.
     MarkNodePending,
@@ -118,7 +119,8 @@ pub struct CapacityUpdate {
     /// The new size, if it is larger than the current one.
     pub size: Option<Quantity>,
     /// The claim's current size, which the PersistentVolume records until the node expansion is complete.
-    /// `None` if no node expansion is required, or if the PersistentVolume records a size already.
+    /// `None` if no node expansion is required, if the PersistentVolume records a size already, or if the
+    /// claim's status has no size.
     pub pre_resize_capacity: Option<Quantity>,
 }
 
@@ -190,7 +192,7 @@ pub fn decide_expansion(input: ExpansionInput<'_>, claim: &Claim) -> ExpansionVe
 }
 
 /// Decides the next effect after a successful call. The PersistentVolume is updated first, because the
-/// claim's status declares the expansion complete.
+/// claim's status then declares the controller's part of the expansion complete.
 fn decide_after_expand(claim: &Claim, volume: Arc<Volume>, response: ExpandedVolume) -> ExpansionVerdict {
     let size = Quantity::from_bytes(response.capacity);
     let larger = volume.capacity.is_none_or(|capacity| capacity < size);
@@ -233,7 +235,8 @@ fn target_size(
         }
         Some(ResizeState::NodePending | ResizeState::NodeInProgress) => None,
         Some(ResizeState::NodeInfeasible) => Some(previous_target),
-        // The result of the last call is unknown: it is repeated with the same size.
+        // A size that is smaller than the request is replaced only if the last call has certainly failed.
+        // Otherwise the call is repeated with the same size.
         Some(ResizeState::ControllerInProgress)
             if smaller && last_expansion.finality == Some(Finality::Final) =>
         {
@@ -291,14 +294,15 @@ fn pod_in_use(cache: &Cache, claim: &Claim) -> Option<String> {
     pods.iter().find(|pod| !pod.terminated).map(|pod| pod.key.to_string())
 }
 
-/// Class of a failed call.
+/// Consequence of a failed call of an expansion or a modification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizeFailure {
     /// The result is unknown: the same call is repeated.
     InDoubt,
-    /// The call has no further effect: another size or class may be requested.
+    /// The call has no further effect: another size or VolumeAttributesClass may be requested.
     Final,
-    /// The size or class is infeasible: it is retried after `--retry-interval-max`.
+    /// The size or VolumeAttributesClass is infeasible, and the call has no further effect: it is retried
+    /// after `--retry-interval-max`.
     Infeasible,
 }
 

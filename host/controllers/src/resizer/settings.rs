@@ -8,11 +8,15 @@ pub struct ResizerSettings {
     /// Maximum concurrent expansions per driver; the same limit applies separately to modifications
     /// (`--workers`).
     pub workers: usize,
-    /// Interval at which all claims are reconciled again without a change (`--resync-period`).
+    /// Interval at which all claims of this process's drivers are reconciled again without a change
+    /// (`--resync-period`).
     pub resync_period: Duration,
-    /// Watches Pods for drivers that cannot expand volumes in use (`--handle-volume-inuse-error`).
+    /// Watches Pods for drivers that cannot expand volumes in use. After the expansion of a claim has failed
+    /// with FailedPrecondition, such a driver is not called again for the claim while a pod uses it
+    /// (`--handle-volume-inuse-error`).
     pub handle_volume_inuse_error: bool,
-    /// Adds the names of claim and volume to the parameters of a modification (`--extra-modify-metadata`).
+    /// Adds the name and namespace of the claim and the name of the PersistentVolume to the parameters of a
+    /// modification (`--extra-modify-metadata`).
     pub extra_modify_metadata: bool,
 }
 

@@ -1,7 +1,7 @@
 //! In-memory state of the resizer, by claim UID.
 //!
 //! After a restart the state is empty: the process then repeats the call that the claim's status records, and
-//! retries infeasible requests once.
+//! retries infeasible requests without waiting for `--retry-interval-max`.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,7 +9,7 @@ use cofferdam_domain::{Quantity, Uid, storage::Finality};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// An operation of the resizer. Each has its own queue and driver call.
+/// An operation of the resizer. Each has its own queue per driver, and its own driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ResizeOperation {
     /// `ControllerExpandVolume`.

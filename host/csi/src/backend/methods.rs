@@ -1,4 +1,5 @@
-//! The methods of [`Backend`]: the CSI call of each, and the checks of its response.
+//! The methods of [`Backend`]: the CSI call of each, and the checks of its response. Those for snapshots and
+//! groups are in the module `snapshots`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -202,8 +203,9 @@ impl CsiBackend {
         self.call(call, spec, request).await
     }
 
-    /// Creates a volume from a content source. A withheld volume is deleted, and the call fails: if the
-    /// driver does not confirm the source, the volume may be empty.
+    /// Creates a volume from a content source. For a withheld volume, the call fails after up to
+    /// [`MAX_CLEANUP_ATTEMPTS`] attempts to delete it: if the driver does not confirm the source, the volume
+    /// may be empty.
     async fn create_from_source(
         &self,
         call: Call,

@@ -1,4 +1,5 @@
-//! Warnings about responses that break CSI's rules and are accepted: such drivers work with the sidecars.
+//! Warnings about responses that are accepted although an id or a map in them exceeds CSI's limit or contains
+//! a secret of the call: such drivers work with the sidecars.
 
 use std::sync::{
     Arc,

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue};
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
-/// gRPC's timeout header: up to 8 digits and a unit.
+/// gRPC's timeout header: 1 to 8 digits and a unit.
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 /// Maximum timeout, to avoid overflow. Longer than any backend's limit.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);

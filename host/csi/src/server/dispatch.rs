@@ -1,4 +1,5 @@
-//! Common handling of all calls: deadline, panic handling and metrics.
+//! Common handling of all calls: choice of the service, deadline, panic handling, metrics and a debug log
+//! line.
 
 use std::{
     any::Any, cell::Cell, collections::BTreeMap, convert::Infallible, panic::AssertUnwindSafe, time::Duration,

@@ -27,7 +27,7 @@ pub struct InvalidSocketMode {
     text: String,
 }
 
-/// A text that is not a group.
+/// A text that is neither a possible name of a group nor a group id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a group: expected a name in {GROUP_FILE} or a number")]
 pub struct InvalidSocketGroup {
@@ -37,7 +37,7 @@ pub struct InvalidSocketGroup {
 /// A group name that cannot be resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum GroupError {
-    /// The group file cannot be read.
+    /// The group file cannot be read, or is not UTF-8.
     #[error("{GROUP_FILE}: {0}")]
     Unreadable(#[from] io::Error),
     /// The group file has no line with this name and a valid group id.
@@ -182,7 +182,7 @@ pub enum SocketError {
     },
 }
 
-/// A listening socket. Its file is removed on drop.
+/// A listening socket. Its file is removed on drop, unless another file has replaced it.
 #[derive(Debug)]
 pub struct ServerSocket {
     /// Dropped first: the listener keeps other processes from replacing the file before it is removed.

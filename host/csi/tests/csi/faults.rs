@@ -1,4 +1,5 @@
-//! Faults, and the errors that the caller gets.
+//! Failed calls, and the errors that the caller gets: error statuses, responses without a status, deadlines,
+//! and calls that conflict with an operation on the same object.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A driver built on the generated servers.
+//! A driver built on the generated servers, called through [`CsiBackend`](cofferdam_csi::CsiBackend).
 
 use cofferdam_backend::Backend;
 use cofferdam_csi::{

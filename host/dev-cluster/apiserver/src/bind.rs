@@ -78,7 +78,7 @@ impl Inner {
     }
 }
 
-/// The pod with the node and the PodScheduled condition.
+/// The pod with the node, the PodScheduled condition, and the labels and annotations of the binding.
 fn with_binding(mut pod: Value, binding: &Value, node: &str, now: &Value) -> Value {
     meta::edit(&mut pod, "spec", |spec| spec.insert("nodeName".to_owned(), json!(node)));
     meta::edit_meta(&mut pod, |meta| {

@@ -256,8 +256,8 @@ impl Inner {
         }
     }
 
-    /// Garbage collection after removals: deletes dependents, owners in foreground deletion, and empty
-    /// terminating namespaces.
+    /// Garbage collection after removals: deletes dependents that have no other existing owner, owners in
+    /// foreground deletion without dependents, and empty terminating namespaces.
     pub(crate) fn collect_garbage(&self, removed: Vec<Arc<StoredObject>>) {
         let mut queue = removed;
         while let Some(object) = queue.pop() {

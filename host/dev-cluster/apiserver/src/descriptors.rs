@@ -1,4 +1,4 @@
-//! The served kinds: one table for routing, discovery and printer columns.
+//! The served kinds: one table for routing, discovery, and the differences between their write requests.
 
 /// A served kind. Its number is its index in [`RESOURCES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,8 +37,9 @@ pub(crate) struct ResourceDescriptor {
     pub(crate) namespaced: bool,
     /// True if the kind has a `status` subresource.
     pub(crate) has_status: bool,
-    /// True if `metadata.generation` is 1 at creation and counts changes of the spec. False for a CSIDriver,
-    /// which has a generation only after the first change.
+    /// True if `metadata.generation` is 1 at creation and increases with each change of the spec. False for a
+    /// CSIDriver, whose generation is 1 after the first change. A deletion that sets `deletionTimestamp`
+    /// increases the generation, too, if the object has one.
     pub(crate) has_generation: bool,
     /// True if an update may omit the resourceVersion.
     pub(crate) allow_unconditional_update: bool,

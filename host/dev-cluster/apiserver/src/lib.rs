@@ -68,7 +68,8 @@ pub struct Options {
     pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
     /// Seed of uids and generated names, which are random without it.
     pub uid_seed: Option<u64>,
-    /// Number of watch events per kind, at least 1. Watches of older versions get 410 Gone.
+    /// Number of stored watch events per kind; 0 counts as 1. Watches and exact lists at older versions get
+    /// 410 Gone.
     pub watch_history: usize,
     /// Maximum size of a request body in bytes. Larger ones get 413.
     pub body_limit: usize,
@@ -146,7 +147,8 @@ impl ApiServer {
         ApiService::new(Arc::clone(&self.inner))
     }
 
-    /// Drops the watch history, as an etcd compaction does. Older resourceVersions get 410 Gone.
+    /// Drops the watch history, as an etcd compaction does. Watches and exact lists at older resourceVersions
+    /// get 410 Gone.
     pub fn compact(&self) {
         self.inner.store.compact();
     }

@@ -86,7 +86,7 @@ fn decode(segment: &str) -> String {
 #[error("resourceVersion: Invalid value: \"{0}\": strconv.ParseUint: parsing \"{0}\": invalid syntax")]
 pub(crate) struct InvalidVersion(String);
 
-/// `fieldValidation`: the treatment of unknown fields.
+/// `fieldValidation`: the treatment of unknown fields. `Strict` rejects the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
     Strict,

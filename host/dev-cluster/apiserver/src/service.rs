@@ -373,7 +373,7 @@ impl Inner {
     }
 }
 
-/// The response of a deletion: the last state of the object, or a Status for some kinds.
+/// The response of a deletion: the state of the object, or a Status if an object of some kinds was removed.
 fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer) -> Response<ApiBody> {
     let resource = target.resource;
     match deleted {

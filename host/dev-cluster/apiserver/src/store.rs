@@ -179,7 +179,8 @@ pub(crate) struct HistoryEvent {
 }
 
 impl HistoryEvent {
-    /// The watch frame for watches that match the object before and after the event; serialized once.
+    /// The frame with the whole object, for watches to which the event has this type; serialized once. For a
+    /// watch with a selector, a Modified event can be Added or Deleted.
     pub(crate) fn frame(&self) -> Bytes {
         self.frame.get_or_init(|| frame(self.event_type, self.object.json())).clone()
     }
@@ -403,7 +404,8 @@ impl Store {
         objects
     }
 
-    /// Drops the history. Older versions return 410 afterwards.
+    /// Drops the history. Reads from the history before the current version are
+    /// [`HistoryError::Compacted`] afterwards.
     pub(crate) fn compact(&self) {
         let mut state = self.lock();
         let version = state.version;

@@ -67,8 +67,8 @@ pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     }
 }
 
-/// Drops unsupported data sources, and copies between `dataSource` and `dataSourceRef` unless the reference
-/// is to another namespace.
+/// Drops an unsupported `dataSource` if there is no `dataSourceRef`. Copies either one to the other if that
+/// is absent, unless `dataSourceRef` has a namespace.
 fn normalize_data_source(spec: &mut Map<String, Value>) {
     let known = |source: &Value| {
         matches!(

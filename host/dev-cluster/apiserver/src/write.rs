@@ -193,7 +193,7 @@ impl Inner {
         }
     }
 
-    /// Sets the system metadata of a new object.
+    /// Sets the system metadata of a new object, and its name from `generateName` if it has none.
     fn set_system_metadata(&self, resource: &ResourceDescriptor, namespace: &str, value: &mut Value) {
         let now = meta::timestamp((self.now)());
         let uid = self.uid();
@@ -318,7 +318,8 @@ impl Inner {
     }
 
     /// Validates the new state and replaces `current`, or removes it if it is terminating and can be removed.
-    /// Stores nothing in a dry run. `None` after a conflict.
+    /// A removal is followed by garbage collection. Stores nothing in a dry run, or if at most the times of
+    /// managed fields differ. `None` after a conflict.
     pub(crate) fn replace(
         &self,
         target: &Target,
@@ -501,7 +502,8 @@ fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<()
     Err(Status::conflict(resource, current.name(), &why))
 }
 
-/// Copies the metadata that only the server sets from the stored object to the new one.
+/// Copies the metadata that an update cannot change from the stored object to the new one. The name is not
+/// copied.
 fn copy_system_metadata(old: &Value, next: &mut Value) {
     let kept = old.get("metadata").and_then(Value::as_object);
     meta::edit_meta(next, |meta| {

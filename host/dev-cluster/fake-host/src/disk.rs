@@ -35,7 +35,7 @@ impl Default for FakeDisk {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BackingStorage {
     /// An image file, by its device and inode numbers and its creation time, because inode numbers are
-    /// reused. The time is None if it is unknown.
+    /// reused. The time is None if it is unknown, and for an image that was added to the fake host.
     Image(FileId, Option<SystemTime>),
     /// A disk, by its stable ID.
     Device(String),

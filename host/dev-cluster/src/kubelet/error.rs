@@ -74,7 +74,7 @@ pub(crate) enum VolumeError {
     /// The node affinity of the PersistentVolume does not match the node.
     #[error("no matching NodeSelectorTerms: the volume cannot be reached from this node")]
     NodeAffinity,
-    /// The volume is not in the Node's `volumesAttached`.
+    /// The volume is not in the Node's `volumesAttached`, or the Node does not exist.
     #[error("Volume not attached according to node status")]
     NotInNodeStatus,
     /// The VolumeAttachment is not attached, or is being deleted.

@@ -123,7 +123,8 @@ impl Kubelet {
         }
     }
 
-    /// Reads the pending expansion from the API server; None if the claim no longer requires one.
+    /// Reads the pending expansion from the API server. None if the claim was replaced or no longer requires
+    /// an expansion, or if neither the claim nor the PersistentVolume has a target size.
     async fn read_expansion(&self, desired: &VolumeToMount) -> Result<Option<NodeExpansion>, VolumeError> {
         let Some(cached) = &desired.claim else { return Ok(None) };
         let path =

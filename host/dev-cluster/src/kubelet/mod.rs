@@ -54,7 +54,7 @@ use crate::{
     scheduler::rules::has_claim,
 };
 
-/// Maximum number of concurrent reconciles; at most one per volume.
+/// Maximum number of concurrent reconciles of one kubelet; at most one per [`Key`].
 const WORKERS: usize = 32;
 
 impl Kubelet {
@@ -95,12 +95,12 @@ impl Kubelet {
         self.queue.add(Key::Plugin(socket));
     }
 
-    /// The sockets whose drivers are registered.
+    /// The registration sockets whose drivers have been registered at least once.
     pub(crate) fn registered_sockets(&self) -> watch::Receiver<BTreeSet<PathBuf>> {
         self.registered.subscribe()
     }
 
-    /// Volumes that are or may be mounted, for display.
+    /// Volumes that are or may be mounted, and unmounted ones for which kubelet has a step left; for display.
     pub(crate) fn leftovers(&self) -> Vec<String> {
         self.mounted_volumes
             .lock()
@@ -109,7 +109,8 @@ impl Kubelet {
             .collect()
     }
 
-    /// Waits until no volume is or may be mounted on the node.
+    /// Waits until no volume is or may be mounted on the node, and kubelet has no step left for an unmounted
+    /// volume.
     pub(crate) async fn wait_until_unmounted(&self) {
         // The kubelet owns the sender, so waiting cannot fail.
         let _ = self.mounted_count.subscribe().wait_for(|count| *count == 0).await;
@@ -199,7 +200,7 @@ impl Kubelet {
     }
 
     /// The volumes of a pod that have to be mounted and can be resolved; empty if the pod has terminated.
-    /// [`Self::wait_for_volumes`] reports the names of the others.
+    /// The event of [`Self::wait_for_volumes`] names volumes that cannot be resolved, too.
     fn volumes_to_mount(&self, pod: &Arc<FullPod>) -> Vec<VolumeToMount> {
         if pod.slim.terminated {
             return Vec::new();
@@ -278,8 +279,9 @@ impl Kubelet {
         self.client.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.slim.attach_required)
     }
 
-    /// The mounts of a volume that are required, one per pod. A mount of a pod that still runs stays required
-    /// if its claim is lost or its PersistentVolume was deleted.
+    /// The mounts of a volume that are required: one for each volume of a pod that resolves to it. A mount of
+    /// a pod that has not terminated stays required if it can no longer be resolved, such as after the
+    /// PersistentVolume was deleted.
     fn desired_mounts(&self, id: &VolumeId) -> Vec<VolumeToMount> {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
@@ -390,8 +392,9 @@ impl Kubelet {
         }
     }
 
-    /// The action after a failed write. If the object was changed, deleted or created by another client, this
-    /// updates the cache from the API server first.
+    /// The action after a failed write. If another client changed, created or deleted the object, this reads
+    /// it from the API server first. A changed or created object is stored in the cache. A deleted one stays
+    /// in the cache until the watch removes it.
     async fn outcome_for_write_error<K: WatchedKind>(&self, key: &K::Key, error: &ApiError) -> Action {
         match error {
             ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {

@@ -262,7 +262,10 @@ impl Kubelet {
         self.referenced_secrets(source.and_then(|csi| csi.node_publish_secret_ref.as_ref())).await
     }
 
-    /// The volume context, including the pod's information if the driver requests it.
+    /// The volume context, including the pod's information if the CSIDriver has `podInfoOnMount`.
+    ///
+    /// # Errors
+    /// [`VolumeError::UnsupportedMode`]
     fn volume_context(&self, desired: &VolumeToMount) -> Result<BTreeMap<String, String>, VolumeError> {
         let mut context = match (&desired.inline, &desired.volume) {
             (Some(inline), _) => inline.volume_attributes.clone().unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! Calls of kubelet: a new connection per call, and kubelet's timeout of two minutes.
+//! Calls of kubelet to drivers: a new connection per call, and a timeout of two minutes for both.
 
 use std::{path::Path, time::Duration};
 
@@ -12,7 +12,7 @@ use tonic::{Code, Response, Status};
 
 use super::error::RpcError;
 
-/// Kubelet's timeout of CSI calls.
+/// Kubelet's timeout of CSI calls; here also that of registration calls. It includes the connection.
 const RPC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns true if a failed call may have taken effect.

@@ -2,7 +2,8 @@
 
 use cofferdam_domain::{Uid, names::sha256_hex};
 
-/// Data file next to a volume, from which kubelet unmounts it after a restart.
+/// Name of the data file next to a volume, from which a real kubelet unmounts the volume after a restart. The
+/// simulated kubelet writes and removes the file, and never reads it.
 pub(super) const VOL_DATA_FILE: &str = "vol_data.json";
 
 /// The volume handle of an inline volume. `volume` is its name in the pod.

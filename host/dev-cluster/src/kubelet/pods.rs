@@ -1,5 +1,5 @@
-//! Pod status: a pod is Running once all its volumes are mounted. The object of a deleted pod is removed once
-//! its volumes are unmounted. No container is run.
+//! Pod status: a pod is Running once its volumes are mounted and none of them is due for node expansion. The
+//! object of a deleted pod is removed once its volumes are unpublished. No container is run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -53,7 +53,8 @@ impl Kubelet {
         }
     }
 
-    /// Names of the pod's volumes that are not mounted yet, or whose expansion is due.
+    /// Names of the pod's volumes that are not mounted yet, cannot be resolved or are due for node expansion.
+    /// Volumes without a CSI driver are omitted.
     fn unmounted_volumes(&self, pod: &Arc<FullPod>) -> Vec<String> {
         let mounted_volumes = self.mounted_volumes.lock();
         let uid = &pod.slim.meta.uid;
@@ -118,8 +119,8 @@ impl Kubelet {
         })
     }
 
-    /// Terminates a deleted pod, one step per reconcile: sets its status to Succeeded, waits until its
-    /// volumes are unmounted, then deletes the object.
+    /// Terminates a deleted pod, one step per reconcile: sets its phase to Succeeded if it has a running
+    /// container, waits until its volumes are unpublished, then deletes the object.
     async fn terminate_pod(&self, pod: &Arc<FullPod>) -> Action {
         self.waiting_since.lock().remove(&pod.slim.key);
         if pod.is_running() {

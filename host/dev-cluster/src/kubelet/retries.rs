@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::{rules::MountStep, volume_id::VolumeId};
 
-/// Kubelet's back-off of volume operations and plugin registrations.
+/// Kubelet's back-off of volume operations and plugin registrations; here also that of failed API requests
+/// for a Node or a pod. The first eight consecutive conflicts are retried at once.
 pub(super) const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
 
@@ -19,7 +20,7 @@ struct FailedStep {
     retry_at: Instant,
 }
 
-/// The last failure of each volume.
+/// The last failed step of each volume; none after a step has succeeded.
 #[derive(Default)]
 pub(super) struct Retries(Mutex<HashMap<VolumeId, FailedStep>>);
 

@@ -2,7 +2,7 @@
 //!
 //! The order is kubelet's. A volume is first unmounted for pods that no longer use it. An attachable volume
 //! is reported in use before it is mounted, and until it is completely unmounted. A volume is staged once,
-//! unless it is inline, and published for each pod.
+//! unless it is inline, and published for each pod. If node expansion is due, it follows the first publish.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ pub enum MountState {
     /// Not mounted.
     #[default]
     NotMounted,
-    /// A call is in flight, or failed and may have taken effect.
+    /// A call to stage or publish is in flight, or failed and may have taken effect.
     Uncertain,
     /// Mounted.
     Mounted,
@@ -31,7 +31,8 @@ pub struct MountInput {
     pub pod_mounts: BTreeMap<Uid, MountState>,
     /// True for an inline volume, which is not staged.
     pub inline: bool,
-    /// True if the volume has to be attached before it is mounted.
+    /// True if the volume has to be attached before it is mounted. If no pod desires the volume and it is not
+    /// mounted: true unless it is inline.
     pub attachable: bool,
     /// True if the volume is in the Node's `volumesAttached`.
     pub attached: bool,

@@ -27,7 +27,7 @@ pub(super) const COMPONENT: &str = "kubelet";
 pub(super) enum Key {
     /// The registration socket of a driver.
     Plugin(PathBuf),
-    /// The node's status.
+    /// `volumesInUse` in the Node's status.
     Node,
     Pod(PodKey),
     Volume(VolumeId),
@@ -111,7 +111,7 @@ pub(crate) struct Kubelet {
     pub(super) plugins: Mutex<HashMap<DriverName, Plugin>>,
     /// Registration sockets, and the root directories of their drivers' volumes.
     pub(super) registration_sockets: Mutex<BTreeMap<PathBuf, RootDir>>,
-    /// Registration sockets whose drivers are registered.
+    /// Registration sockets whose drivers have been registered at least once.
     pub(super) registered: watch::Sender<BTreeSet<PathBuf>>,
     pub(super) mounted_volumes: Mutex<BTreeMap<VolumeId, MountedVolume>>,
     pub(super) retries: Retries,

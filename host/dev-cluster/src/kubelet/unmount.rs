@@ -78,7 +78,8 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Removes the paths of a volume of a pod. Directories that other volumes use remain.
+    /// Removes the paths of a volume of a pod. Directories that other volumes use remain. An error is logged,
+    /// and the rest of the paths remains.
     pub(super) fn remove_pod_paths(&self, plugin: &Plugin, paths: &VolumePaths, pod: &Uid) {
         let files = &plugin.root_dir.files;
         let target_parent_dir = paths.target_parent_dir(pod);

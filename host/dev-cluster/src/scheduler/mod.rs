@@ -36,7 +36,9 @@ use crate::{
     kinds::{FullPod, FullVolume},
 };
 
-/// kube-scheduler's back-off of unschedulable pods.
+/// kube-scheduler's back-off of pods. It applies to a pod whose assumed node was forgotten because a claim or
+/// the node no longer fits, and after a failed write. The first eight consecutive conflicts or missing
+/// objects are retried at once. Any other unschedulable pod waits for a change of an object.
 const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(10) };
 /// Timeout of volume binding: kube-scheduler's `bindTimeoutSeconds`.

@@ -11,7 +11,7 @@ pub(super) enum ClaimError {
     /// The claim does not exist.
     #[error("persistentvolumeclaim {0:?} not found")]
     NotFound(String),
-    /// The claim's PersistentVolume was deleted.
+    /// The claim's phase is Lost, such as after its PersistentVolume was deleted.
     #[error("persistentvolumeclaim {claim:?} bound to non-existent persistentvolume {volume:?}")]
     Lost { claim: String, volume: String },
     /// The claim is being deleted.
@@ -21,7 +21,7 @@ pub(super) enum ClaimError {
     #[error("PVC {claim} was not created for pod {pod} (pod is not owner)")]
     NotOwner { claim: ClaimKey, pod: PodKey },
     /// The binding of the claim is not complete and does not wait for this pod: its class is missing or has
-    /// immediate binding, or its `volumeName` is set.
+    /// immediate binding, or its `volumeName` is set although no node is assumed for the pod.
     #[error("pod has unbound immediate PersistentVolumeClaims")]
     UnboundImmediate,
 }
@@ -56,7 +56,7 @@ pub(super) enum NodeRejection {
     /// The PersistentVolume of a bound claim does not exist.
     #[error("node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")]
     VolumeNotFound,
-    /// The zone labels of the volume do not match.
+    /// A zone or region label of the volume does not include the node's value.
     #[error("node(s) had no available volume zone")]
     ZoneConflict,
 }

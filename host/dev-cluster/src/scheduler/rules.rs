@@ -269,7 +269,8 @@ fn continue_binding(
     ))
 }
 
-/// The reason to forget the node if a selected-node annotation that the scheduler set was removed.
+/// The reason to forget the node if a selected-node annotation that the scheduler set was removed or changed
+/// before the claim was bound.
 fn lost_selection(pod_claim: &PodClaim, assumed: &AssumedNode) -> Option<String> {
     let PodClaim::DelayedBinding(claim, _) = pod_claim else { return None };
     let is_annotated = assumed.annotated_claims.contains(&claim.meta.uid);

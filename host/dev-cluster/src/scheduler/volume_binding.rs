@@ -96,6 +96,7 @@ fn is_in_zone(volume: &FullVolume, node: &FullNode) -> bool {
 }
 
 /// The volume for a claim: the one that is reserved for it by `claimRef`, else the smallest that matches.
+/// None if there is no such volume, or if the reserved one is not reachable from the node.
 fn find_matching_volume<'f>(
     claim: &Claim,
     node: &FullNode,
@@ -158,8 +159,8 @@ fn check_provisioning(
     if has_enough_capacity(claim, class, node, input) { Ok(()) } else { Err(NodeRejection::NotEnoughSpace) }
 }
 
-/// Returns true if a CSIStorageCapacity that includes the node is large enough for the claim, or if the
-/// driver does not publish capacity.
+/// Returns true if a CSIStorageCapacity that includes the node is large enough for the claim. Also returns
+/// true if the driver has no CSIDriver with `storageCapacity`, or if the claim's request is not valid.
 fn has_enough_capacity(claim: &Claim, class: &StorageClass, node: &FullNode, input: &SchedulerInput) -> bool {
     let Ok(request) = &claim.request else { return true };
     let driver = input.csi_drivers.get(class.provisioner.as_str());

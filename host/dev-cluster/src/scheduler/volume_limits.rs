@@ -11,7 +11,8 @@ use crate::kinds::{FullNode, FullPod};
 /// take the place of the handle.
 type VolumesByDriver = BTreeMap<String, BTreeSet<String>>;
 
-/// Returns true if the pod would exceed a driver's volume limit on the node.
+/// Returns true if the pod would exceed a driver's volume limit on the node. A node without a CSINode has no
+/// limits.
 pub(crate) fn is_limit_exceeded(
     pod: &FullPod,
     claims: &[PodClaim],

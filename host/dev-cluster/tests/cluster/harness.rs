@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
     pub(crate) view: NodesView,
     stop: CancellationToken,
     tasks: JoinSet<()>,
-    /// Directory of sockets and real mounts.
+    /// Directory of sockets, volume records, and kubelet's files and real mounts.
     pub(crate) directory: TempDir,
 }
 
@@ -47,7 +47,8 @@ impl Cluster {
         Self::start_with(nodes, settings, None, Mounts::Recorded).await
     }
 
-    /// Starts a cluster, optionally with another node plugin for the driver and with real mounts.
+    /// Starts a cluster. If `external_plugin` is set, the Node service on this socket replaces Cofferdam's,
+    /// and the memory driver's node plugin is on the first node only.
     pub(crate) async fn start_with(
         nodes: usize,
         settings: &[(&str, &str)],
@@ -122,7 +123,7 @@ impl Cluster {
         self.driver.description().name.to_string()
     }
 
-    /// Stops the cluster and returns what remains on its nodes.
+    /// Stops the cluster. Returns what remains on its nodes, and the rules that were violated there.
     pub(crate) async fn stop(mut self) -> Vec<String> {
         self.stop.cancel();
         while let Some(ended) = self.tasks.join_next().await {
@@ -131,7 +132,7 @@ impl Cluster {
         self.view.leftovers()
     }
 
-    /// Waits for an event with this reason and returns its message.
+    /// Waits for an event with this reason in the namespace `default` and returns its message.
     pub(crate) async fn wait_for_event(&self, reason: &str) -> String {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let wait = async {
@@ -178,7 +179,7 @@ impl Cluster {
         self.create::<PersistentVolumeClaim>(claim).await;
     }
 
-    /// Creates a pod with these volumes.
+    /// Creates a pod with these volumes. `extra` has further fields of its spec.
     pub(crate) async fn create_pod(&self, name: &str, volumes: Value, extra: Value) {
         let mut spec = json!({
             "containers": [{"name": "c", "image": "none", "volumeMounts": []}],

@@ -1,4 +1,5 @@
-//! Lifecycle of a volume that pods use.
+//! Lifecycle of a volume: it is provisioned, mounted, expanded while a pod runs, attached to another node for
+//! a second pod, and deleted with its claim. Then nothing remains in the cluster and on the nodes.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::ListParams;

@@ -1,5 +1,7 @@
-//! A complete cluster in one process: the embedded API server, all of Cofferdam's roles (its controllers),
-//! the memory driver in its sandbox, and simulated nodes with real Node services on their sockets.
+//! A complete cluster in one process: the embedded API server, all of Cofferdam's controllers, the memory
+//! driver in its sandbox, and simulated nodes with real Node services on their sockets. Some tests replace
+//! Cofferdam's Node service by one that records calls and injects failures. The test of the shutdown runs
+//! neither Cofferdam's controllers nor a driver.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

@@ -3,7 +3,8 @@
 //! The controller stores connection info as JSON under one key of a string map in a PersistentVolume or
 //! VolumeAttachment, from which the node receives it. Both objects can be edited, so decoding is strict: one
 //! version, known fields without duplicates, the syntax of the kind, and CSI's size limits for keys and maps.
-//! The node decides which kinds it accepts.
+//! The node decides which kinds it accepts. Published connection info of the kind [`CSI_KIND`] is not
+//! encoded: its fields are the publish context. The volume context also has the kind of the content source.
 
 use std::{collections::BTreeMap, fmt};
 

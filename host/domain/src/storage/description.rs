@@ -45,6 +45,7 @@ impl Description {
 pub enum Readiness {
     /// The driver accepts calls.
     Ready,
-    /// The driver does not accept calls yet. The message has the reason.
+    /// The driver does not accept calls at present. The message has the reason of a component; an existing
+    /// CSI driver reports none.
     NotReady(String),
 }

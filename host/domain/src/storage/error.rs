@@ -12,7 +12,8 @@ pub enum ErrorKind {
     InvalidArgument,
     /// The object of the call, or one that the request names, such as a node or a source, does not exist.
     NotFound,
-    /// The name exists with different arguments.
+    /// The name exists with different arguments, or the volume is already published to the node with a
+    /// different capability.
     AlreadyExists,
     /// The driver lacks a permission.
     PermissionDenied,
@@ -29,11 +30,11 @@ pub enum ErrorKind {
     OutOfRange,
     /// The driver does not implement the call.
     Unimplemented,
-    /// A bug in the driver, the storage system or the host. The driver's response breaks the contract, or a
-    /// component exceeds a limit of the host.
+    /// The driver, the storage system or the host has a bug; the driver's response breaks the contract; or a
+    /// component traps, exits or exceeds a limit of the host.
     Internal,
-    /// The storage system or the driver is unreachable. The host makes no call at present: too many are
-    /// waiting, or the component failed too often.
+    /// The storage system or the driver is unreachable; or the host does not make the call, because too many
+    /// calls are waiting, no instance slot became free, or the component failed too often.
     Unavailable,
     /// The deadline passed.
     DeadlineExceeded,

@@ -67,7 +67,7 @@ pub enum AccessType {
     Block,
     /// A mounted filesystem.
     Filesystem {
-        /// Filesystem type; if `None`, the driver chooses.
+        /// Filesystem type; `None` leaves the choice to the driver or to the node service.
         fs_type: Option<String>,
         /// Mount options, in the order of the StorageClass or PersistentVolume.
         mount_flags: Vec<String>,
@@ -107,7 +107,8 @@ pub struct VolumeOwner {
     pub claim_uid: Uid,
     /// Name of the PersistentVolume.
     pub pv_name: VolumeName,
-    /// Reclaim policy of the StorageClass at the time of the request.
+    /// Reclaim policy of the StorageClass at the time of the request. Components store every policy other
+    /// than Delete as Retain.
     pub reclaim_policy: ReclaimPolicy,
 }
 
@@ -185,7 +186,7 @@ pub struct CreatedVolume {
     pub handle: VolumeHandle,
     /// Actual size in bytes, if known.
     pub capacity: Option<u64>,
-    /// CSI `volume_context`: attributes for all later calls.
+    /// CSI `volume_context` without Cofferdam's attributes, for all later calls that have a `volume_context`.
     pub context: Parameters,
     /// CSI `accessible_topology`; empty if accessible from everywhere.
     pub topology: Vec<Segments>,
@@ -199,7 +200,7 @@ pub struct CreatedVolume {
 pub struct ValidateVolume {
     /// The volume.
     pub handle: VolumeHandle,
-    /// CSI `volume_context`, as returned by CreateVolume.
+    /// CSI `volume_context` of the request, without Cofferdam's attributes.
     pub context: Parameters,
     /// Capabilities to validate.
     pub capabilities: Vec<VolumeCapability>,
@@ -214,7 +215,8 @@ pub struct ValidateVolume {
 pub enum Validation {
     /// All capabilities are supported.
     Confirmed,
-    /// A capability is not supported. The message has the reason.
+    /// The driver does not confirm all capabilities, or rejects the context or the parameters. The message
+    /// has the reason, or says that the driver gives none.
     Refused(String),
 }
 
@@ -231,7 +233,8 @@ pub struct PublishVolume {
     pub capability: VolumeCapability,
     /// True to publish read-only; requires [`Feature::PublishReadonly`].
     pub read_only: bool,
-    /// CSI `volume_context`, as returned by CreateVolume.
+    /// CSI `volume_context`: the attributes of the PersistentVolume, or of the request that the csi-server
+    /// received, without those with [`RESERVED_ATTRIBUTE_PREFIX`](crate::names::RESERVED_ATTRIBUTE_PREFIX).
     pub context: Parameters,
 }
 

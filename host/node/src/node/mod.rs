@@ -48,7 +48,8 @@ pub struct PublishRequest {
     pub target_path: String,
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// CSI's `readonly`. A read-only access mode also makes the target read-only.
+    /// CSI's `readonly`. A read-only access mode or a volume that is staged read-only also makes the target
+    /// read-only.
     pub read_only: bool,
 }
 
@@ -61,7 +62,7 @@ pub struct PublishInlineRequest {
     pub target_path: String,
     /// The requested capability.
     pub capability: VolumeCapability,
-    /// CSI's `readonly`. A read-only access mode also makes the target read-only.
+    /// CSI's `readonly`. A read-only access mode or the mount flag `ro` also makes the target read-only.
     pub read_only: bool,
     /// Size in bytes. If absent, the maximum that the policy allows.
     pub size: Option<u64>,
@@ -105,7 +106,8 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// The mount of a staged volume: at the staging path, or for a raw block volume at the device file in it.
-    /// Absent if nothing is mounted there, and for inline volumes.
+    /// Absent if nothing is mounted there, for inline volumes, and for a raw block volume if something is
+    /// mounted at the staging path itself.
     fn staged_mount(&self, record: &VolumeRecord) -> Result<Option<(KubeletPath, PathInfo)>, NodeError> {
         let Some(staging) = &record.staging_path else { return Ok(None) };
         let path = self.roots.resolve("staging_target_path", staging)?;
@@ -129,8 +131,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(mounted)
     }
 
-    /// Unmounts all mounts at a target path and removes the file or directory below them. A file with content
-    /// or a non-empty directory is not removed; it is an error.
+    /// Unmounts all mounts at a target path and removes the empty file or empty directory that they covered.
+    /// Anything else there is not removed; it is an error.
     fn remove_target(&self, path: &KubeletPath) -> Result<(), NodeError> {
         while self.is_mounted(path)? {
             self.mounter.unmount(path).step("unmount the target path")?;

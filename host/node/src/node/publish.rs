@@ -45,15 +45,15 @@ impl<M: Mounter> NodeVolumes<M> {
     ///
     /// # Errors
     /// [`NodeError`]. The call is then rolled back, because kubelet assumes that a failed call had no effect
-    /// and does not unpublish. It is not rolled back if something was already mounted at the target path. If
-    /// the roll-back fails too, a retry or [`Self::unpublish`] continues.
+    /// and does not unpublish. It is not rolled back if something was already mounted at the target path, or
+    /// if that is unknown. If the roll-back fails too, a retry or [`Self::unpublish`] continues.
     pub fn publish(&self, request: &PublishRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish(request, &target))
     }
 
-    /// Runs `publish`. If it fails after it has saved the target in the record, rolls it back, unless
-    /// something was already mounted at the target path.
+    /// Runs `publish`. If it fails and the volume's record has the target, from this call or an earlier one,
+    /// unpublishes the target, unless something was already mounted there or that is unknown.
     fn publish_or_roll_back(
         &self,
         volume: &str,
@@ -197,8 +197,8 @@ impl<M: Mounter> NodeVolumes<M> {
     /// Publishes an inline volume, which is always a tmpfs.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] unless the policy allows inline volumes, the size and the mount options;
-    /// otherwise as [`Self::publish`].
+    /// [`NodeError::Denied`] unless the policy allows inline volumes of this size, and every mount option is
+    /// an allowed one. Any other [`NodeError`]. The call is rolled back like [`Self::publish`].
     pub fn publish_inline(&self, request: &PublishInlineRequest) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", &request.target_path)?;
         self.publish_or_roll_back(&request.volume, &target, || self.try_publish_inline(request, &target))
@@ -286,12 +286,15 @@ impl<M: Mounter> NodeVolumes<M> {
         self.mounter.save_record(&new_record).step("save the volume's record")
     }
 
-    /// Unpublishes a volume and removes the target path. Succeeds if the volume is not published there. No
-    /// stored data is removed, but the content of an inline volume is lost.
+    /// Unpublishes a volume and removes the target path, also if the volume's record is absent, is unreadable
+    /// or does not have the path. Succeeds if nothing exists there. No stored data is removed, but the content
+    /// of an inline volume is lost.
     ///
     /// # Errors
     /// [`NodeError::NotFound`] if the path belongs to another volume or is a staging path.
-    /// [`NodeError::FailedPrecondition`] if the target path has content after the unmount.
+    /// [`NodeError::FailedPrecondition`] unless the target path is an empty file or an empty directory after
+    /// the unmount. [`NodeError::Invalid`] if the path is below no kubelet root. [`NodeError::Mounter`], for
+    /// example if the mount is busy.
     pub fn unpublish(&self, volume: &str, target_path: &str) -> Result<(), NodeError> {
         let target = self.roots.resolve("target_path", target_path)?;
         let path = target.to_string();

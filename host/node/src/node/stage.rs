@@ -18,9 +18,9 @@ impl<M: Mounter> NodeVolumes<M> {
     ///
     /// # Errors
     /// [`NodeError`]. The call is then rolled back, because kubelet assumes that a failed call had no effect
-    /// and does not unstage. It is not rolled back if the volume was already staged, or if something was
-    /// already mounted at the staging path. If the roll-back fails too, a retry or [`Self::unstage`]
-    /// continues.
+    /// and does not unstage. It is not rolled back if the volume was already staged, if something was already
+    /// mounted at the staging path, or if that is unknown. If the roll-back fails too, a retry or
+    /// [`Self::unstage`] continues.
     pub fn stage(&self, request: &StageRequest) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", &request.staging_path)?;
         let _active_guard = self.active_volumes.mark_active(&request.volume);
@@ -42,7 +42,7 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Rolls back a failed call, unless the record says that the volume was staged before, has targets, or
-    /// has another staging path. Keeps the record if formatting has started.
+    /// has another staging path. Keeps the record if formatting has started and is not known to have finished.
     fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.mounter.records().step("read the volumes' records")?.readable;
@@ -53,7 +53,7 @@ impl<M: Mounter> NodeVolumes<M> {
             return Ok(());
         }
         unstage(&self.mounter, path, Some(&record), &records)?;
-        // The next attempt must know that formatting has started.
+        // The next attempt must know that the device may hold an interrupted format.
         if record.format_in_progress {
             Ok(())
         } else {
@@ -78,8 +78,9 @@ impl<M: Mounter> NodeVolumes<M> {
         self.run_connector(&*connector, request, path, record)
     }
 
-    /// Resolves the volume's storage, checks that no other volume uses the same image, device or staging
-    /// path, and saves the record.
+    /// Prepares the record, which may unstage the volume at an old staging path. Resolves the volume's
+    /// storage, checks that no other volume uses the same image, device or staging path, and saves the record
+    /// if it is new or changed.
     fn reserve_storage(
         &self,
         connector: &dyn Connector,
@@ -123,10 +124,11 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Returns the record to continue with. With the same arguments this is the existing one, reset to "not
-    /// staged, no targets" if nothing of the volume is mounted. With other arguments it is a new one, after
-    /// the volume is unstaged at its old staging path; the call fails if something of the volume is mounted.
-    /// `others` are the records of all volumes, this one included.
+    /// Returns the record to continue with; a new one if the volume has none. With the same staging path,
+    /// connection info and capability it is the existing one, reset to "not staged, no targets" if nothing of
+    /// the volume is mounted. If one of them differs it is a new one, after the volume is unstaged at its old
+    /// staging path; the call fails if something of the volume is mounted. `others` are the records of all
+    /// volumes, this one included.
     fn prepare_record(
         &self,
         request: &StageRequest,
@@ -154,7 +156,7 @@ impl<M: Mounter> NodeVolumes<M> {
         let is_live = self.staged_mount(existing)?.is_some() || !self.mounted_targets(existing)?.is_empty();
         if is_same {
             let record = existing.clone();
-            // From before a reboot: if this call fails, nothing is staged.
+            // From before a reboot, or of a call that mounted nothing: if this call fails, nothing is staged.
             return Ok(if is_live {
                 record
             } else {
@@ -177,7 +179,7 @@ impl<M: Mounter> NodeVolumes<M> {
             let old_path = self.roots.resolve("staging_target_path", old_path)?;
             unstage(&self.mounter, &old_path, Some(existing), others)?;
         }
-        // An interrupted format of the same device is still only that.
+        // The storage is the same, and may still hold the interrupted format, which a retry may overwrite.
         let format_in_progress =
             existing.format_in_progress && existing.connection_info == new_record.connection_info;
         Ok(VolumeRecord { format_in_progress, ..new_record })
@@ -213,9 +215,11 @@ impl<M: Mounter> NodeVolumes<M> {
     /// a tmpfs is lost.
     ///
     /// # Errors
-    /// [`NodeError::FailedPrecondition`] while the volume is published, is staged at another path, or is also
-    /// mounted elsewhere below the kubelet root. [`NodeError::NotFound`] if another volume is staged at the
-    /// path.
+    /// [`NodeError::FailedPrecondition`] while the volume is published, its record has another staging path,
+    /// or what is mounted at the staging path is also mounted elsewhere below the same kubelet root, for
+    /// example a directory that another volume uses, too. [`NodeError::NotFound`] if the record of another
+    /// volume has the staging path. [`NodeError::Invalid`] if the path is below no kubelet root.
+    /// [`NodeError::Mounter`], for example if the mount is busy or the volume's record is unreadable.
     pub fn unstage(&self, volume: &str, staging_path: &str) -> Result<(), NodeError> {
         let path = self.roots.resolve("staging_target_path", staging_path)?;
         let _active_guard = self.active_volumes.mark_active(volume);
@@ -258,8 +262,8 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(())
     }
 
-    /// Returns the other mount paths of what is mounted at `at`. Empty if nothing is mounted there, or if
-    /// `at` is below a mounted staging path.
+    /// Returns the other paths below the same kubelet root at which the top mount of `at` is also mounted.
+    /// Empty if nothing is mounted at `at`, or if `at` is below a mounted staging path.
     fn other_mounts(&self, at: &KubeletPath, staging: &KubeletPath) -> Result<Vec<String>, NodeError> {
         // Below a mounted filesystem, a file of this name is user data.
         if at != staging && self.is_mounted(staging)? {

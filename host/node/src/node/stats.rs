@@ -82,13 +82,17 @@ impl<M: Mounter> NodeVolumes<M> {
         Ok(VolumeStats { usage, is_block, condition })
     }
 
-    /// Expands a volume on this node: a filesystem to the size of its device, a tmpfs to the required size.
-    /// Returns the volume's size in bytes; `None` if the volume has no size on the node and none is required.
+    /// Expands a volume on this node: a filesystem to the size of its device, a tmpfs to the required size if
+    /// it is smaller. A filesystem that is mounted read-only stays unchanged. Returns the size in bytes of the
+    /// device or tmpfs. Kinds `directory` and `none` have no size on the node: returns the required size.
     ///
     /// # Errors
     /// [`NodeError::OutOfRange`] if the device is smaller than required, a tmpfs would exceed the policy's
-    /// maximum, or the size after the expansion is above the limit. [`NodeError::FailedPrecondition`] for an
-    /// inline volume, a volume that is not staged, and a tmpfs unless `is_size_published`.
+    /// maximum, or the size after the expansion is above the limit; the volume then stays expanded.
+    /// [`NodeError::FailedPrecondition`] for an inline volume, a volume that is not staged, a tmpfs unless
+    /// `is_size_published`, and an image or device that was replaced. [`NodeError::NotFound`] as for
+    /// [`Self::volume_stats`] without a record or with another path. [`NodeError::Invalid`] if the required
+    /// size is above the limit. [`NodeError::Denied`] if the policy no longer allows the connection info.
     pub fn expand(&self, request: &ExpandRequest) -> Result<Option<u64>, NodeError> {
         let (record, _) = self.find_record(&request.volume, &request.volume_path)?;
         if let (Some(required), Some(limit)) = (request.required, request.limit)
@@ -125,7 +129,9 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 }
 
-/// Derives the condition of a volume from its mount.
+/// Derives the condition of a volume from its mount: abnormal if the filesystem is read-only, although neither
+/// the access mode, nor the mount flag `ro`, nor kind `none` requires that. A raw block volume is never
+/// abnormal.
 fn volume_condition(record: &VolumeRecord, found: &PathInfo) -> VolumeCondition {
     let is_remounted_read_only = found.mounts.last().is_some_and(|top| top.filesystem_read_only)
         && !is_read_only_mode(record.capability.access_mode);

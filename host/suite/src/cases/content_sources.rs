@@ -126,9 +126,9 @@ impl SuiteContext {
     }
 }
 
-/// Creates a volume, and for [`ContentSourceKind::Snapshot`] also a snapshot of it. Returns the volume or the
-/// snapshot as a content source, with its size in bytes. If the driver reports no size of a snapshot, the
-/// size is that of the volume.
+/// Creates a volume of twice the run's size, and for [`ContentSourceKind::Snapshot`] also a snapshot of it.
+/// Returns the volume or the snapshot as a content source, with its size in bytes. If the driver reports no
+/// size of a snapshot, the size is that of the volume; if it reports none of a volume, the required one.
 async fn create_source(context: &SuiteContext, kind: ContentSourceKind) -> CaseResult<(VolumeOrigin, u64)> {
     let request = context.volume_request("source");
     let request = with_capacity(&request, request.capacity.required.map(|size| size.saturating_mul(2)), None);

@@ -234,8 +234,9 @@ async fn huge_limit(context: &SuiteContext) -> CaseResult {
     expect_that(missing.is_none(), || "every volume".to_owned(), || format!("{missing:?} is missing"))
 }
 
-/// Deletes the case's volumes on the first page that has one, creates a volume, and reads the other pages.
-/// Each volume of the case that was not deleted must be listed exactly once.
+/// Creates four volumes. Deletes those on the first page that has one of them, creates another volume, and
+/// reads the other pages. Each of the four that was not deleted must be listed exactly once; the new volume
+/// may be listed.
 async fn list_while_changing(context: &SuiteContext) -> CaseResult {
     let mut expected: BTreeSet<_> = create_several(context).await?.into_keys().collect();
     let list = async |after: Option<String>| {

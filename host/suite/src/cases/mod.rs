@@ -28,7 +28,8 @@ macro_rules! case {
 }
 use case;
 
-/// The case that fails when a component cannot be loaded. All others are skipped then.
+/// The case that fails when a component cannot be loaded because of a defect of its own. All others are
+/// skipped then.
 pub(crate) const LOAD_CASE: &str = "identity/loads";
 
 static CASES: &[&[ConformanceCase]] = &[

@@ -176,7 +176,7 @@ impl SuiteContext {
         }
     }
 
-    /// Repeats a create until the snapshot is ready to use. Fails the case after
+    /// Repeats a create until the snapshot is ready to use. Fails the case if a create fails, or after
     /// `SuiteOptions::retry_timeout`.
     pub(super) async fn wait_snapshot_ready(&self, request: &CreateSnapshot) -> CaseResult<Snapshot> {
         let started = Instant::now();

@@ -3,18 +3,18 @@
 
 /// A guest that misbehaves, such as by a trap, an endless loop or an invalid response. The settings
 /// `on-describe` and `on-probe`, and names, handles, parameters and page tokens in requests select the
-/// misbehavior.
+/// misbehavior. Other settings are parts of its description and a text that it puts into responses and logs.
 pub const HOSTILE: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_HOSTILE"));
 
-/// A guest that uses the imports `http`, `session` and `secrets`. The parameter `script` of CreateVolume
-/// lists the steps.
+/// A guest that uses the imports `http`, `session`, `secrets` and `reveal`. The parameter `script` of
+/// CreateVolume lists the steps.
 pub const NET: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_NET"));
 
 /// A guest whose CreateVolume performs one operation on its pool, which the request's parameters select.
 pub const POOL_TRICKS: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_POOL_TRICKS"));
 
-/// A driver with every ability that breaks one rule of the contract. Its setting `broken-rule` names the
-/// rule.
+/// A driver with every ability. It breaks the rule of the contract that its setting `broken-rule` names, and
+/// none without the setting.
 pub const BROKEN: &[u8] = include_bytes!(env!("COFFERDAM_GUEST_BROKEN"));
 
 /// The driver that `cofferdam backend new` creates.

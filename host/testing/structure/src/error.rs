@@ -22,7 +22,7 @@ pub enum StructureError {
         /// The cause.
         source: toml::de::Error,
     },
-    /// A key is missing in a `Cargo.toml`.
+    /// A required key of a `Cargo.toml` is missing or has a value of another type.
     #[error("{} has no {key}", path.display())]
     MissingKey {
         /// The file.

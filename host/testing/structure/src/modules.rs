@@ -1,8 +1,8 @@
 //! References among the modules of one crate, without test modules and generated modules.
 //!
 //! A module is a source file, with its inline modules. It refers to another if it imports from it or names it
-//! in a path. A re-export (`pub use`, `pub(crate) use`) is not a reference: a parent that re-exports items of
-//! its children does not depend on them.
+//! in a path that begins with `crate`, `self` or `super`. A re-export (`pub use`, `pub(crate) use`) is not a
+//! reference: a parent that re-exports items of its children does not depend on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

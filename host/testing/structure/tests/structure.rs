@@ -31,7 +31,8 @@ fn few_crates_have_module_cycles() {
 }
 
 /// The table "Crates" lists for each crate exactly the workspace's crates in `[dependencies]` of its
-/// `Cargo.toml`. Only drivers, guests, examples, and crates for tests may be absent from the table.
+/// `Cargo.toml`. Only drivers, the guest SDK, guests, examples, and crates for tests may be absent from the
+/// table.
 #[test]
 fn crates_depend_on_what_the_architecture_page_says() {
     let page = fs::read_to_string(repository().join("docs/architecture.md")).unwrap();

@@ -89,8 +89,9 @@ impl WasmBackend {
     }
 
     /// Returns a second backend with its own operation table, limit of concurrent calls and circuit breaker,
-    /// as a second process would have them. Both share the component, its settings and all that its imports
-    /// store, also sessions. The conformance suite tests two such processes that call one driver.
+    /// as a second process would have them. Both share the component, its settings, its quota of instance
+    /// slots, its HTTP connections and their limit, and all that its imports store, also sessions. The
+    /// conformance suite tests two such processes that call one driver.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;

@@ -6,7 +6,7 @@ use wasmtime::component::HasData;
 
 use crate::bindings::cofferdam::storage::ambient::Host;
 
-/// Maximum random bytes of one call, by contract.
+/// Maximum random bytes of one call of `random-bytes`, by contract.
 const MAX_RANDOM: u32 = 4_096;
 
 /// The `ambient` import. It has no state.

@@ -55,7 +55,7 @@ impl LockFile {
     }
 }
 
-/// The error for a lock in use. The lock file names the owner.
+/// The error for a lock in use. The lock file names the owner, unless the owner has not written its id yet.
 fn in_use(lock: &mut File) -> LockFileError {
     /// More digits than any process id has.
     const MAX_PID_BYTES: u64 = 16;

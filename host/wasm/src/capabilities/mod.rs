@@ -1,7 +1,7 @@
 //! The imports of guests: one module for each, with its own policy. `secrets` implements `types` and `reveal`
 //! too. `lock_file` and `workers` are helpers of the others.
 //!
-//! Each of these modules but `ambient` defines a `…View`: what its import needs during one call.
+//! The module of each import but `ambient` defines a `…View`: what its import needs during one call.
 
 pub(crate) mod ambient;
 pub(crate) mod http;
@@ -85,7 +85,7 @@ impl SharedCapabilities {
 }
 
 impl Capabilities {
-    /// Logs the number of dropped lines at the end of the call, and returns it.
+    /// Returns the number of dropped lines at the end of the call; logs a warning if there are any.
     pub(crate) fn report_dropped_lines(&self) -> u64 {
         self.log.report_dropped_lines()
     }
@@ -141,7 +141,8 @@ pub(crate) trait HasCapabilities: Send + 'static {
 }
 
 /// Links all imports, granted or not: one linker serves all components, so a component is linked once for all
-/// backends. The grants are checked before any code of the component runs.
+/// backends. `Engine::load` checks the grants before any code of the component runs. `Engine::describe` does
+/// not check them; it configures only the settings.
 pub(crate) fn link<T: HasCapabilities>(linker: &mut Linker<T>) -> wasmtime::Result<()> {
     wit::types::add_to_linker::<T, SecretsView<'static>>(linker, |data| data.capabilities().secrets())?;
     wit::log::add_to_linker::<T, LogView<'static>>(linker, |data| data.capabilities().log())?;

@@ -225,8 +225,8 @@ impl SessionSlots {
         Ok(self.slots.entry(name.clone()).or_default())
     }
 
-    /// Drops the value that would expire first among those without a lock or waiting call: calls with many
-    /// sets of secrets must not prevent all others from storing a value.
+    /// Drops one key that no call has locked or waits for: a key without a value, else the one whose value
+    /// expires first. Calls with many sets of secrets must not prevent all others from storing a value.
     fn evict_one(&mut self) {
         let idle = self.slots.iter().filter(|(_, slot)| !slot.is_in_use());
         let expiry = |slot: &SessionSlot| slot.value.as_ref().map(|value| value.expires);

@@ -21,9 +21,9 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Waits for a thread and runs the work there. Work that has started runs to its end and keeps its
-    /// operation in flight until then, also after its call has ended. Work that has not started is dropped
-    /// with its call.
+    /// Waits for a permit and runs the work on a blocking thread. Work that has a permit runs to its end and
+    /// keeps its operation in flight until then, also after its call has ended. Work that still waits for a
+    /// permit is dropped with its call.
     ///
     /// # Errors
     /// The work panicked, or did not start because the runtime is shutting down.

@@ -1,7 +1,8 @@
-//! A process with every role that runs once per cluster is killed repeatedly with SIGKILL while claims and
-//! pods are created and deleted, on kube-apiserver, kube-scheduler and the upstream controllers that the
-//! roles do not replace. The suite simulates the kubelets; no container runs. In the end every user is
-//! finished, and nothing is left in the API or at the storage.
+//! A process with every role that runs once per cluster is killed repeatedly with SIGKILL while users create,
+//! expand and delete claims, and create and delete pods. kube-apiserver, kube-scheduler and the upstream
+//! controllers that the roles do not replace run, except the node lifecycle controller. The suite simulates
+//! the kubelets; no container runs. In the end every user is finished, no pod, claim, PersistentVolume or
+//! VolumeAttachment is left, no Node has a volume in its status, and the storage has no volume.
 
 mod nodes;
 mod snapshot;
@@ -37,17 +38,18 @@ const DRIVER: &str = "crashes.conformance.cofferdam.dev";
 const NAMESPACE: &str = "crashes";
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 const KILLS: usize = 50;
-/// Number of users that start between two kills. Each has one claim, and two pods one after the other.
+/// Number of users that start before each kill. Each has one claim, and two pods of which the second replaces
+/// the first.
 const CLAIMS_PER_KILL: usize = 3;
 /// Maximum steps of users before a kill during work; fewer than a wave of users makes.
 const MAX_STEPS_BEFORE_KILL: usize = 8;
 /// Kills that have to hit a working process. About 25 do.
 const MIN_KILLS_DURING_WORK: usize = 15;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit of each wait: for the steps before a kill, from the last kill until all users are finished, and
-/// from then until nothing is left.
+/// Time limit of each wait: for the steps before a kill, from the readiness of the last process until all
+/// users are finished, and from then until nothing is left in the API.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Poll interval of nodes and users.
+/// Pause between two steps of all nodes and users.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -133,7 +135,8 @@ async fn kill_repeatedly(
     progress: &SharedProgress,
 ) -> Result<()> {
     let mut rng = seeded_rng()?;
-    // Duration of a start: every other process is killed around the end of its start, the others during work.
+    // Duration of a start: every other process is killed around the end of its start, the others after some
+    // steps of the users.
     let started = Instant::now();
     cofferdam.process.stop().await?;
     cofferdam.process.restart()?;

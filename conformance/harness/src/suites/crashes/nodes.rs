@@ -17,7 +17,7 @@ use serde_json::json;
 use super::snapshot::ClusterSnapshot;
 use crate::retry;
 
-/// Maximum pods per node.
+/// Maximum pods per node, as a quantity in the Node status.
 const MAX_PODS: &str = "200";
 
 /// A node, and the volumes that its kubelet would have mounted.
@@ -32,7 +32,7 @@ pub(super) struct FakeNode {
 }
 
 impl FakeNode {
-    /// Creates the Node and its CSINode.
+    /// Creates the Node, without taints and with the condition Ready, and its CSINode.
     pub(super) async fn new(client: &Client, name: &str, driver: &'static str) -> Result<Self> {
         let nodes: Api<Node> = Api::all(client.clone());
         let object = serde_json::from_value(json!({
@@ -133,7 +133,8 @@ impl FakeNode {
         retry::merge_patch_status(&self.pods(pod), &pod.name_any(), &status).await
     }
 
-    /// Deletes a pod whose containers have ended.
+    /// Removes a pod that is being deleted: deletes it with the grace period 0, as kubelet does once the
+    /// containers have ended.
     async fn finish_deletion(&self, pod: &Pod) -> Result<()> {
         let (pods, name) = (self.pods(pod), pod.name_any());
         retry::request(async |_| match pods.delete(&name, &DeleteParams::default().grace_period(0)).await {

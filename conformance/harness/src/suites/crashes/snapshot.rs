@@ -33,7 +33,8 @@ impl ClusterSnapshot {
         })
     }
 
-    /// The volume of a pod's claim, if bound.
+    /// The PersistentVolume of a pod's first claim. `None` if the pod has no claim, or the claim is not
+    /// Bound.
     pub(super) fn claim_volume(&self, pod: &Pod) -> Option<&PersistentVolume> {
         let volumes = pod.spec.as_ref()?.volumes.as_ref()?;
         let claim = volumes.iter().find_map(|volume| volume.persistent_volume_claim.as_ref())?;
@@ -51,7 +52,8 @@ impl ClusterSnapshot {
         attached.into_iter().flatten().map(|volume| volume.name.clone()).collect()
     }
 
-    /// Description of the remaining objects; empty if there is none.
+    /// Numbers of pods, claims, volumes and VolumeAttachments, and of entries in `volumesAttached` and
+    /// `volumesInUse` of all Nodes, as a text. Leaves out those that are 0: the text is empty if all are.
     pub(super) fn remaining_objects(&self) -> String {
         let attached: usize = self.nodes.keys().map(|node| self.volumes_attached(node).len()).sum();
         let used = self.nodes.values().filter_map(|node| node.status.as_ref()?.volumes_in_use.as_ref());

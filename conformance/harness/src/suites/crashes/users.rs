@@ -1,5 +1,5 @@
-//! Users that start in waves. Each has a claim that it expands, and two pods one after the other on different
-//! nodes.
+//! Users that start in waves. Each has a claim that it expands under its first pod, and a second pod that
+//! replaces the first on a different node.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::snapshot::ClusterSnapshot;
 use crate::retry;
 
-/// Concurrent requests.
+/// Maximum number of users that are created, or make a step, at the same time.
 const CONCURRENT_REQUESTS: usize = 20;
 const INITIAL_SIZE: &str = "1Gi";
 const EXPANDED_SIZE: &str = "2Gi";
@@ -60,7 +60,7 @@ impl UserWorkload {
         (steps_made, self.steps.iter().filter(|step| **step == UserStep::Deleted).count())
     }
 
-    /// Number of different volume handles so far.
+    /// Number of different volume handles of the users whose first pod ran.
     pub(super) fn volume_count(&self) -> usize {
         self.handles.len()
     }
@@ -174,7 +174,7 @@ fn pod_object(user: usize, which: &str, excluded_node: Option<&str>) -> Result<P
     }))?)
 }
 
-/// The node of a pod whose phase is Running.
+/// The node of a user's pod `a` or `b`. `None` if the pod does not exist or its phase is not Running.
 fn running_node<'a>(snapshot: &'a ClusterSnapshot, user: usize, which: &str) -> Option<&'a str> {
     let pod = snapshot.pods.get(&pod_name(user, which))?;
     let running = pod.status.as_ref()?.phase.as_deref() == Some("Running");

@@ -1,4 +1,4 @@
-//! `cofferdam` is killed repeatedly with SIGKILL.
+//! `cofferdam` is killed repeatedly with SIGKILL, each time shortly after further claims are created.
 
 use std::time::{Duration, Instant};
 

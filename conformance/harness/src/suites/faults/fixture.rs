@@ -27,7 +27,7 @@ use crate::{
 
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
-/// Time limit until claims are Bound, or removed, after a fault.
+/// Time limit of a wait for claims, before or after a fault: until they are created, Bound or removed.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Concurrent creates. Few, because retries must not keep the API server from recovering.
@@ -109,7 +109,8 @@ impl<'a> FaultFixture<'a> {
         Ok(Self { run, plane, proxy, driver, cofferdam })
     }
 
-    /// Volumes of the storage: names by handle. `cofferdam` is stopped meanwhile.
+    /// Volumes of the storage: names by handle. Stops `cofferdam` before the call of the driver, and restarts
+    /// it afterwards.
     pub(super) async fn stored_volumes(&mut self) -> Result<BTreeMap<String, String>> {
         self.cofferdam.process.stop().await?;
         let stored = self.driver.volumes(self.run).await?;
@@ -143,7 +144,8 @@ pub(super) async fn create_continuously(claims: &Claims, load: &ContinuousClaimL
     create_all(claims, load.numbers()).await
 }
 
-/// Creates claims, and repeats every failed request.
+/// Creates claims, and repeats every failed request for at most [`TIMEOUT`]. The requests do not pass the
+/// proxy.
 pub(super) async fn create_with_retries(claims: &Claims, numbers: std::ops::Range<usize>) -> Result<()> {
     create_all(claims, stream::iter(numbers)).await
 }

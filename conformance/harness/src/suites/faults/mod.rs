@@ -1,6 +1,7 @@
-//! Faults of a real cluster, each during a load of at least 1,000 claims. Afterwards every claim is Bound to
-//! a volume of its own, and the storage has no other volume. A restore of etcd is the exception: it removes
-//! claims, and the storage has to keep their volumes.
+//! Faults of kube-apiserver, of etcd, of the connections to the API, and of `cofferdam` and its clock, on a
+//! real control plane. Each happens during a load of at least 1,000 claims. Afterwards every claim is Bound
+//! to a volume of its own, and the storage has no other volume. A restore of etcd is the exception: it
+//! interrupts its load and removes claims, and the storage has to keep their volumes.
 
 mod clock;
 mod crashes;
@@ -21,13 +22,14 @@ use crate::{
 use fixture::{CONCURRENT_CLAIMS, DRIVER, FaultFixture, TIMEOUT, create_continuously, wait_recovery};
 
 const CLAIMS: usize = 1_000;
-/// Minimum number of Bound claims when a fault starts.
+/// Minimum number of Bound claims when a fault of this module starts, and at the first jump of the clock.
 const BOUND_BEFORE_FAULT: usize = 150;
 /// Duration of etcd's pause.
 const ETCD_PAUSE: Duration = Duration::from_secs(20);
 /// Number of times at which the proxy closes all connections.
 const DISCONNECTS: usize = 20;
-/// Minimum number of claims that become Bound between two disconnects.
+/// The minimum number of Bound claims at a disconnect is [`BOUND_BEFORE_FAULT`] for the first, and increases
+/// by this number for each further one.
 const BOUND_PER_DISCONNECT: usize = 25;
 /// Minimum number of the proxy's error responses during one fault of [`fail_requests`].
 const MIN_FAILED_RESPONSES: usize = 60;

@@ -33,8 +33,8 @@ use crate::{
 const SNAPSHOT_AGE: Duration = Duration::from_secs(30);
 /// Minimum number of claims of the load during which the snapshot is taken.
 const CLAIMS_IN_SNAPSHOT: usize = 400;
-/// Minimum number of Bound claims when the snapshot is taken, and of claims that become Bound between
-/// [`SNAPSHOT_AGE`] and the restore.
+/// Minimum number of Bound claims when the snapshot is taken, and of claims of the second load that become
+/// Bound before the restore.
 const BOUND_IN_SNAPSHOT: usize = 200;
 /// Claims of the snapshot that are deleted after the restore.
 const DELETED_CLAIMS: usize = 20;
@@ -223,7 +223,8 @@ async fn released_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeMap<String,
     Ok(volumes.into_iter().filter(is_released).filter_map(entry).collect())
 }
 
-/// Names of the volumes in the journal: requested, without a PersistentVolume.
+/// Names of the volumes in the intent journal: their creation may have been requested from the driver, and
+/// their intent is not removed yet. Intents are removed after the PersistentVolume exists.
 async fn pending_volumes(fixture: &FaultFixture<'_>) -> Result<BTreeSet<String>> {
     let maps: Api<ConfigMap> = Api::namespaced(fixture.plane.client().clone(), namespaces::COFFERDAM);
     let shards = maps.list(&ListParams::default()).await?.items;

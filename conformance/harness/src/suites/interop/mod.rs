@@ -36,7 +36,7 @@ struct SwapRound {
     claims: usize,
     /// Minimum number of finished pods at the first replacement.
     pods_before_first_swap: usize,
-    /// Minimum number of further pods that have finished at each later replacement.
+    /// The minimum number of finished pods increases by this number for each later replacement of a round.
     pods_between_swaps: usize,
     /// Implementation at the start and at the end.
     initial: Implementation,
@@ -153,7 +153,8 @@ impl SwapRound {
     }
 }
 
-/// Waits until nothing is left in the API, at the storage or on the node.
+/// Waits until no claim, PersistentVolume, VolumeAttachment or pod is left, no volume at the storage, and no
+/// mount, container or network of a pod on the node.
 async fn wait_clean(
     run: &SuiteRun,
     users: &PodWorkload,

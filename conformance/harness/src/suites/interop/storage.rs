@@ -23,7 +23,8 @@ const GO_DRIVER_NAME: &str = "go.conformance.cofferdam.dev";
 
 /// A driver and its node service.
 pub(super) enum DriverUnderTest {
-    /// The driver `memory` behind `csi-server`, and `node`.
+    /// The driver `memory` behind the role `csi-server`, and a process with the roles `node`, `registrar` and
+    /// `liveness`.
     Cofferdam(Box<CofferdamDriver>),
     /// The Go driver with its node service, registered by `registrar`.
     Go(Box<GoDriver>),
@@ -73,7 +74,7 @@ impl DriverUnderTest {
         }
     }
 
-    /// Socket of the controller service.
+    /// Socket of the controller service. The Go driver's node service has the same one.
     pub(super) fn socket(&self) -> &Path {
         match self {
             Self::Cofferdam(cofferdam) => &cofferdam.socket,

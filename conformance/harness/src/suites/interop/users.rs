@@ -26,7 +26,8 @@ use crate::{
     wait::until,
 };
 
-/// Time limit of each wait, such as for a pod that runs, during a replacement and including all back-off.
+/// Time limit of each wait, such as until a pod runs. Sufficient also if a controller is replaced meanwhile,
+/// and the other one repeats its calls with back-off.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent pods: the maximum volumes of the driver `memory` on a node.
 const CONCURRENT_PODS: usize = 20;
@@ -43,7 +44,7 @@ pub(super) struct PodWorkload {
     has_volume_sizes: bool,
     /// Number of pods that printed the expected output and whose claim was expanded.
     finished: Cell<usize>,
-    /// Handles of all volumes so far.
+    /// Handles of the volumes of all expanded claims so far.
     handles: RefCell<BTreeSet<String>>,
 }
 
@@ -147,7 +148,8 @@ impl PodWorkload {
         .await
     }
 
-    /// Expands the claim. Annotates the pod to trigger kubelet, which syncs a pod every minute otherwise.
+    /// Requests a larger size for the claim, and waits until the claim has it. Once the volume is expanded at
+    /// the storage, annotates the pod to trigger kubelet, which syncs a pod every minute otherwise.
     async fn expand(&self, claim: &str, pod: &str) -> Result<()> {
         let patch = json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } });
         retry::merge_patch(&self.claim_api(), claim, &patch).await?;
@@ -256,7 +258,7 @@ impl PodWorkload {
     }
 }
 
-/// The claim of a pod that is scheduled and not deleted.
+/// The name of a pod's first claim. `None` if the pod is not scheduled, is being deleted, or has no claim.
 fn claim_of_scheduled(pod: &Pod) -> Option<String> {
     let spec = pod.spec.as_ref().filter(|_| pod.metadata.deletion_timestamp.is_none())?;
     spec.node_name.as_ref()?;

@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 pub(super) enum RunMode {
     /// Run once, and compare the output.
     Once,
-    /// Repeat until both outputs are equal.
+    /// Repeat until both outputs are equal, or the time limit is over. Compare the last outputs.
     UntilEqual,
-    /// Run once, and store the output as a variable for later commands. The name includes the `$`.
+    /// Run once, and store stdout as a variable for later commands. Compare only the exit code and stderr.
+    /// The name includes the `$`.
     StoreVariable(String),
 }
 
@@ -26,8 +27,8 @@ pub(super) struct KubectlCommand {
 }
 
 /// Parses commands, one per line. Before the arguments there may be `~ID` (an intended difference), `until`
-/// (repeat until both outputs are equal) or `$NAME` (store the output). A line that starts with `#` is a
-/// comment.
+/// (repeat until both outputs are equal) or `$NAME` (store the output); at most one of these. Empty lines and
+/// lines that start with `#` are ignored.
 pub(super) fn parse(text: &str) -> Result<Vec<KubectlCommand>> {
     let mut lines = Vec::new();
     for (index, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! Access to volumes: groups, read-only, subPath, and several pods.
+//! Access to volumes: `fsGroup`, `readOnly`, `subPath`, two pods with one volume, and ReadWriteOncePod.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -13,7 +13,8 @@ const PERSISTENT_CLASSES: [VolumeClass; 2] = [DIRECTORY, IMAGE];
 const USER: u32 = 1000;
 const GROUP: u32 = 2000;
 
-/// A non-root pod writes by its `fsGroup`.
+/// A pod with a user other than root can write to its volume: its `fsGroup` is the group of the volume's root
+/// directory and of the files that it creates.
 pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("groups").await?;
     let tests = FILESYSTEM_CLASSES.map(async |class| {
@@ -30,7 +31,8 @@ pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// A read-only mount and a read-only claim cannot be written.
+/// A pod reads its volume and cannot write to it, if `readOnly` is set at the container's `volumeMounts` or
+/// at the pod's volume source `persistentVolumeClaim`.
 pub(super) async fn read_only(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("reading").await?;
     let rows = PERSISTENT_CLASSES.map(async |class| {
@@ -60,7 +62,7 @@ pub(super) async fn read_only(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// A mount with `subPath` only shows that directory.
+/// A mount with `subPath` shows only that directory of the volume, which kubelet creates for the first pod.
 pub(super) async fn sub_path(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("parts").await?;
     let rows = PERSISTENT_CLASSES.map(async |class| {
@@ -88,7 +90,7 @@ pub(super) async fn sub_path(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// Two pods share a volume, and each sees the writes of the other.
+/// Two pods of the node share the volume of a ReadWriteOnce claim, and each sees the writes of the other.
 pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("together").await?;
     let rows = FILESYSTEM_CLASSES.map(async |class| {
@@ -118,7 +120,7 @@ pub(super) async fn shared_by_two_pods(fixture: &PodFixture<'_>) -> Result<()> {
     namespace.delete_claims().await
 }
 
-/// ReadWriteOncePod: the second pod waits for the first.
+/// The second pod of a ReadWriteOncePod claim waits until the first is deleted, and then runs.
 pub(super) async fn read_write_once_pod(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("alone").await?;
     let rows = FILESYSTEM_CLASSES.map(async |class| {

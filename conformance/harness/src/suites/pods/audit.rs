@@ -1,4 +1,5 @@
-//! Audit of the node: its mounts, devices and files are the same before the first pod and after the last.
+//! Audit of the node: its mounts, loop devices and files of volumes are the same before the first pod and
+//! after the last.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,13 +8,15 @@ use anyhow::{Result, ensure};
 use super::fixture::{PodFixture, TIMEOUT};
 use crate::{process, wait::until};
 
-/// kubelet's directory of CSI volumes, below its root. It has a subdirectory for each driver.
+/// kubelet's directory of CSI volumes, below its root. It has a subdirectory for each driver, and one for all
+/// block volumes.
 const KUBELET_CSI_DIRECTORY: &str = "plugins/kubernetes.io/csi";
 /// Subdirectories of [`KUBELET_CSI_DIRECTORY`] for block volumes.
 const BLOCK_DEVICE_DIRECTORIES: [&str; 2] = ["volumeDevices/publish", "volumeDevices/staging"];
 
-/// Mounts, loop devices of the run, and the files below the pool and below `plugins`, `plugins_registry` and
-/// `pods` of kubelet's root.
+/// Mounts of the run's mount namespace, loop devices of the run, and the files and directories below the pool
+/// and below `plugins`, `plugins_registry` and `pods` of kubelet's root, except those that `collect_files`
+/// leaves out.
 #[derive(Debug)]
 pub(super) struct NodeAudit(BTreeSet<String>);
 
@@ -53,8 +56,9 @@ impl NodeAudit {
     }
 }
 
-/// Adds the names of the files below a directory with their types. Leaves out the directories that kubelet
-/// keeps for drivers and block volumes.
+/// Adds the files and directories below a directory, with their types and their paths relative to `root`.
+/// Leaves out the directories that kubelet keeps for drivers and block volumes, but not what they contain.
+/// Adds nothing if the directory does not exist.
 fn collect_files(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     if !directory.exists() {
         return Ok(());

@@ -1,7 +1,8 @@
-//! The role `node` is killed during a CSI call of kubelet, and its next process continues.
+//! The process with the roles `node`, `registrar` and `liveness` is killed during a CSI call of kubelet. Its
+//! next process completes the call when kubelet repeats it.
 //!
-//! strace kills the process when it enters a chosen system call. The trace shows that this was during the CSI
-//! call.
+//! strace kills the process when it enters a chosen system call. A text in the trace shows that this was
+//! during the CSI call.
 
 use std::{fs, os::unix::process::ExitStatusExt as _};
 
@@ -18,7 +19,7 @@ use crate::{
     wait::until,
 };
 
-/// SIGKILL.
+/// Number of the signal.
 const SIGKILL: i32 = 9;
 
 /// A crash point.
@@ -27,7 +28,8 @@ struct CrashPoint {
     csi_call: &'static str,
     /// The system call at which strace kills the process.
     syscall: &'static str,
-    /// The invocation of `syscall` that is interrupted. strace counts from 1 in each thread.
+    /// The invocation of `syscall` that is interrupted. strace counts from 1 in each thread, and only
+    /// invocations after it was attached.
     nth: u32,
     /// Text that the trace contains: in the line of the system call, or in an earlier one.
     trace: &'static str,
@@ -148,7 +150,8 @@ async fn run_crash_test(
     Ok(())
 }
 
-/// Attaches strace, which kills the process at the crash point.
+/// Attaches strace to the process, and waits until it is attached. strace kills the process at the crash
+/// point, which may be later than this function's return.
 async fn attach_strace(
     run: &SuiteRun,
     roles: &NodeRoles,
@@ -174,7 +177,8 @@ async fn attach_strace(
     Ok(strace)
 }
 
-/// Waits until the process is killed, and checks the trace.
+/// Waits until the process is killed and strace has ended. Checks that the trace contains the crash point's
+/// text.
 async fn wait_crash(roles: &mut NodeRoles, mut strace: ManagedProcess, death: &CrashPoint) -> Result<()> {
     let status =
         roles.process.wait_exit(TIMEOUT).await.with_context(|| format!("no death at {}", death.syscall))?;

@@ -1,11 +1,11 @@
-//! The next pod of a claim reads the data of the previous pod from a directory or an image, and finds a
-//! memory volume empty.
+//! After the deletion of a claim's only pod, the node unstages the volume. The next pod of the claim then
+//! reads the data of the previous pod from a directory or an image, and finds a memory volume empty.
 
 use anyhow::{Result, ensure};
 
 use super::fixture::{ContainerVolume, DIRECTORY, IMAGE, MEMORY, MOUNT_PATH, PodFixture, VolumeClass};
 
-/// Classes, and `true` if their volumes keep their data while no pod uses them.
+/// Classes, and `true` if their volumes keep their data after they were unstaged.
 const PERSISTENCE_BY_CLASS: [(VolumeClass, bool); 3] = [(MEMORY, false), (DIRECTORY, true), (IMAGE, true)];
 
 pub(super) async fn data_of_next_pod(fixture: &PodFixture<'_>) -> Result<()> {

@@ -20,7 +20,7 @@ const THIRD_SIZE: ClaimSize = ClaimSize { quantity: "192Mi", mebibytes: 192 };
 /// Sizes of xfs volumes: xfs has a larger minimum size.
 const INITIAL_XFS_SIZE: ClaimSize = ClaimSize { quantity: "320Mi", mebibytes: 320 };
 const EXPANDED_XFS_SIZE: ClaimSize = ClaimSize { quantity: "512Mi", mebibytes: 512 };
-/// More than the capacity of the driver: a final error without effect.
+/// More than the capacity of the driver `memory`, which rejects it without a change of the volume.
 const TOO_LARGE: &str = "16Ti";
 /// Conditions of a claim's expansion, of which none may be left at the end.
 const RESIZE_CONDITIONS: [&str; 4] =
@@ -32,8 +32,9 @@ struct ClaimSize {
     mebibytes: u64,
 }
 
-/// A memory volume is expanded under a running pod: `df` shows it, and the pod is not restarted. After a
-/// request that the driver rejects as too large, a smaller request expands the volume again.
+/// A memory volume is expanded under a running pod: `df` in the pod shows the new size, and the volume keeps
+/// its data. The driver then rejects a request as too large. After it, a smaller request, still above the
+/// current size, expands the volume again.
 pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("growth").await?;
     namespace.create_claim("memory", MEMORY).await?;
@@ -86,8 +87,8 @@ pub(super) async fn expand_mounted_volume(fixture: &PodFixture<'_>) -> Result<()
     namespace.delete_claims().await
 }
 
-/// Two images are expanded under their pods: one as a block volume, and one with xfs. Online expansion of
-/// ext4 requires `CAP_SYS_RESOURCE`, which not every machine of this suite has.
+/// Two images are expanded under their pods: one as a block volume, and one with xfs. None has ext4, whose
+/// online expansion requires `CAP_SYS_RESOURCE`: not every machine that runs this suite has it.
 pub(super) async fn expand_images(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("images").await?;
     futures::try_join!(expand_block_device(fixture, namespace), expand_filesystem(fixture, namespace))?;
@@ -151,7 +152,8 @@ async fn wait_size_between(
     .await
 }
 
-/// A script that prints the volume's size in KiB on every change, with the data written at its start.
+/// A script that writes data at its start. It then prints the volume's size in KiB and the data, once at
+/// first and again after every change of the size.
 fn df_script() -> String {
     format!(
         "cd {MOUNT_PATH}; echo kept > f; was=; size() \
@@ -202,7 +204,8 @@ async fn wait_last_line(namespace: &TestNamespace, pod: &str, expected: &str) ->
     .await
 }
 
-/// Waits until a claim has its size and no pending expansion.
+/// Waits until a claim has this capacity, and neither a state nor a condition of an expansion. Then checks
+/// that its PersistentVolume has no annotation with the capacity before the expansion.
 async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) -> Result<()> {
     until(&format!("claim {claim} has {}", size.quantity), TIMEOUT, async || {
         let now = namespace.claims().get(claim).await?;
@@ -229,7 +232,8 @@ async fn wait_expanded(namespace: &TestNamespace, claim: &str, size: ClaimSize) 
     Ok(())
 }
 
-/// State of a claim's expansion; empty if none is in progress.
+/// The entry `storage` of a claim's `status.allocatedResourceStatuses`, such as `NodeResizePending`; empty if
+/// there is none.
 fn resize_state(claim: &PersistentVolumeClaim) -> &str {
     let states = claim.status.as_ref().and_then(|status| status.allocated_resource_statuses.as_ref());
     states.and_then(|states| states.get("storage")).map_or("", String::as_str)

@@ -1,5 +1,5 @@
-//! The fixture of the tests: a cluster with Cofferdam's roles and a real node, and helpers for claims and
-//! pods.
+//! The fixture of the suite `pods`: a cluster with Cofferdam's roles and a real node. Helpers for claims and
+//! pods, which the suite `node-shutdown` also uses.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ use crate::{
     wait::until,
 };
 
-/// Time limit of each wait, such as for the start or deletion of a pod.
+/// Time limit of a wait, such as for the start or deletion of a pod.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(240);
-/// Name of the node.
+/// Name of the node of [`PodFixture`].
 pub(super) const NODE: &str = "node-1";
-/// End of a script whose pod keeps running. Prints the line `done` first.
+/// End of a script whose pod keeps running until it is terminated. Prints the line `done` first.
 pub(super) const RUN_UNTIL_TERMINATED: &str = "echo done; trap exit TERM; sleep 3600 & wait";
-/// Mount path of the volume in every pod.
+/// Mount path of the volume in every pod; device path of a block volume.
 pub(super) const MOUNT_PATH: &str = "/volume";
 
 /// A StorageClass of the driver `memory` or `pool`.
@@ -56,7 +56,8 @@ pub(super) const MEMORY: VolumeClass =
 /// Volumes of the driver `pool` that are directories of the node.
 pub(super) const DIRECTORY: VolumeClass =
     VolumeClass { name: "directory", backend: "pool", kind: "directory", is_immediate: false };
-/// Volumes of the driver `pool` that are disk image files of the node, attached as loop devices.
+/// Volumes of the driver `pool` that are disk image files of the node, which the role `node` maps to loop
+/// devices. The file system, if any, is ext4.
 pub(super) const IMAGE: VolumeClass =
     VolumeClass { name: "image", backend: "pool", kind: "image", is_immediate: false };
 
@@ -106,7 +107,8 @@ impl<'a> PodFixture<'a> {
         Ok(TestNamespace::existing(client, name))
     }
 
-    /// Waits until the node has unstaged the volume of a claim.
+    /// Waits until a claim is Bound, and then until the role `node` has no record of its volume: no pod of
+    /// the node uses the volume, and it is not staged.
     pub(super) async fn wait_unstaged(
         &self,
         class: VolumeClass,
@@ -132,8 +134,8 @@ impl<'a> PodFixture<'a> {
         .await
     }
 
-    /// Stops everything, the node roles first. Checks that kubelet has unregistered the drivers and no socket
-    /// is left.
+    /// Stops everything, the node roles first. Checks that kubelet has unregistered the drivers, and no
+    /// socket of the node roles is left.
     pub(super) async fn stop(mut self) -> Result<()> {
         for process in [&mut self.memory.process, &mut self.pool.process] {
             process.stop().await?;
@@ -157,7 +159,8 @@ impl<'a> PodFixture<'a> {
     }
 }
 
-/// Creates CSIDrivers and StorageClasses.
+/// Creates the CSIDrivers of both drivers and all StorageClasses of this module. Only `memory` requires
+/// attachment and allows inline volumes.
 async fn create_driver_objects(
     plane: &ControlPlane,
     memory: &BackendFixture,
@@ -203,7 +206,7 @@ pub(super) struct TestNamespace {
     name: String,
 }
 
-/// The volume of a pod.
+/// The volume of a pod, its mount or device in the container, and the pod's security context.
 #[derive(Clone, Debug)]
 pub(super) struct ContainerVolume {
     volume: Value,
@@ -229,20 +232,20 @@ impl ContainerVolume {
         Self { mount: device, is_block: true, ..Self::claim(name) }
     }
 
-    /// An inline volume with these attributes.
+    /// A CSI inline volume with these attributes, mounted at [`MOUNT_PATH`].
     pub(super) fn inline(driver: &str, attributes: Value) -> Self {
         let volume = json!({ "name": "volume", "csi": { "driver": driver, "volumeAttributes": attributes } });
         Self { volume, ..Self::claim("") }
     }
 
-    /// A generic ephemeral volume.
+    /// A generic ephemeral volume of 64 MiB, mounted at [`MOUNT_PATH`].
     pub(super) fn ephemeral(class: VolumeClass) -> Self {
         let spec = claim_spec(class, "Filesystem", "ReadWriteOnce");
         let volume = json!({ "name": "volume", "ephemeral": { "volumeClaimTemplate": { "spec": spec } } });
         Self { volume, ..Self::claim("") }
     }
 
-    /// Sets a field of the mount.
+    /// Sets a field of the container's entry in `volumeMounts`, or in `volumeDevices` for a block device.
     pub(super) fn with_mount_field(mut self, field: &str, value: Value) -> Self {
         if let Some(mount) = self.mount.as_object_mut() {
             mount.insert(field.to_owned(), value);
@@ -328,7 +331,7 @@ impl TestNamespace {
         Ok(self.api::<K>().create(&PostParams::default(), &serde_json::from_value(object)?).await?)
     }
 
-    /// Creates a claim for 64 MiB.
+    /// Creates a ReadWriteOnce claim for 64 MiB with the volume mode Filesystem.
     pub(super) async fn create_claim(&self, name: &str, class: VolumeClass) -> Result<()> {
         self.create_claim_with_modes(name, class, "Filesystem", "ReadWriteOnce").await
     }
@@ -344,7 +347,7 @@ impl TestNamespace {
         self.create_claim_from_spec(name, claim_spec(class, mode, access)).await
     }
 
-    /// Creates a claim of this size.
+    /// As [`create_claim`](Self::create_claim), with another size.
     pub(super) async fn create_claim_of_size(
         &self,
         name: &str,
@@ -363,7 +366,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// Waits until a claim is Bound, and returns its volume.
+    /// Waits until a claim is Bound, and returns its PersistentVolume.
     pub(super) async fn wait_bound(&self, name: &str) -> Result<PersistentVolume> {
         let volume = until(&format!("claim {name} is Bound"), TIMEOUT, async || {
             let claim = self.claims().get(name).await?;
@@ -381,7 +384,7 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// Runs a pod until it succeeds, and deletes it. Returns its log.
+    /// Creates a pod that runs a script, waits until it succeeds, and deletes it. Returns its log.
     pub(super) async fn run_pod(&self, name: &str, volume: &ContainerVolume, script: &str) -> Result<String> {
         self.create_pod(name, volume, script).await?;
         let output = self.wait_output(name).await?;
@@ -440,7 +443,8 @@ impl TestNamespace {
         Ok(())
     }
 
-    /// Reasons and messages of the events of objects with this name, the newest last.
+    /// Reasons and messages of the namespace's events about objects of this name, in the order in which the
+    /// events were created.
     pub(super) async fn event_text(&self, name: &str) -> Result<String> {
         let params = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let mut events = self.api::<Event>().list(&params).await?.items;
@@ -470,7 +474,8 @@ impl TestNamespace {
         .await
     }
 
-    /// Deletes all claims, and waits until they, their volumes and their VolumeAttachments are removed.
+    /// Deletes all claims of the namespace. Waits until they, their PersistentVolumes and the
+    /// VolumeAttachments of these are removed.
     pub(super) async fn delete_claims(&self) -> Result<()> {
         let mut volumes = Vec::new();
         for claim in self.claims().list(&ListParams::default()).await?.items {

@@ -1,5 +1,6 @@
-//! Forged PersistentVolumes, whose connection info no driver returned for them: the role `node` rejects them,
-//! and their pods do not start.
+//! Forged PersistentVolumes, whose connection info is invented or was returned by the driver for another
+//! volume; one also has a forbidden mount option. The role `node` fails their NodeStageVolume calls, and
+//! their pods do not start.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use super::fixture::{ContainerVolume, DIRECTORY, IMAGE, MOUNT_PATH, PodFixture, TIMEOUT, TestNamespace};
 use crate::wait::until;
 
-/// A forged volume, and the expected event of its pod.
+/// A forged volume, and a text that the events of its pod have to contain besides `FailedMount`.
 struct ForgedVolume {
     name: &'static str,
     connection_info: Value,

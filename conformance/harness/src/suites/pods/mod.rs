@@ -1,6 +1,7 @@
 //! Volumes of Cofferdam's drivers in pods on a real kubelet and scheduler, without sidecars and without the
-//! upstream controllers that Cofferdam's roles replace. The roles run under service accounts with the rights
-//! that `cofferdam render rbac` prints.
+//! upstream controllers that Cofferdam's roles replace. The roles that call the API run under service
+//! accounts with the rights that `cofferdam render rbac` prints. The module `node_shutdown` is a suite of its
+//! own, with two nodes and the Go driver.
 
 mod access;
 mod audit;
@@ -27,7 +28,7 @@ use crate::run::SuiteRun;
 use audit::NodeAudit;
 use fixture::{PodFixture, TIMEOUT};
 
-/// A test with a namespace of its own. All tests of [`POD_TESTS`] run concurrently.
+/// A test, which creates a Kubernetes namespace of its own. All tests of [`POD_TESTS`] run concurrently.
 type PodTest = for<'a> fn(&'a PodFixture<'a>) -> LocalBoxFuture<'a, Result<()>>;
 const POD_TESTS: [(&str, PodTest); 16] = [
     ("pods come and go", |ground| Box::pin(data::data_of_next_pod(ground))),

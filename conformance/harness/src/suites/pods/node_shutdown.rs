@@ -1,5 +1,6 @@
-//! Non-graceful node shutdown: a node loses its power. Once it has the out-of-service taint, its pods run on
-//! another node with their data. When it comes back it has no volumes.
+//! Non-graceful node shutdown: a node loses its power. Without the out-of-service taint, its volumes stay
+//! attached to it. Once it has the taint, the StatefulSet's pods are created again, and run on another node
+//! with their data. When the first node comes back, it has no volumes and no pods.
 //!
 //! Both nodes use the Go driver with Cofferdam's roles, without sidecars and without the upstream controllers
 //! that the roles replace.
@@ -38,9 +39,11 @@ const SECOND_NODE: &str = "node-2";
 const SET_NAME: &str = "set";
 /// The first pod is force-deleted before the taint, the second by Kubernetes afterwards.
 const PODS: [&str; 2] = ["set-0", "set-1"];
-/// Node monitor grace period.
+/// Node monitor grace period: the time without a heartbeat of a node after which the node lifecycle
+/// controller sets its condition Ready to Unknown.
 const NODE_MONITOR_GRACE: Duration = Duration::from_secs(15);
-/// Time limit until a pod runs on the second node. The pod garbage collector runs every 20 s.
+/// Time limit until a pod has printed what is expected on either node, and until a pod waits on the second
+/// node for its volume. The pod garbage collector, which deletes the pods of the first node, runs every 20 s.
 const RESCHEDULE_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
@@ -78,7 +81,7 @@ pub(in crate::suites) async fn run(run: &SuiteRun) -> Result<()> {
     fixture.stop(&namespace).await
 }
 
-/// Two nodes with shared storage.
+/// A cluster with two nodes, the Go driver, whose volumes both nodes can use, and Cofferdam's roles.
 struct TwoNodeFixture<'a> {
     run: &'a SuiteRun,
     plane: ControlPlane,
@@ -122,8 +125,9 @@ impl<'a> TwoNodeFixture<'a> {
         Api::all(self.plane.client().clone())
     }
 
-    /// Creates a StatefulSet that can only run on the first node. Each pod appends its node's name to its
-    /// volume.
+    /// Cordons the second node, and creates a namespace, a StorageClass and a StatefulSet. The set's pods can
+    /// be scheduled only to the first node until the caller uncordons the second. Each pod appends its node's
+    /// name to a file in its volume, and prints the file. Does not wait for the pods.
     async fn create_stateful_set(&self) -> Result<TestNamespace> {
         let client = self.plane.client().clone();
         let cordon = Patch::Merge(json!({ "spec": { "unschedulable": true } }));
@@ -164,7 +168,9 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// Waits until a pod of the set has printed exactly this data: a line for each node on which it has run.
+    /// Waits until the log of the existing pod of this name is exactly `expected` and the line `done`.
+    /// `expected` has the content of the volume's file: a line with the node's name for each pod of this name
+    /// so far.
     async fn wait_log(&self, namespace: &TestNamespace, pod: &str, expected: &str) -> Result<()> {
         until(&format!("{pod} says {expected:?}"), RESCHEDULE_TIMEOUT, async || {
             let pods: Api<Pod> = namespace.pods();
@@ -178,8 +184,9 @@ impl<'a> TwoNodeFixture<'a> {
         .await
     }
 
-    /// Force-deletes the first pod, and checks that its successor waits on the second node. Without the taint
-    /// the first node may still write, so its volumes stay attached.
+    /// Force-deletes the first pod, and checks that its successor waits on the second node with a
+    /// Multi-Attach error. Without the taint the first node may still write, so the volumes of both pods stay
+    /// attached to it.
     async fn check_no_detach_without_taint(&self, namespace: &TestNamespace) -> Result<()> {
         let [pod, _] = PODS;
         namespace.pods().delete(pod, &DeleteParams::default().grace_period(0)).await?;
@@ -194,7 +201,9 @@ impl<'a> TwoNodeFixture<'a> {
         self.check_attached_to(FIRST_NODE).await
     }
 
-    /// Checks that every volume is attached to this node only, in the API and at the driver.
+    /// Checks that there is one VolumeAttachment for each pod of the set, that all name this node, and that
+    /// the driver has published the volumes to this node only. Does not check the status of the
+    /// VolumeAttachments.
     async fn check_attached_to(&self, node: &str) -> Result<()> {
         let all: Api<VolumeAttachment> = Api::all(self.plane.client().clone());
         let all = all.list(&ListParams::default()).await?.items;
@@ -207,7 +216,9 @@ impl<'a> TwoNodeFixture<'a> {
         Ok(())
     }
 
-    /// Checks that the first node comes back without volumes.
+    /// Restarts the first node and its registrar, and removes the taint. Checks that the node becomes Ready
+    /// without volumes and without mounts or containers of pods, and that the pods on the second node keep
+    /// their volumes.
     async fn check_node_return(&mut self, namespace: &TestNamespace) -> Result<()> {
         self.first.power_on(self.run, &self.plane).await?;
         let [registrar, _] = &mut self.registrars;

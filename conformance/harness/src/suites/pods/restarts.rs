@@ -19,8 +19,9 @@ enum KubeletStop {
     Kill,
 }
 
-/// Running pods keep their containers and volumes across a restart of kubelet. kubelet then unmounts the
-/// volumes of a pod that was force-deleted while kubelet was down, and of a pod that is deleted afterwards.
+/// A running pod keeps its container, and its volume can still be read, after a restart of kubelet. The
+/// volume is unstaged after its three pods are deleted: one was force-deleted while kubelet was down, the
+/// others are deleted afterwards.
 pub(super) async fn restart_kubelet(fixture: &mut PodFixture<'_>) -> Result<()> {
     for (name, stop, classes) in RESTART_CASES {
         let namespace = fixture.create_namespace(name).await?;

@@ -21,7 +21,7 @@ use crate::{
 };
 
 const CLAIMS: usize = 60;
-/// Modified claims at each replacement. The modification of further claims is pending then.
+/// Minimum number of modified claims at each replacement. The modification of further claims is pending then.
 const SWAP_AFTER: [usize; 2] = [15, 45];
 const MODIFY_METHOD: &str = "ControllerModifyVolume";
 /// Names of the classes. Each sets the driver's parameter `tier` to its own name.
@@ -131,7 +131,8 @@ async fn wait_modified(claims: &Claims, class: &str, least: usize) -> Result<()>
     .await
 }
 
-/// Checks the class of all volumes, in the API and at the driver.
+/// Checks that there are `count` volumes, and that all have the class: in the API the name of the class, at
+/// the driver the parameter `tier`.
 async fn check_volumes(claims: &Claims, driver: &CsiDriverProcess, class: &str, count: usize) -> Result<()> {
     let of_volumes = claims.volume_attributes_classes().await?;
     ensure!(of_volumes == vec![class.to_owned(); count], "the volumes have {of_volumes:?}");

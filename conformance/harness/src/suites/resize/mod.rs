@@ -22,11 +22,11 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// Expanded claims at each replacement. The expansion of further claims is pending then.
+/// Minimum number of expanded claims at each replacement. The expansion of further claims is pending then.
 const SWAP_AFTER: [usize; 2] = [40, 120];
 /// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
-/// Calls that are pending at a replacement: the concurrency of each resizer.
+/// Minimum number of calls that are pending at a replacement: the concurrency of each resizer.
 const CONCURRENT_CALLS: u64 = 10;
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Initial and requested sizes.
@@ -65,7 +65,8 @@ struct ResizeCase {
     final_size: &'static str,
 }
 
-/// After `UNAVAILABLE` the volume may have been expanded at the driver, so the expansion has to be completed.
+/// After `UNAVAILABLE` a resizer cannot know whether the driver has expanded the volume, so the expansion to
+/// the first requested size has to be completed.
 const RESIZE_CASES: [ResizeCase; 4] = [
     ResizeCase {
         name: "ours-refused",
@@ -241,12 +242,12 @@ async fn claim_expansion(claims: &Claims) -> Result<ClaimExpansion> {
     claims.expansions().await?.pop().context("no claim")
 }
 
-/// Number of started calls of a method.
+/// Number of calls of a method since the start of the driver, also of those that are pending or have failed.
 async fn call_count(driver: &CsiDriverProcess, method: &str) -> Result<u64> {
     Ok(driver.call_counts().await?.get(method).copied().unwrap_or_default())
 }
 
-/// Waits until [`CONCURRENT_CALLS`] calls are pending. `ended` is the number of calls before them.
+/// Waits until at least [`CONCURRENT_CALLS`] calls are pending. `ended` is the number of calls before them.
 async fn wait_hanging_calls(driver: &CsiDriverProcess, method: &str, ended: u64) -> Result<()> {
     until(&format!("{CONCURRENT_CALLS} calls of {method} hang"), TIMEOUT, async || {
         let open = call_count(driver, method).await? - ended;

@@ -36,7 +36,7 @@ pub(crate) struct ConfiguredComponent {
 }
 
 impl ConfiguredComponent {
-    /// Reads flags and configuration.
+    /// Reads flags and configuration, starts logging, and creates the engine.
     ///
     /// # Errors
     /// [`CommandError`], one line.
@@ -142,7 +142,8 @@ fn check_section(path: &Path, name: &str) -> Result<(), BackendCommandError> {
     )))
 }
 
-/// Reads secrets by name. Errors have the secret's name and location, never its value.
+/// Reads secrets from their files and environment variables. Errors have the secret's name, and its location
+/// if that is a file or a variable. They never have its value.
 ///
 /// # Errors
 /// [`BackendCommandError::Argument`]

@@ -13,7 +13,8 @@ use std::collections::HashMap;
 
 use crate::{cli::backend::BackendCommand, error::CommandError};
 
-/// Runs a command; returns the text to print, and `false` if a driver's call or a case of the suite failed.
+/// Runs a command; returns the text to print, and `false` if a driver's call or a case of the suite failed,
+/// or if no case passed.
 ///
 /// # Errors
 /// [`CommandError`], one line.

@@ -1,4 +1,4 @@
-//! The demo: a user's steps through the API's socket, with a check after each.
+//! The demo: a user's steps through the API's socket, with checks of their results.
 
 use std::{fmt, time::Duration};
 
@@ -208,7 +208,8 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Moves the pod to another node, if another node can reach the volume.
+    /// Recreates the pod on another node, if another node can use the volume. The first node is cordoned
+    /// meanwhile.
     async fn move_pod(
         &self,
         pods: &Api<Pod>,
@@ -240,8 +241,9 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Waits until nothing is mounted. Fails if a VolumeAttachment, a mount or a directory of a volume is
-    /// left.
+    /// Fails if a VolumeAttachment exists. Then waits until nothing is mounted, for at most
+    /// [`STEP_TIMEOUT`], and fails if a mount or a directory of a volume is left. Without nodes it checks
+    /// nothing.
     async fn check_cleanup(&self) -> Result<(), DemoError> {
         let Some((view, _)) = self.nodes else { return Ok(()) };
         let attachments: Api<VolumeAttachment> = Api::all(self.client.clone());

@@ -52,7 +52,7 @@ const NAMESPACE: &str = "kube-system";
 /// Kubernetes' annotation of the default StorageClass.
 const IS_DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// Runs until a signal, or until the end of the demo.
+/// Runs until a signal or an error, or until the end of a demo without `--keep-running`.
 ///
 /// # Errors
 /// [`CommandError`], one line.

@@ -52,8 +52,8 @@ pub(crate) struct RunningNodes {
     /// Drivers with their own Node service, which mounts on this machine.
     pub(crate) with_own_node_service: Vec<String>,
     real_mounts: bool,
-    /// Set if every driver that the nodes serve has its own Node service. Drivers without a Node service do
-    /// not count.
+    /// Set if the nodes serve at least one driver, and each of them has its own Node service. Drivers in
+    /// `without_node_service` are not served.
     all_with_own_node_service: bool,
     stop: CancellationToken,
     task: JoinHandle<Result<(), DevError>>,

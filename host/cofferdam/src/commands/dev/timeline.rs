@@ -60,11 +60,11 @@ pub(crate) struct TimelineLine {
 /// Kind of a line, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimelineLineKind {
-    /// Step of a role.
+    /// Step of a role or of a simulated component.
     Step(StepResult),
-    /// Action of a user.
+    /// Action or observation of the demo, which acts as a user.
     User,
-    /// Change of an object.
+    /// Creation or deletion of a claim or volume.
     Object,
 }
 
@@ -144,7 +144,7 @@ impl Timeline {
         self.shared.send(TimelineMessage::Text(text.into()));
     }
 
-    /// Adds lines for changes of claims and volumes.
+    /// Adds lines for the creation and deletion of claims and volumes.
     pub(crate) fn subscribe(&self, cache: &Cache) {
         let timeline = self.clone();
         cache.claims.subscribe(move |change| timeline.on_claim_change(change));
@@ -164,7 +164,8 @@ impl Timeline {
         self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
     }
 
-    /// Changes of the phase add no line: the role that changes it reports its step.
+    /// The creation of a provisioned volume and changes of the phase add no line: the role that makes them
+    /// reports its step.
     fn on_volume_change(&self, change: &Change<Volume>) {
         let (state, volume) = match (&change.old, &change.new) {
             (Some(old), None) => ("deleted", old),

@@ -149,8 +149,8 @@ async fn delete(
     Ok((text, success))
 }
 
-/// Writes a request, or returns a pending request for the same volume. A pending request for another volume
-/// is an error.
+/// Writes a request, or returns a pending request for the same volume. A pending request for another volume,
+/// or one that this version cannot read, is an error.
 async fn request_deletion(
     api: &Api<ConfigMap>,
     report: &DriverReport,
@@ -194,7 +194,8 @@ async fn request_deletion(
     Ok(request)
 }
 
-/// Waits for the response to a request.
+/// Waits for the response to a request. Fails if the request is gone and the ConfigMap has no response to it,
+/// because the request was withdrawn or the response to a later request has replaced its own.
 async fn wait_for_response(
     api: &Api<ConfigMap>,
     report: &DriverReport,

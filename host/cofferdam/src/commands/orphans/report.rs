@@ -1,4 +1,4 @@
-//! Orphan reports, which provisioners write into ConfigMaps, one for each driver.
+//! Orphan reports, which provisioners write into ConfigMaps in their namespace, one for each driver.
 
 use cofferdam_cluster::{Kind as _, OrphanReport};
 use cofferdam_controllers::orphans::report::{DELETE, DELETING, DeletionRequest};
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::error::OrphansError;
 
-/// The report of one driver.
+/// The report of one driver in one namespace.
 pub(super) struct DriverReport {
     pub(super) config_map: OrphanReport,
     pub(super) driver: String,

@@ -35,7 +35,8 @@ pub(super) struct StatusObjects {
     pub(super) attachments: Vec<VolumeAttachment>,
     /// Events of type Warning.
     pub(super) events: Vec<Event>,
-    /// Number of orphans by driver, from the reports.
+    /// Number of orphans by driver, from the reports. If a driver has reports in several namespaces, the last
+    /// listed one counts.
     pub(super) orphans: BTreeMap<String, u64>,
     /// Resources that this user may not list, such as `csinodes`.
     pub(super) forbidden: Vec<&'static str>,
@@ -55,7 +56,8 @@ pub(super) struct ClusterStatus {
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DriverStatus {
-    /// Name of the driver; absent for claims and volumes without a CSI driver.
+    /// Name of the driver. For a claim without a volume it is its class's provisioner, which may be no CSI
+    /// driver. Absent for claims and volumes without either.
     pub(super) driver: Option<String>,
     /// Set if there is a CSIDriver object.
     pub(super) installed: bool,
@@ -63,7 +65,7 @@ pub(super) struct DriverStatus {
     pub(super) attach_required: bool,
     /// Number of nodes on which it is registered.
     pub(super) nodes: usize,
-    /// Number of orphans; absent without a report.
+    /// Number of orphans; absent without a report that this version can read.
     pub(super) orphans: Option<u64>,
     /// Number of claims by state, such as `bound`, `resizing` or `deleting`.
     pub(super) claims: BTreeMap<&'static str, usize>,
@@ -73,8 +75,8 @@ pub(super) struct DriverStatus {
     pub(super) attachments: BTreeMap<&'static str, usize>,
     /// Waiting operations by name, such as `provision`, `attach` or `delete`.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
-    /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user; the
-    /// oldest first.
+    /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user. The
+    /// oldest is first; those without a recorded start are last.
     pub(super) stuck: Vec<StuckObject>,
     /// The newest errors, newest first: at most one per object and [`MAX_ERRORS`] in all.
     pub(super) errors: Vec<LastError>,
@@ -225,9 +227,9 @@ impl<'a> StatusBuilder<'a> {
         }
     }
 
-    /// The driver of a claim: that of its volume; if it is not bound, that of its class or else of its
-    /// provisioner annotation. `None` for a volume without CSI source, for a class without a provisioner, and
-    /// if neither class nor annotation exists.
+    /// The driver of a claim: that of its volume; without a volume, or if the volume was not listed, that of
+    /// its class or else of its provisioner annotation. `None` for a volume without CSI source, for a class
+    /// with the provisioner `kubernetes.io/no-provisioner`, and if neither class nor annotation exists.
     fn driver_of(&self, claim: &PersistentVolumeClaim) -> Option<String> {
         let spec = claim.spec.as_ref();
         let volume =

@@ -54,7 +54,8 @@ pub(super) struct RunningTelemetry {
 }
 
 impl RunningTelemetry {
-    /// Stops the server, after the roles have ended.
+    /// Stops the server if there is one. The caller does so after the drain, also if the roles have not ended
+    /// in time.
     pub(super) async fn stop(mut self) {
         self.stop.cancel();
         if let Some(task) = self.task.take()
@@ -65,8 +66,9 @@ impl RunningTelemetry {
     }
 }
 
-/// Address of the telemetry server: the configured one, or the default of the role `liveness`; `None` without
-/// either.
+/// Address of the telemetry server of `run`, with or without node roles: `http-endpoint` if it is set. Else,
+/// with the role `liveness`, it is the port `health-port` (default 9808) on every address of the machine.
+/// Without both it is `None`: only the role `liveness` reads `health-port`.
 pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     let liveness_endpoint = || {
         let port = configuration.health_port.unwrap_or(LIVENESS_PORT);
@@ -76,7 +78,7 @@ pub(crate) fn endpoint(configuration: &Configuration) -> Option<HttpEndpoint> {
     configuration.http_endpoint.clone().or_else(liveness_endpoint)
 }
 
-/// Serves `/healthz`, `/readyz` and `/metrics` if there is an address.
+/// Serves `/healthz`, `/readyz` and `/metrics` if [`endpoint`] returns an address.
 ///
 /// # Errors
 /// [`CommandError::Listen`]

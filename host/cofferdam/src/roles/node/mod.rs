@@ -33,12 +33,14 @@ use crate::{
     telemetry::HealthCheck,
 };
 
-/// Timeout of the registrar's first connection to a driver, as in node-driver-registrar.
+/// Time within which the driver must return its name when the role `registrar` starts, as in
+/// node-driver-registrar. With the role `node` in the same process, the name is that of the manifest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between two attempts to connect.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Rejects the privileged role node in a process that runs drivers, unless `single-process` is set.
+/// Rejects the privileged role `node` in a process with roles that load drivers, unless `single-process` is
+/// set.
 ///
 /// # Errors
 /// [`NodeRoleError::SharedProcess`]

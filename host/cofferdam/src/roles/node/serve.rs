@@ -77,7 +77,8 @@ fn check_directory(key: &'static str, path: &str) -> Result<(), NodeRoleError> {
     }
 }
 
-/// Reads the labels of the Node, once, if the driver's topology keys are labels.
+/// Reads the labels of the Node, once, if the driver has a topology key other than
+/// `topology.cofferdam.dev/node`. Else it sends no request and returns no labels.
 async fn read_node_labels(
     configuration: &Configuration,
     manifest: &DriverManifest,

@@ -1,5 +1,5 @@
 //! Event handlers: a change of an object enqueues the keys whose reconcile depends on it, both by its old and
-//! by its new state.
+//! by its new state. The handlers also update the in-memory state and the metrics.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -176,7 +176,7 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues the attachments of these names, except those that no longer exist.
+    /// Enqueues the attachments of these names, except those that no longer exist or cannot be decoded.
     pub(super) fn enqueue_attachments(&self, names: impl IntoIterator<Item = VolumeAttachmentName>) {
         let there =
             names.into_iter().filter_map(|name| self.context.cache.attachments.get(&name).into_object());
@@ -199,7 +199,8 @@ impl AttachDetach {
             |driver: &Option<Arc<CsiDriver>>| driver.as_ref().is_none_or(|driver| driver.attach_required);
         let is_gone = change.new.is_none() && !required(&change.old);
         self.state.set_csi_driver_deleted(&change.key, is_gone);
-        // A CSIDriver that is recreated unchanged within the grace period has no effect.
+        // Nothing is attached within the grace period after the deletion of a CSIDriver with
+        // `attachRequired: false`: `is_gone` starts the period, and the reconciles take it into account.
         if required(&change.old) == required(&change.new) {
             return;
         }
@@ -230,7 +231,9 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues the volume of an attachment, or the attachment if its volume is not known, and its node.
+    /// Enqueues the volume of an attachment's PersistentVolume. If the attachment has a name for pods, also
+    /// enqueues its node, the attachment itself if its volume is not known, and the keys that it no longer
+    /// blocks.
     fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
         let cache = &self.context.cache;
         let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());

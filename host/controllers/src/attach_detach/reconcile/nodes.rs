@@ -110,8 +110,8 @@ impl AttachDetach {
     }
 
     /// Entries of CSI volumes in a Node's `volumesAttached` that an update keeps although `listed` lacks
-    /// them: their VolumeAttachments are for volumes of migrated in-tree plugins, or the VolumeAttachment or
-    /// its PersistentVolume cannot be decoded.
+    /// them: the VolumeAttachment cannot be decoded, or it is not being deleted and is for a volume of a
+    /// migrated in-tree plugin or for a PersistentVolume that cannot be decoded.
     fn foreign_volumes(&self, node: &Node, listed: &[UniqueVolumeName]) -> BTreeSet<UniqueVolumeName> {
         let (sources, listed) = (self.sources(), listed.iter().collect::<HashSet<_>>());
         let attached = node.volumes.iter().filter(|volume| volume.attached && !listed.contains(&volume.name));
@@ -166,7 +166,7 @@ impl AttachDetach {
 }
 
 /// The patch that sets `status.volumesAttached` of a Node to `reported`, beside the entries of other plugins
-/// and `foreign` ones. `None` if the list is equal.
+/// and `foreign` ones. `None` if the Node's list has the same names.
 fn volumes_attached_patch(
     node: &Node,
     reported: &[UniqueVolumeName],

@@ -1,4 +1,4 @@
-//! Tests of the attach and detach rules, case by case.
+//! Tests of the attach and detach rules, and of the input and the desired state that they get from the cache.
 
 use std::{sync::Arc, time::Duration};
 

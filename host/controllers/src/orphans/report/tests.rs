@@ -1,4 +1,5 @@
-//! Tests of the report's limits and of the conditions for writing it.
+//! Tests of the report's limits, of the conditions for writing it, of new and removed orphans, and of the
+//! decoding of requests.
 
 use super::*;
 

@@ -24,7 +24,8 @@ fn format_terms(terms: &[Segments]) -> String {
     terms.iter().map(format_segments).collect::<Vec<_>>().join(" ").replace(", ", ",")
 }
 
-/// Nodes as `name keys labels`: keys `-` without CSINode, `0` without the driver; labels `-` without Node.
+/// Nodes as `name keys labels`: keys `-` without CSINode, `0` without the driver, `none` for a driver without
+/// keys; labels `-` without Node.
 fn describe_requirement(
     nodes: &[&str],
     claim: &str,

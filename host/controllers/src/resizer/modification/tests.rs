@@ -163,7 +163,7 @@ fn modification_steps_before_and_after_the_driver_call() {
         of_other_claim.starts_with("modify "),
         "{of_other_claim}: the response belongs to an earlier claim of the same name"
     );
-    // The class may be deleted by then.
+    // After a successful call the class is not read again: it may be deleted by then.
     let deleted_class = claim("gone", "old", "gone", "InProgress");
     assert_eq!(decide("gone", ABILITIES, None, Some(("a-uid", "gone")), deleted_class), "finish gone");
     let unbound = with(running(), &json!({"spec": {"volumeName": null}}));

@@ -41,7 +41,7 @@ pub(super) struct RequestValidator {
     pub(super) plugin_capabilities: BTreeSet<PluginCapability>,
     /// True if volumes can be created from snapshots. CSI has no separate capability for it.
     pub(super) has_restoring: bool,
-    /// True if VOLUME_MOUNT_GROUP is announced.
+    /// True if the backend has the feature `volume-mount-group`.
     pub(super) has_mount_groups: bool,
     pub(super) limits: ResponseLimits,
 }
@@ -55,7 +55,8 @@ pub(super) fn invalid_argument(message: impl Into<String>) -> Status {
 pub(super) enum CheckedId<H> {
     /// An object may have this id.
     Valid(H),
-    /// No object can have this id, because responses with such an id are rejected. It is not passed to
+    /// No object can have this id, because responses with such an id are rejected: it contains control
+    /// characters, or is a volume's in the form of kubelet's inline volume handles. It is not passed to
     /// backends.
     NonExistent,
 }

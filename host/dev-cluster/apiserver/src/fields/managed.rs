@@ -55,7 +55,8 @@ impl FieldManager {
 #[derive(Debug)]
 pub(crate) struct ManagedFieldsEntry {
     pub(crate) manager: FieldManager,
-    /// Time in RFC 3339 with whole seconds; `None` if a client wrote the entry without it.
+    /// Time in RFC 3339 with whole seconds. `None` if a client wrote the entry without it, or if the first
+    /// apply of the manager did not change the object.
     pub(crate) time: Option<String>,
     pub(crate) fields: FieldSet,
     json: OnceLock<Option<Box<RawValue>>>,

@@ -120,8 +120,8 @@ fn stripped_fields() -> &'static FieldSet {
     })
 }
 
-/// The initial managed fields of a write: those of the request's object, else those of the stored object.
-/// Empty if the request clears them.
+/// The initial managed fields of a write: those of the request's object, else (if it has none or invalid
+/// ones) those of the stored object. Empty if the request clears them.
 pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
     if ManagedFields::is_reset(sent) {

@@ -48,7 +48,7 @@ pub(crate) enum ListType {
     Atomic,
     /// Elements are unique scalars.
     Set,
-    /// Elements are objects with these keys, sorted by name.
+    /// Elements are objects that these fields identify. The names of the fields are sorted.
     Keys(Vec<&'static str>),
 }
 

@@ -15,10 +15,11 @@ use crate::meta::{self, text};
 use crate::pods;
 use crate::status::FieldError;
 
-/// Maximum size of annotations in bytes of keys and values.
+/// Maximum size of all annotations of an object, in bytes of keys and values.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
-/// Maximum size of a ConfigMap's or Secret's data in bytes.
+/// Maximum size of all values of a ConfigMap or Secret in bytes, without the keys. The values of a Secret and
+/// of `binaryData` count with their length in base64.
 const MAX_DATA: usize = 1024 * 1024;
 
 /// Validates a new object.
@@ -92,7 +93,8 @@ pub(crate) fn update(
     errors
 }
 
-/// Validates system metadata, which an update may omit but not change.
+/// Validates the metadata that an update may omit but not change: `uid`, `deletionTimestamp` and
+/// `deletionGracePeriodSeconds`.
 pub(crate) fn immutable_metadata(old: &Value, next: &Value) -> Errors {
     let mut errors = Vec::new();
     for member in ["uid", "deletionTimestamp", "deletionGracePeriodSeconds"] {

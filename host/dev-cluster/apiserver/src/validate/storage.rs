@@ -111,7 +111,7 @@ pub(super) fn claim(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// Validates the status of a PersistentVolumeClaim.
+/// Validates the status of a PersistentVolumeClaim: the values of `allocatedResourceStatuses`.
 pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
     const STEPS: [&str; 5] = [
         "ControllerResizeInProgress",
@@ -129,7 +129,9 @@ pub(super) fn claim_status(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// Validates an update of a PersistentVolumeClaim. Its spec is immutable with few exceptions.
+/// Validates an update of a PersistentVolumeClaim. Its spec is immutable, except that an absent `volumeName`
+/// or `storageClassName` can be set, and that the storage request and `volumeAttributesClassName` of a bound
+/// claim can be changed.
 pub(super) fn claim_update(old: &Value, next: &Value, errors: &mut Errors) {
     claim(next, errors);
     let bound = text(old, "/status/phase") == "Bound";

@@ -30,7 +30,8 @@ pub(super) async fn different_names(context: &SuiteContext) -> CaseResult {
 }
 
 /// Repeats a create, and checks that no second volume with the request's owner is listed. Returns the volume.
-/// Without `listing`, and for drivers that do not store owners, it only repeats the create.
+/// Records the listed volumes for the cleanup. Without `listing`, and for drivers that do not store owners,
+/// it only repeats the create.
 async fn ensure_single_volume(context: &SuiteContext, request: &CreateVolume) -> CaseResult<CreatedVolume> {
     let volume = expect_success("the same create again", context.create(request).await)?;
     if context.backend.abilities().contains(&Ability::Listing) {

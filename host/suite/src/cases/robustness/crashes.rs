@@ -1,5 +1,5 @@
-//! Calls that are killed at a call of an import (a host call), or lose an HTTP response. A case makes its
-//! call once for each such point, and repeats each killed call without a fault.
+//! Calls that are killed at a call of the imports `state`, `pool` or `http` (a host call), or that lose an
+//! HTTP response. A case makes its call once for each such point, and then repeats it without a fault.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,8 @@ use crate::{
     process::RecordingBackend,
 };
 
-/// A case fails if its call makes this many host calls, or sends this many HTTP requests.
+/// A case fails if its call makes this many host calls or more. The case `crashes/lost-answers` fails if its
+/// call sends this many HTTP requests or more.
 const MAX_HOST_CALLS: u32 = 64;
 
 /// Crash points: before the first host call, and after each of the first [`MAX_HOST_CALLS`].

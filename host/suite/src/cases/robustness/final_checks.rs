@@ -1,4 +1,4 @@
-//! Errors and leftovers of a run. These cases run last.
+//! Missing secrets, and the errors and leftovers of a run. These cases run last.
 
 use cofferdam_backend::{Backend as _, Call};
 use cofferdam_domain::storage::{Ability, CreateVolume, ErrorKind, Finality, Secrets, StorageError};
@@ -9,7 +9,8 @@ use crate::{
     context::{SuiteContext, VolumeOrigin},
 };
 
-/// Sends requests that every driver rejects, so that there are errors to check if few cases run.
+/// Sends requests that the contract requires every driver to reject, so that there are errors to check if few
+/// cases run.
 async fn provoke_errors(context: &SuiteContext) {
     drop(
         context

@@ -71,8 +71,8 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
     Ok(volume)
 }
 
-/// Reports a volume to the server of the setting `url`, if it is set. The outcome is unknown if the response
-/// is lost.
+/// Reports a volume to the server of the setting `url`, if it is set. If the response is lost, the error's
+/// outcome is unknown, or final if that rule is broken.
 fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {

@@ -1,6 +1,7 @@
 //! A backend that misbehaves. The settings `on-describe` and `on-probe`, the names of volumes, snapshots and
 //! group snapshots, handles, the parameters of a validation, and the tokens of listings select the
-//! misbehavior. The setting `echo` is a text, such as a secret, that it puts into responses and logs.
+//! misbehavior. The settings `name`, `topology-keys` and `features` are parts of its description. The setting
+//! `echo` is a text, such as a secret, that it puts into responses, logs, stdout and stderr.
 #![forbid(unsafe_code)]
 
 mod abilities;

@@ -1,5 +1,6 @@
-//! A backend that uses the imports `http`, `session` and `secrets`. The parameter `script` of a create is a
-//! list of steps in JSON, and the volume's context has the result of each step.
+//! A backend that uses the imports `http`, `session`, `secrets` and `reveal`. The parameter `script` of a
+//! create is a list of steps in JSON, and the volume's context has the result of each step. The result of a
+//! step whose import returns an error is this error, except that `fail-with-body` fails the create.
 #![forbid(unsafe_code)]
 
 use cofferdam_guest::{
@@ -21,7 +22,8 @@ enum Step {
     Put(String, String, u64),
     Release(String),
     Invalidate(String, u64),
-    /// Sends a request. The result is the status, the headers and the body of the response.
+    /// Sends a request. The result is the status, the body, and the headers of the response except `date` and
+    /// `content-length`.
     Send(Request),
     /// Sends a request. The result is the status and the size of the response's body.
     Measure(Request),
@@ -29,9 +31,10 @@ enum Step {
     FailWithBody(Request),
     /// Sends a request. The result is the response's body, even if it contains a secret.
     ReturnBody(Request),
-    /// Acquires the session entry of a key. If there is none, stores the response's body of a request.
+    /// Acquires the session entry of a key. If there is none, sends a request and stores the response's body
+    /// as the entry.
     Login(String, Request),
-    /// Reveals a secret. The result is its length in bytes.
+    /// Reveals a secret. The result is its length in bytes, or that there is no such secret.
     Reveal(String),
     Trap,
 }

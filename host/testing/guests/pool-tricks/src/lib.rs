@@ -21,8 +21,9 @@ impl Backend for PoolTricks {
         Ok(Readiness::Ready)
     }
 
-    /// The parameter `do` is the operation; the parameters `name` and `source` and the required size are its
-    /// arguments. The volume's handle is the result: `ok`, or the name of the error.
+    /// The parameter `do` is the operation: a scan if it is absent or unknown. The parameters `name` and
+    /// `source` and the required size are its arguments. The volume's handle is the result: `ok`, or the name
+    /// of the error.
     fn create(request: CreateRequest) -> Result<Volume> {
         let parameters = cofferdam_guest::to_map(request.parameters);
         let parameter = |key: &str| parameters.get(key).map(String::as_str).unwrap_or_default();

@@ -43,7 +43,8 @@ pub(crate) struct HttpClient {
     metrics: OnceLock<HttpMetrics>,
 }
 
-/// Limits of a backend's HTTP requests: their number at a time, their sizes and their timeout.
+/// Limits of a backend's HTTP requests: their number at a time, the sizes of a request's and a response's
+/// body, and the timeout.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpLimits {
     exchanges: usize,

@@ -32,8 +32,9 @@ pub struct OriginConfig {
     #[serde(default)]
     pub key_file: Option<PathBuf>,
     /// The only addresses and networks of the host that requests may go to; any, if absent. Loopback,
-    /// link-local, multicast, unspecified and cloud metadata addresses are denied unless listed as such: a
-    /// wide network such as `0.0.0.0/0` does not allow them.
+    /// link-local, multicast, reserved, unspecified and cloud metadata addresses, and IPv6 addresses that
+    /// embed an IPv4 address, are denied unless listed as such: a wide network such as `0.0.0.0/0` does not
+    /// allow them.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }

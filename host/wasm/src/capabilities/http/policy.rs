@@ -21,10 +21,12 @@ pub enum OriginError {
     /// The URL has a path, a query or a fragment.
     #[error("has a path; expected scheme, host and port only")]
     HasPath,
-    /// Some resolvers read the host as a name, others as an address.
+    /// The host ends with a dot, or some resolvers read it as a name and others as an address, such as
+    /// `127.1`.
     #[error("its host is neither a DNS name without a final dot nor a whole address")]
     AmbiguousHost,
-    /// The host is an address that is allowed only if `addresses` lists it.
+    /// The host is an address that `addresses` does not contain, or a special one, such as loopback, that
+    /// `addresses` does not list as such.
     #[error("{0} is not allowed as an address; name it in `addresses` if it is meant")]
     DeniedAddress(IpAddr),
     /// The list of addresses is empty.
@@ -145,8 +147,9 @@ impl OriginTarget {
     }
 }
 
-/// Loopback, link-local, multicast, reserved and cloud metadata networks. Their addresses are denied unless
-/// the operator lists them: storage arrays do not have such addresses.
+/// Loopback, link-local, multicast, reserved, unspecified and cloud metadata networks, and IPv6 networks that
+/// embed IPv4 addresses. Their addresses are denied unless the operator lists them: storage arrays do not
+/// have such addresses.
 const SPECIAL_NETWORKS: [&str; 17] = [
     "0.0.0.0/8",
     "127.0.0.0/8",

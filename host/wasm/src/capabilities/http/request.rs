@@ -20,11 +20,11 @@ use crate::bindings::cofferdam::storage::http::{
     Authorization, Basic, Failure, Method as GuestMethod, Request, SecretHeader, UserName,
 };
 
-/// Most bytes of a request's URL and headers together.
+/// Most bytes of a request's URL and headers together, without `Host` and the header with credentials.
 const MAX_REQUEST_HEAD: usize = 64 << 10;
 /// A header's name is cut to this length before it is parsed, which is enough to reject it as too long.
 const MAX_HEADER_NAME: usize = MAX_REQUEST_HEAD + 1;
-/// Most headers of a request.
+/// Most headers of a request, without `Host` and the header with credentials.
 const MAX_HEADERS: usize = 128;
 
 type HeaderList = Vec<(String, String)>;
@@ -190,7 +190,8 @@ fn headers(
     Ok(headers)
 }
 
-/// Parses a header's name. Rejects headers that frame the message or address proxies.
+/// Parses a header's name. Rejects `Host`, headers that frame the message or control the connection, and
+/// headers for proxies.
 fn header_name(name: &str) -> Result<HeaderName, ExchangeError> {
     const RESERVED_HEADERS: [&str; 10] = [
         "host",

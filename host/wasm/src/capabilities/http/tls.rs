@@ -83,16 +83,17 @@ pub enum PemFileError {
     /// The file is too large.
     #[error("has more than {MAX_PEM_BYTES} bytes")]
     TooLarge,
-    /// The file has no private key in PEM that the TLS library knows.
+    /// The file has no private key in PEM that the TLS library knows, or a damaged PEM section before it.
     #[error("expected a private key in PEM")]
     NoPrivateKey,
-    /// The file is not PEM.
+    /// A PEM section of the file is damaged. A file without PEM has [`NoCertificate`](Self::NoCertificate).
     #[error("expected certificates in PEM")]
     NotCertificates,
-    /// The file has no certificate.
+    /// The file has no PEM section, or only sections other than certificates.
     #[error("has no certificate; expected certificates in PEM")]
     NoCertificate,
-    /// The TLS library rejects a certificate, or its key.
+    /// The TLS library rejects a certificate, or the private key: it has an unsupported type, or belongs to
+    /// another certificate.
     #[error(transparent)]
     Rejected(#[from] rustls::Error),
 }

@@ -1,5 +1,5 @@
-//! Tests of attacks by a hostile guest or by a pod with a volume of the pool, and of the atomicity of
-//! changes.
+//! Tests of attacks by a hostile guest or by a pod with a volume of the pool, of the atomicity of changes,
+//! and of names, sizes, capacity, pages and copies.
 
 use std::{
     fs,

@@ -94,7 +94,8 @@ pub enum StateFileError {
     /// library does not check for.
     #[error("is damaged: expected a whole state file of this program")]
     Damaged,
-    /// A table of state files cannot be opened: the database lacks it, or has it with other types.
+    /// A table of state files cannot be opened: the database lacks it, has it with other types, or cannot be
+    /// read.
     #[error("is another program's database: {0}: expected a state file")]
     OtherDatabase(#[source] redb::Error),
     /// The file's metadata table or its number of entries cannot be read.

@@ -9,7 +9,8 @@ use tonic::{Code, Status};
 
 use super::validation::{ValidationFixture, descriptor_pool, valid_requests};
 
-/// String values.
+/// Replacement values of a string: empty, with special characters, with lengths around CSI's limits, and ids
+/// with a meaning for the scripted backend.
 fn string_values() -> Vec<String> {
     let mut texts: Vec<String> =
         ["", "/", "..", "a/../../b", "a\nb", "\0", "\u{7f}", "\u{feff}", "🦀", "missing", "open", " "]
