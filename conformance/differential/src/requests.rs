@@ -37,8 +37,8 @@ pub struct ScriptRequest {
     pub capture: Option<(String, String)>,
     /// True to compact the history before the request.
     pub after_compaction: bool,
-    /// True to repeat the request while the response is 403: an admission plugin finds an object of an earlier
-    /// request only once its informer has it.
+    /// True to repeat the request while the response is 403: an admission plugin finds an object of an
+    /// earlier request only once its informer has it.
     pub retry_forbidden: bool,
     /// Id of the deviation that explains why the responses differ.
     pub deviation: Option<String>,

@@ -115,8 +115,8 @@ mod tests {
     use super::*;
     use crate::requests::parse;
 
-    /// Returns the status codes of a script, and the requests that were sent, if the first `rejected` requests
-    /// get 403.
+    /// Returns the status codes of a script, and the number of requests that were sent, if the first
+    /// `rejected` requests get 403.
     async fn run_with_rejections(text: &str, rejected: usize) -> (Vec<u16>, usize) {
         let sent = std::sync::Arc::new(AtomicUsize::new(0));
         let counter = std::sync::Arc::clone(&sent);

@@ -15,7 +15,7 @@ pub enum StepResult {
     Applied,
     /// The object is in its desired state.
     UpToDate,
-    /// An effect failed or was rejected.
+    /// An effect failed, or an error makes it impossible. [`Step::text`] has the reason.
     Failed,
 }
 

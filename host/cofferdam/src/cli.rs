@@ -46,7 +46,7 @@ pub(crate) enum Command {
     Render(RenderCommand),
     /// Print every setting with its value and origin
     Config(ClusterFlags),
-    /// Print the version, the target and the version of the driver contract
+    /// Print the version, the platform and the version of the driver contract
     Version,
 }
 

@@ -56,7 +56,7 @@ impl PolicyRule {
     }
 }
 
-/// A rule in a controller's declaration, or one of every process.
+/// A rule before [`merge`]: a controller declares it, or every process needs it ([`EVERY_PROCESS`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rule {
     scope: RuleScope,

@@ -149,7 +149,7 @@ impl NodeConnection {
         }
     }
 
-    /// Parses connection info. Every field is required and unknown fields are errors.
+    /// Parses connection info. Every field of its kind is required, and any other field is an error.
     ///
     /// # Errors
     /// [`InvalidConnection`]

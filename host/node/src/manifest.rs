@@ -33,7 +33,8 @@ pub enum InvalidManifest {
         /// The cause.
         reason: String,
     },
-    /// The file is not JSON, lacks a field, or has a field of another type.
+    /// The text is not JSON, lacks a field, or has a field of another type. Also a file that is larger than
+    /// 1 MiB: the rest is not read.
     #[error("is malformed: {reason}; expected the output of `cofferdam backend inspect -o manifest`")]
     Malformed {
         /// The cause.
@@ -112,8 +113,7 @@ fn check_driver_name(name: &DriverName) -> Result<(), InvalidManifest> {
 
 impl DriverManifest {
     /// Creates the manifest of a driver that runs in this process. Sets the placement to
-    /// [`Placement::Central`], as [`Self::parse`] does: the node plugin does not serve CSI's Controller
-    /// service, whatever the driver's placement is.
+    /// [`Placement::Central`], as [`Self::parse`] does: the node plugin does not use the placement.
     ///
     /// # Errors
     /// [`InvalidManifest::DriverName`]
@@ -190,7 +190,8 @@ impl DriverManifest {
         self.abilities.contains(&Ability::Publishing)
     }
 
-    /// Returns the capabilities for GetPluginCapabilities.
+    /// Returns the capabilities for GetPluginCapabilities: those of the whole driver. They include CSI's
+    /// Controller service, which the node plugin does not serve.
     pub fn plugin_capabilities(&self) -> BTreeSet<PluginCapability> {
         plugin_capabilities(&self.abilities, &self.description)
     }

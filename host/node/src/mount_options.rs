@@ -98,7 +98,7 @@ impl MountOptions {
     /// Parses the mount flags of a capability. `base_attributes` are set regardless of the flags.
     ///
     /// # Errors
-    /// [`NodeError::Denied`] for an option that is not allowed.
+    /// [`NodeError::Denied`] for an option, or a value of an option, that is not allowed.
     pub(crate) fn from_flags(
         flags: &[String],
         mount_type: MountType,

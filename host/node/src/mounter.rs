@@ -29,7 +29,7 @@ pub struct PathInfo {
 pub enum BindSource {
     /// A directory below a root that the operator configured.
     Directory(RootedPath),
-    /// A block device's node.
+    /// The device node of a block device, such as `/dev/loop3`.
     Device(Device),
     /// The file or mount at another kubelet path.
     KubeletPath(KubeletPath),
@@ -38,16 +38,18 @@ pub enum BindSource {
 /// Mount, device and record operations of one node. A query has no effect. A method marked *Effect* makes one
 /// change. If it fails, the change may be incomplete, and the caller repeats or undoes it.
 ///
-/// Implementations open every path below its root and follow no symbolic links.
+/// Implementations open every path below its root and follow no symbolic links below the root.
 pub trait Mounter: Send + Sync {
     /// Returns the file at a path and the mounts on it; absent if the path does not exist.
     ///
     /// # Errors
-    /// [`MounterError::FailedPrecondition`] if the path contains a symbolic link or crosses a mount.
+    /// [`MounterError::FailedPrecondition`] if a parent is a symbolic link, no directory, or a mount that is
+    /// not directly below the kubelet root. A symbolic link as last name is [`PathKind::Other`].
     fn inspect(&self, path: &KubeletPath) -> Result<Option<PathInfo>>;
 
-    /// Returns the other paths below the same kubelet root at which the top mount of this path is mounted.
-    /// Empty if nothing is mounted at this path.
+    /// Returns the other paths below the same kubelet root at which the same file or directory of the same
+    /// filesystem is mounted as at this path, on top. If nothing is mounted at this path, the result is empty
+    /// or an error.
     ///
     /// # Errors
     /// [`MounterError`]
@@ -56,13 +58,15 @@ pub trait Mounter: Send + Sync {
     /// Returns the identity of a directory.
     ///
     /// # Errors
-    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a directory.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a directory, or if
+    /// the path contains a symbolic link or crosses a mount below the root.
     fn directory_id(&self, path: &RootedPath) -> Result<FileId>;
 
     /// Returns the identity of a regular file, and its size in bytes.
     ///
     /// # Errors
-    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a regular file.
+    /// [`MounterError::NotFound`], or [`MounterError::FailedPrecondition`] if it is not a regular file, or if
+    /// the path contains a symbolic link or crosses a mount below the root.
     fn image_file(&self, path: &RootedPath) -> Result<(FileId, u64)>;
 
     /// Returns the loop devices that are backed by a file.
@@ -95,8 +99,8 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn usage(&self, path: &KubeletPath) -> Result<FilesystemUsage>;
 
-    /// Returns the group of the directory at a path; absent unless the group may write and new files inherit
-    /// it (setgid).
+    /// Returns the group of the directory at a path; absent unless the group may read, write and enter the
+    /// directory and new files inherit the group (setgid).
     ///
     /// # Errors
     /// [`MounterError`]
@@ -114,7 +118,7 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError::Failed`], also if the record is unreadable.
     fn record(&self, volume: &str) -> Result<Option<VolumeRecord>>;
 
-    /// Effect: saves a record, replacing an earlier one. It is on disk when this returns.
+    /// Effect: saves a record, replacing an earlier one. It survives a crash or reboot once this returns.
     ///
     /// # Errors
     /// [`MounterError`]
@@ -142,7 +146,7 @@ pub trait Mounter: Send + Sync {
     /// content is removed.
     ///
     /// # Errors
-    /// [`MounterError::FailedPrecondition`] if it is not empty.
+    /// [`MounterError::FailedPrecondition`] if it is not empty, or neither a file nor a directory.
     fn remove_if_empty(&self, path: &KubeletPath) -> Result<()>;
 
     /// Effect: attaches a loop device to a file.
@@ -227,8 +231,9 @@ pub trait Mounter: Send + Sync {
     /// [`MounterError`]
     fn unmount(&self, path: &KubeletPath) -> Result<()>;
 
-    /// Effect: makes a group the owner of the directory at a path and of everything below it, with write
-    /// access. The directory at the path is changed last, so that [`Self::mount_group`] detects an
+    /// Effect: makes a group the owner of the directory at a path and of everything below it, with read and
+    /// write access to directories and regular files. Entries that are removed or replaced meanwhile are
+    /// skipped. The directory at the path is changed last, so that [`Self::mount_group`] detects an
     /// interrupted run.
     ///
     /// # Errors

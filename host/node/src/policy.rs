@@ -1,5 +1,5 @@
-//! The node's policy: the operations that a driver's connection info may cause on this node. Everything that
-//! is not allowed is denied.
+//! The node's policy: the operations that a driver's connection info and the inline volumes of pods may cause
+//! on this node. Everything that is not allowed is denied.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::{
 /// An invalid [`StableIdPattern`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
-    /// The pattern would match every device.
+    /// The pattern has only `*`, which would match every device, or is empty.
     #[error("the pattern {pattern:?} matches every device: expected a part of a stable id")]
     MatchesEverything {
         /// The pattern.
@@ -33,7 +33,7 @@ pub enum PatternError {
     },
 }
 
-/// Settings of a [`NodePolicy`] that are inconsistent.
+/// Settings of a [`NodePolicy`] that are invalid or inconsistent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// A kind is allowed, but a setting that it needs is missing.
@@ -55,7 +55,7 @@ pub enum PolicyError {
     /// Kind `image` or `local-device` is allowed, but no filesystem is.
     #[error("filesystems is empty: expected ext4, xfs, or both")]
     NoFilesystems,
-    /// A root is not an absolute path, or is `/`.
+    /// A root is not an absolute path, is `/`, or has an empty name, `.` or `..` or a name that is too long.
     #[error("the root {root:?} is invalid: expected an absolute path other than /")]
     Root {
         /// The root.
@@ -71,7 +71,7 @@ impl StableIdPattern {
     /// Validates a pattern.
     ///
     /// # Errors
-    /// [`PatternError`] if the pattern would match every device, or contains `/`.
+    /// [`PatternError`] if the pattern is empty, has only `*`, or contains `/`.
     pub fn new(pattern: impl Into<String>) -> Result<Self, PatternError> {
         let pattern = pattern.into();
         if pattern.trim_matches('*').is_empty() {
@@ -136,10 +136,10 @@ pub struct NodePolicy {
     /// node creates ext4, or xfs if ext4 is not allowed.
     #[serde(default = "default_filesystems")]
     pub filesystems: BTreeSet<Filesystem>,
-    /// True if setuid and setgid bits in a volume take effect (omits `nosuid`).
+    /// True if setuid and setgid bits in a volume may take effect: the node does not add `nosuid` to mounts.
     #[serde(default)]
     pub allow_suid: bool,
-    /// True if device nodes in a volume can be opened (omits `nodev`).
+    /// True if device nodes in a volume may be opened: the node does not add `nodev` to mounts.
     #[serde(default)]
     pub allow_devices: bool,
     /// Inline volumes of pods.
@@ -169,7 +169,7 @@ impl Default for NodePolicy {
 }
 
 impl NodePolicy {
-    /// Checks that the settings are consistent with each other.
+    /// Checks that the roots are valid and that the settings are consistent with each other.
     ///
     /// # Errors
     /// [`PolicyError`]

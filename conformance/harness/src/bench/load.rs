@@ -30,13 +30,13 @@ pub(super) const VOLUMES_PATH: &str = "/api/v1/persistentvolumes";
 /// Size of expanded claims.
 pub(super) const EXPANDED_SIZE: &str = "2Gi";
 
-/// Latencies of a load.
+/// Latencies of a load. In the configuration "upper bound" no controller runs: clients make all writes, and
+/// the response to the last write of an object is its result.
 #[derive(Clone, Debug)]
 pub(super) struct LoadTiming {
-    /// From the start of the load to the last observed result; of the upper bound, to the last response.
+    /// Time from the start of the load to the last result. Zero if only latencies are known.
     pub(super) elapsed: Duration,
-    /// One per object, in ascending order: from its first request to the observed result. Of the upper bound:
-    /// to the response of its last request.
+    /// In ascending order, one per object: the time from its first request to its result.
     pub(super) latencies: Vec<Duration>,
 }
 

@@ -8,8 +8,8 @@ pub struct AttacherSettings {
     /// Maximum concurrent attaches per driver. The same limit applies to detaches per driver, and to
     /// PersistentVolumes of all drivers (`--worker-threads`).
     pub worker_threads: usize,
-    /// Interval between reconciles of all VolumeAttachments and of all PersistentVolumes that are being
-    /// deleted (`--resync`).
+    /// Interval between reconciles of all VolumeAttachments of this process's drivers and of all
+    /// PersistentVolumes that are being deleted (`--resync`).
     pub resync: Duration,
     /// Interval between comparisons of VolumeAttachments with ListVolumes, for drivers that list published
     /// nodes (`--reconcile-sync`).

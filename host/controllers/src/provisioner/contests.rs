@@ -1,5 +1,5 @@
-//! The competition of node-local drivers for claims without a selected node: each process attempts to select
-//! its own node after a delay.
+//! The competition of the nodes of a node-local driver for claims without a selected node: each process
+//! attempts to select its own node after a delay.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -35,7 +35,7 @@ struct ImmediateBindingContest {
     warned: bool,
 }
 
-/// Claims without a selected node for which this process competes.
+/// Claims for which this process competes. An entry is removed when its claim has a volume or is deleted.
 #[derive(Debug, Default)]
 pub(super) struct ImmediateBindingContests(HashMap<Uid, ImmediateBindingContest>);
 

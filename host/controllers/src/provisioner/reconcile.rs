@@ -103,7 +103,8 @@ pub(crate) struct Provisioner {
     pub(super) infeasible: InfeasibleClaims,
     /// Claims waiting for topology keys of CSINodes or topology labels of Nodes.
     waiting_for_topology: Mutex<HashSet<Uid>>,
-    /// Claims without a selected node that this process may select its node for.
+    /// Attempts of this process to select its own node for claims of node-local drivers. Processes of other
+    /// nodes compete for the same claims. An entry is removed when its claim has a volume or is deleted.
     pub(super) contests: Mutex<ImmediateBindingContests>,
     pub(super) release_hints: ReleaseHints,
 }

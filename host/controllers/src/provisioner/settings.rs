@@ -14,7 +14,8 @@ pub struct ProvisionerSettings {
     pub worker_threads: usize,
     /// Filesystem type of classes that have none (`--default-fstype`).
     pub default_fs_type: Option<String>,
-    /// Adds the names of claim and volume to the parameters of CreateVolume (`--extra-create-metadata`).
+    /// Adds the claim's name and namespace and the PersistentVolume's name to the parameters of CreateVolume
+    /// (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
     /// Passes only the topology of the selected node to CreateVolume (`--strict-topology`).
     pub strict_topology: bool,

@@ -80,9 +80,9 @@ fn stage_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<(
     if read_only { Ok(()) } else { grow_filesystem(context.mounter, device, path) }
 }
 
-/// Returns the device's filesystem. Checks an existing one, unless the volume is read-only. Creates one if
-/// the device is blank, or if an earlier format was interrupted and left data without a known signature.
-/// Never formats a read-only volume or a volume with a content source.
+/// Returns the device's filesystem. Checks an existing one, unless the access mode is read-only. Creates one
+/// if the device is blank, or if an earlier format was interrupted and left data without a known signature.
+/// Never formats a volume with a read-only access mode or with a content source.
 fn ensure_filesystem(context: &mut StageContext<'_>, device: &Device) -> Result<Filesystem, NodeError> {
     let requested = match context.access_type() {
         AccessType::Filesystem { fs_type, .. } => parse_fs_type(fs_type.as_deref())?,

@@ -43,7 +43,7 @@ impl Connector for DirectoryConnector {
         _: &KubeletPath,
         required: Option<u64>,
     ) -> Result<Option<u64>, NodeError> {
-        // The owner of the filesystem enforces directory sizes.
+        // The node does not limit the size of a directory.
         Ok(required)
     }
 }

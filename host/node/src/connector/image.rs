@@ -15,7 +15,9 @@ use crate::{
 pub(crate) struct ImageConnector(pub(crate) RootedPath);
 
 impl ImageConnector {
-    /// Returns the file's loop device. Attaches one if there is none, and updates its size.
+    /// Returns the file's loop device. Attaches one if there is none, or updates the existing one's size to
+    /// that of the file. Fails if there are several, or if the existing one is writable for a read-only
+    /// access mode or the reverse.
     fn attach_loop_device(&self, context: &StageContext<'_>) -> Result<Device, NodeError> {
         let (file, size) = context.mounter.image_file(&self.0).step("find the volume's image")?;
         if context.record.image_id != Some(file) {

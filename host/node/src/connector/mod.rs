@@ -115,7 +115,8 @@ impl StageContext<'_> {
 /// Stages and expands the volumes of one kind of connection info. A method skips the steps that are already
 /// done: an earlier call may have been interrupted at any point.
 pub(crate) trait Connector: Send + Sync {
-    /// Checks that this kind of volume supports a capability.
+    /// Checks that this kind of volume supports a capability's access type; for an image and a device, also
+    /// its access mode and filesystem type. [`Self::stage`] checks the mount flags.
     fn check_capability(&self, capability: &VolumeCapability) -> Result<(), NodeError>;
 
     /// Checks that the volume's storage exists on this node. A tmpfs and the kind `none` need no check.
@@ -129,8 +130,9 @@ pub(crate) trait Connector: Send + Sync {
 
     /// Expands the volume that is mounted at `path` to at least `required` bytes, and returns its size in
     /// bytes. `None` requires no minimum. An image and a device are expanded by the driver: a `required`
-    /// above their size is an error, and the filesystem grows to that size. A directory and the kind `none`
-    /// have no size on the node: they return `required` unchanged.
+    /// above their size is an error, and the filesystem grows to the size of the image or device. A tmpfs
+    /// grows to `required` unless that is above the policy's maximum, and never shrinks. A directory and the
+    /// kind `none` have no size on the node: they return `required` unchanged.
     fn expand(
         &self,
         mounter: &dyn Mounter,
@@ -176,7 +178,7 @@ pub(crate) fn restrict(
     }
 }
 
-/// Unstages a volume of any kind, also after an incomplete stage or unstage call. The policy does not apply:
+/// Unstages a volume of any kind, also after an incomplete stage or unstage call. The policy is not checked:
 /// an operator must be able to restrict the policy while volumes are staged. `record` is absent if the volume
 /// has none. `others` are the readable records of all volumes.
 pub(crate) fn unstage(
@@ -228,7 +230,7 @@ fn detach_loop_devices(
     Ok(())
 }
 
-/// Binds a device's node to a file in the staging path.
+/// Bind-mounts the device node of a raw block volume on a file in the staging path.
 fn bind_device(context: &mut StageContext<'_>, device: &Device) -> Result<(), NodeError> {
     // From now on the content is user data.
     context.clear_format_in_progress()?;

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{error::NodeError, mounter::Mounter, path::KubeletPath, record::VolumeRecord};
 
-/// Size of the empty tmpfs in bytes: one page, the kernel's minimum.
+/// Size of the empty tmpfs in bytes. The kernel rounds it up to a page; 0 would mean no limit.
 const EMPTY_TMPFS_BYTES: u64 = 4096;
 
 /// Mounts an empty read-only tmpfs.

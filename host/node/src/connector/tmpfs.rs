@@ -30,7 +30,7 @@ pub(crate) fn is_tmpfs_mount(found: &PathInfo, name: &str) -> bool {
     found.mounts.last().is_some_and(|top| top.fs_type == "tmpfs" && top.source == name)
 }
 
-/// Mounts a tmpfs at the staging path, unless it is mounted.
+/// Mounts a tmpfs at the staging path, unless it is mounted, and adds the required attributes to the mount.
 pub(crate) fn stage_tmpfs(
     context: &StageContext<'_>,
     name: &str,

@@ -27,7 +27,7 @@ use crate::{
 
 const BY_ID: &str = "/dev/disk/by-id";
 const SECTOR: u64 = 512;
-/// Bytes that must be zero at both ends of a blank device. Filesystem superblocks are within this range.
+/// Bytes that must be zero at each end of a blank device. Filesystem superblocks are within this range.
 const BLANK_CHECK_BYTES: u64 = 4 << 20;
 /// Attempts and interval of the wait for a detached loop device. udev may keep it open for a moment.
 const DETACH_RETRY: (u32, Duration) = (100, Duration::from_millis(20));
@@ -91,7 +91,8 @@ pub(super) fn by_stable_id(stable_id: &str) -> Result<DeviceInfo> {
     Ok(DeviceInfo { size: size(number)?, users: device_users(&device)?, device })
 }
 
-/// Returns one message for each current user of a device; empty if the device is free.
+/// Returns messages about the current users of a device; empty if the device is free. An exclusive opener is
+/// looked for only if there is no other user.
 fn device_users(device: &Device) -> Result<Vec<String>> {
     let mut users = Vec::new();
     for line in mountinfo::read()?.into_iter().filter(|line| line.mount.device == device.number) {

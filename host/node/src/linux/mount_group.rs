@@ -1,6 +1,6 @@
 //! Recursive group ownership of a volume. A pod controls the volume's content and may change it during the
-//! call: no symbolic link is followed, no mounted directory is entered, and only directories and files that
-//! were regular when examined are opened.
+//! call: no symbolic link is followed, and only directories and files that were regular when examined are
+//! opened. The call fails at a directory or file that is a mount point.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -34,7 +34,7 @@ fn open_beneath(parent: impl AsFd, name: impl Arg, flags: OFlags) -> rustix::io:
     openat2(parent, name, flags, Mode::empty(), resolve)
 }
 
-/// Returns a directory's group if the group may write and new files inherit it, otherwise `None`.
+/// Returns a directory's group if the group has all of [`DIRECTORY_MODE`], otherwise `None`.
 pub(super) fn read_group(directory: &OwnedFd) -> rustix::io::Result<Option<u32>> {
     let stat = fstat(directory)?;
     let mode = Mode::from_raw_mode(stat.st_mode);
@@ -76,7 +76,7 @@ impl TreeDirectory {
 /// is longer than `PATH_MAX`.
 pub(super) fn set_group_recursively(directory: &OwnedFd, group: u32) -> rustix::io::Result<()> {
     let gid = Gid::from_raw(group);
-    // Stores names instead of open directories: at most two descriptors are open at any depth.
+    // Stores names instead of open directories: the number of open descriptors is the same at any depth.
     let mut pending = Vec::new();
     set_group_of_entries(directory, None, gid, &mut pending)?;
     while let Some(subdirectory) = pending.pop() {

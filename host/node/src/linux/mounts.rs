@@ -23,7 +23,7 @@ use crate::{
     path::KubeletPath,
 };
 
-/// Mounts a new filesystem.
+/// Mounts the existing filesystem of a device, or a new tmpfs.
 pub(super) fn mount(
     fs_type: &str,
     source: &str,

@@ -39,7 +39,7 @@ fn open_root(path: &str) -> Result<OwnedFd> {
         .map_err(|error| errno_error(path, error))
 }
 
-/// Opens a path below an operator-configured root. Mounts are not crossed either.
+/// Opens a path below an operator-configured root. Mounts below the root are not crossed either.
 pub(super) fn open_rooted(path: &RootedPath) -> Result<OwnedFd> {
     let root = open_root(&path.root)?;
     openat2(root, path.relative_path.as_str(), PATH_FD, Mode::empty(), STRICT_RESOLVE | ResolveFlags::NO_XDEV)
@@ -68,7 +68,7 @@ pub(super) fn file_name(path: &KubeletPath) -> &str {
     path.relative_path().split_parent().1
 }
 
-/// Opens the file at a path; for a mount point, the top mount's root.
+/// Opens the file at a path; for a mount point, the top mount's root; for a symbolic link, the link itself.
 pub(super) fn open_path(path: &KubeletPath) -> Result<OwnedFd> {
     let parent = open_parent(path)?;
     openat2(parent, file_name(path), PATH_FD, Mode::empty(), STRICT_RESOLVE)

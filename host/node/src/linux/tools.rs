@@ -49,7 +49,8 @@ pub(super) struct ToolOutput {
     pub(super) stderr: String,
 }
 
-/// The tools that a policy needs, with their paths.
+/// The tools that a policy needs, with their paths. A tool that only an earlier policy needed is absent, also
+/// if a volume that was staged under that policy still needs it.
 #[derive(Debug, Default)]
 pub(super) struct Tools(BTreeMap<Tool, PathBuf>);
 
@@ -84,7 +85,8 @@ impl Tools {
         Ok(Self(needed.into_iter().filter_map(|tool| Some((tool, find_path(&tool)?))).collect()))
     }
 
-    /// Runs a tool and waits until it ends, without a timeout. A failure of the tool is not an error.
+    /// Runs a tool and waits until it ends, without a timeout. Fails if the tool was not located or cannot be
+    /// started, but not because of its exit code or a signal.
     pub(super) fn run(&self, tool: Tool, arguments: &[&str]) -> Result<ToolOutput> {
         let name = tool.name();
         let tool_error = |problem: String| MounterError::Failed(format!("{name}: {problem}"));

@@ -287,8 +287,8 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Unpublishes a volume and removes the target path, also if the volume's record is absent, is unreadable
-    /// or does not have the path. Succeeds if nothing exists there. No stored data is removed, but the content
-    /// of an inline volume is lost.
+    /// or does not have the path. Succeeds if nothing exists there. No stored data is removed, but the
+    /// content of an inline volume is lost.
     ///
     /// # Errors
     /// [`NodeError::NotFound`] if the path belongs to another volume or is a staging path.

@@ -42,7 +42,8 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Rolls back a failed call, unless the record says that the volume was staged before, has targets, or
-    /// has another staging path. Keeps the record if formatting has started and is not known to have finished.
+    /// has another staging path. Keeps the record if formatting has started and is not known to have
+    /// finished.
     fn roll_back_stage(&self, volume: &str, path: &KubeletPath) -> Result<(), NodeError> {
         let Some(record) = self.record(volume)? else { return Ok(()) };
         let records = self.mounter.records().step("read the volumes' records")?.readable;

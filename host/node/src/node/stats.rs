@@ -83,8 +83,8 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 
     /// Expands a volume on this node: a filesystem to the size of its device, a tmpfs to the required size if
-    /// it is smaller. A filesystem that is mounted read-only stays unchanged. Returns the size in bytes of the
-    /// device or tmpfs. Kinds `directory` and `none` have no size on the node: returns the required size.
+    /// it is smaller. A filesystem that is mounted read-only stays unchanged. Returns the size in bytes of
+    /// the device or tmpfs. Kinds `directory` and `none` have no size on the node: returns the required size.
     ///
     /// # Errors
     /// [`NodeError::OutOfRange`] if the device is smaller than required, a tmpfs would exceed the policy's
@@ -129,9 +129,9 @@ impl<M: Mounter> NodeVolumes<M> {
     }
 }
 
-/// Derives the condition of a volume from its mount: abnormal if the filesystem is read-only, although neither
-/// the access mode, nor the mount flag `ro`, nor kind `none` requires that. A raw block volume is never
-/// abnormal.
+/// Derives the condition of a volume from its mount: abnormal if the filesystem is read-only, although
+/// neither the access mode, nor the mount flag `ro`, nor kind `none` requires that. A raw block volume is
+/// never abnormal.
 fn volume_condition(record: &VolumeRecord, found: &PathInfo) -> VolumeCondition {
     let is_remounted_read_only = found.mounts.last().is_some_and(|top| top.filesystem_read_only)
         && !is_read_only_mode(record.capability.access_mode);

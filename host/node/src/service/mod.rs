@@ -49,8 +49,8 @@ pub struct NodeService<M> {
     manifest: Arc<DriverManifest>,
     identity: Arc<NodeIdentity>,
     locks: OperationLocks,
-    /// Volumes with a NodeGetVolumeStats in flight: unresponsive storage blocks at most one thread per
-    /// volume.
+    /// Volumes with a NodeGetVolumeStats in flight: if storage does not respond, these calls block at most
+    /// one thread per volume.
     stats_locks: OperationLocks,
     probe_lock: Arc<Mutex<()>>,
 }

@@ -163,7 +163,7 @@ fn failed_stage_is_rolled_back() {
     node.mounter().host().write_image("/srv/images/blank", other_filesystem).unwrap();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap_err();
     assert_eq!(node.mounter().leftovers(), "");
-    // A volume that was staged before stays staged, and foreign mounts are not undone.
+    // A volume that was staged before stays staged.
     let node = crate::support::test_node();
     make_directory_and_stage(&node, &stage_request("v", blank(), single_writer())).unwrap();
     node.stage(&stage_request("v", blank(), mount_capability("ext4", &["suid"], ""))).unwrap_err();

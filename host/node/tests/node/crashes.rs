@@ -1,6 +1,7 @@
-//! Crash tests: the process crashes after every effect of every scenario, completely or partially applied.
-//! The node may then reboot. Then kubelet repeats the call (after a reboot, all calls), or gives up and
-//! undoes everything. A second test lets each effect fail without a crash.
+//! Crash tests: the process crashes after every effect of every scenario; if that effect is a format, also
+//! during it. The node may then reboot. Then kubelet repeats the call (after a reboot, all calls) and
+//! completes the scenario, or gives up and undoes everything. A second test lets each effect fail without a
+//! crash.
 
 use cofferdam_node::{DeviceContent, NodeError, NodeVolumes};
 
@@ -53,7 +54,7 @@ fn scenarios() -> Vec<(String, Vec<ScenarioStep>)> {
     scenarios
 }
 
-/// Undoes everything, like kubelet when it gives up.
+/// Undoes everything, like kubelet when it gives up, and checks that nothing is left.
 fn undo_all(node: &NodeVolumes<FaultyMounter>, volume: &str) {
     let volume = if volume == "inline" { inline_request("first", None).volume } else { volume.to_owned() };
     for name in ["first", "second"] {

@@ -16,18 +16,18 @@ type Result<T> = std::result::Result<T, MounterError>;
 /// The injected faults, and the effects so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    /// Messages about unreadable records.
+    /// Messages about unreadable records, which the query of all records returns.
     pub(crate) unreadable_records: Vec<String>,
-    /// Effects before the crash; absent for no crash.
+    /// Remaining effects until the crash; absent for no crash.
     effects_left: Option<usize>,
     has_crashed: bool,
-    /// Effects before one that fails without a change; absent for none.
+    /// Remaining effects until one fails without a change; absent for none.
     fails_after: Option<usize>,
     /// True if setting a group fails.
     fails_set_mount_group: bool,
-    /// True if the last effect before the crash is partial, where possible.
+    /// True if the last effect before the crash is partial. Only formatting can be: it leaves unknown data.
     is_last_effect_partial: bool,
-    /// The effects in order.
+    /// The effects in order, including those that the fake host rejected.
     pub(crate) effects: Vec<String>,
 }
 

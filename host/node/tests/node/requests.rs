@@ -414,7 +414,7 @@ async fn stats_expand_unpublish_and_unstage_check_every_field() {
             "{volume} {path}"
         );
     }
-    // A tmpfs expands up to the policy's limit, if each publish returns its size.
+    // A tmpfs expands up to the policy's limit, if ControllerPublishVolume returns its size.
     for (has_publishing, expected) in [(false, Code::FailedPrecondition), (true, OutOfRange)] {
         let service = crate::requests::service(if has_publishing { r#""publishing""# } else { "" });
         let memory = stage_with(|message| {

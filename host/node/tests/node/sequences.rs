@@ -30,8 +30,8 @@ fn mode(rng: &mut fastrand::Rng) -> CsiAccessMode {
     modes[rng.usize(..modes.len())]
 }
 
-/// Makes one random call. If it is a successful stage, publish, unpublish or unstage call, its effect is
-/// checked.
+/// Makes one random call; an expansion is followed by a statistics call. If it is a successful stage,
+/// publish, unpublish or unstage call, its effect is checked.
 fn call(node: &NodeVolumes<FaultyMounter>, rng: &mut fastrand::Rng) {
     let volume_kinds = volume_kinds();
     let (volume, connection, capability) = volume_kinds[rng.usize(..volume_kinds.len())].clone();

@@ -140,7 +140,7 @@ pub(crate) fn make_directory_and_stage(
 }
 
 /// Volumes of every kind of connection info, with their capabilities. Images and devices occur as filesystem
-/// and as raw block volumes; the two volumes of the device share it.
+/// and as raw block volumes; two volumes name the same device, so only one of them can be staged at a time.
 pub(crate) fn volume_kinds() -> Vec<(&'static str, ConnectionInfo, VolumeCapability)> {
     vec![
         (

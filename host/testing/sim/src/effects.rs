@@ -16,8 +16,8 @@ use tokio::sync::Notify;
 pub enum Effect {
     /// A write that the API server accepted: method and path.
     Write(String),
-    /// A driver call that reached the array, in the form of `ScriptedDriver::calls`. Reads are no effects,
-    /// such as ListVolumes and GetCapacity.
+    /// A driver call that reached the array, in the form of `ScriptedDriver::calls`. Reads such as
+    /// ListVolumes and GetCapacity are not effects.
     Call(String),
 }
 
