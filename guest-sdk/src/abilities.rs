@@ -1,11 +1,15 @@
 //! Optional abilities of a [`Backend`](crate::Backend): one trait for each optional interface of the
 //! contract.
 //!
-//! Implement the traits that the storage supports and name them in [`export!`](crate::export). The driver
-//! announces the CSI capabilities of the exported interfaces; [`Restoring`] has none in CSI.
+//! Implement the traits of the abilities that the storage supports, and name their interfaces in
+//! [`export!`](crate::export). Cofferdam announces the CSI capabilities of the exported interfaces.
+//! [`Restoring`] has no capability in CSI.
 //!
 //! The functions have no default because every result is a statement about the storage. The only exception is
 //! [`Snapshots::get`], whose documentation describes the default.
+//!
+//! Besides the errors that are listed at a function, the function returns failures of the storage, such as
+//! [`unavailable`](crate::StorageError::unavailable).
 //!
 //! The examples run on a [mock host](crate::mock). Their storage is an array at `http://array`; that of
 //! [`Snapshots`] is the import `state`.
@@ -57,13 +61,14 @@ use crate::{
 /// assert_eq!(clone("vol-x").unwrap_err().kind, ErrorKind::NotFound);
 /// ```
 pub trait Cloning {
-    /// Creates a volume with the content of another volume, or returns the volume that an earlier identical
-    /// call created.
+    /// Creates a volume with the content of the volume `source`, or returns the volume that an earlier
+    /// identical call created.
     ///
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
-    /// - [`out_of_range`](crate::StorageError::out_of_range) if the size is smaller than the source.
+    /// - [`out_of_range`](crate::StorageError::out_of_range) if the requested size is smaller than the source
+    ///   volume.
     /// - The errors of [`Backend::create`](crate::Backend::create).
     fn create_from_volume(request: CreateRequest, source: VolumeHandle) -> Result<Volume>;
 }
@@ -100,8 +105,8 @@ impl<B: Cloning> bindings::cloning::exports::cofferdam::storage::cloning::Guest 
 /// assert_eq!(restored.unwrap().handle, "vol-b");
 /// ```
 pub trait Restoring {
-    /// Creates a volume with the content of a snapshot, or returns the volume that an earlier identical call
-    /// created.
+    /// Creates a volume with the content of the snapshot `source`, or returns the volume that an earlier
+    /// identical call created.
     ///
     /// # Errors
     ///
@@ -153,18 +158,18 @@ impl<B: Restoring> bindings::restoring::exports::cofferdam::storage::restoring::
 /// MyArray::unpublish("vol-x".to_owned(), None).unwrap();
 /// ```
 pub trait Publishing {
-    /// Makes a volume reachable from a node. Succeeds if the volume is already published there in the same
-    /// way.
+    /// Makes a volume reachable from a node. Succeeds if the volume is already published to the node with the
+    /// same capability and the same `read_only`.
     ///
     /// # Errors
     ///
     /// - [`not_found`](crate::StorageError::not_found) if the volume or the node does not exist.
-    /// - [`already_exists`](crate::StorageError::already_exists) if the volume is published to the node in
-    ///   another way.
+    /// - [`already_exists`](crate::StorageError::already_exists) if the volume is published to the node with
+    ///   another capability or another `read_only`.
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published to
-    ///   another node and cannot be published to two.
+    ///   another node and cannot be published to two nodes at the same time.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if the node has the maximum number
-    ///   of volumes.
+    ///   of volumes, which [`Description::volumes_per_node`](crate::Description) states.
     fn publish(request: PublishRequest) -> Result<ConnectionInfo>;
 
     /// Makes a volume unreachable from a node, or from every node if `node` is `None`. Succeeds if the volume
@@ -186,7 +191,7 @@ impl<B: Publishing> bindings::publishing::exports::cofferdam::storage::publishin
     }
 }
 
-/// Expansion of volumes.
+/// Expansion of volumes (CSI `EXPAND_VOLUME`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -291,7 +296,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
     }
 }
 
-/// Snapshots of volumes.
+/// Snapshots of volumes (CSI `CREATE_DELETE_SNAPSHOT`, `LIST_SNAPSHOTS`, `GET_SNAPSHOT`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -299,7 +304,7 @@ impl<B: Modification> bindings::modification::exports::cofferdam::storage::modif
 ///     ambient, handle, mock, paging, state::{self, Decision, Store as _},
 /// };
 ///
-/// /// Snapshots that are entries of the state: the source under the handle.
+/// /// A snapshot is an entry of the import `state`. The key is its handle, the value is its source volume.
 /// struct MyArray;
 ///
 /// fn snapshot(handle: &str, source: String) -> Snapshot {
@@ -363,7 +368,8 @@ pub trait Snapshots {
     ///
     /// # Errors
     ///
-    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with another source.
+    /// - [`already_exists`](crate::StorageError::already_exists) if a snapshot of this name exists with
+    ///   another source.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if the source does not exist.
     fn create(request: SnapshotRequest) -> Result<Snapshot>;
@@ -400,8 +406,9 @@ pub trait Snapshots {
         }
     }
 
-    /// Lists a page of all snapshots, or of the snapshots of one volume: the first page, or the page of the
-    /// token `after`. The page has at most `limit` snapshots; without a limit the driver chooses its size.
+    /// Lists a page of the snapshots of the volume `source`, or of all snapshots if `source` is `None`. It is
+    /// the page of the token `after`, or the first page if `after` is `None`. The page has at most `limit`
+    /// snapshots; if `limit` is `None`, the backend chooses the number.
     ///
     /// # Errors
     ///
@@ -427,7 +434,7 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
     }
 }
 
-/// Snapshots of several volumes at the same point in time.
+/// Snapshots of several volumes at the same point in time (CSI `CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT`).
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -488,12 +495,13 @@ impl<B: Snapshots> bindings::snapshots::exports::cofferdam::storage::snapshots::
 /// assert_eq!(MyArray::get(cut.handle.clone(), Vec::new()).unwrap(), cut);
 /// ```
 pub trait GroupSnapshots {
-    /// Creates snapshots of all sources at the same point in time, or none of them, or returns the group that
-    /// an earlier identical call created.
+    /// Creates a group: one snapshot of each source, all at the same point in time. If one snapshot cannot be
+    /// created, none is. Returns the existing group if an earlier identical call created it.
     ///
     /// # Errors
     ///
-    /// - [`already_exists`](crate::StorageError::already_exists) if the name exists with other sources.
+    /// - [`already_exists`](crate::StorageError::already_exists) if a group of this name exists with other
+    ///   sources.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if there is too little space.
     /// - [`not_found`](crate::StorageError::not_found) if a source does not exist.
     fn create(request: GroupRequest) -> Result<GroupSnapshot>;
@@ -569,8 +577,8 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
 /// ```
 pub trait Listing {
-    /// Lists a page of the volumes: the first page, or the page of the token `after`. The page has at most
-    /// `limit` volumes; without a limit the driver chooses its size.
+    /// Lists a page of the volumes: the page of the token `after`, or the first page if `after` is `None`. The
+    /// page has at most `limit` volumes; if `limit` is `None`, the backend chooses the number.
     ///
     /// # Errors
     ///
@@ -666,7 +674,8 @@ impl<B: Inspection> bindings::inspection::exports::cofferdam::storage::inspectio
 /// assert_eq!(MyArray::available(all).unwrap().available_bytes, 4096);
 /// ```
 pub trait Capacity {
-    /// Returns the capacity available for volumes with these capabilities, parameters and topology.
+    /// Returns the bytes that are available for new volumes with the capabilities and parameters of the
+    /// request, in its topology segment. Without a segment, the bytes are those of the whole storage.
     ///
     /// # Errors
     ///

@@ -7,7 +7,8 @@ use crate::{
     bindings::exports::cofferdam::storage::{identity, volumes},
 };
 
-/// A storage backend. Its functions have no `self` because every call runs in a fresh instance.
+/// A storage backend. The functions have no `self` because every call runs in a fresh instance of the
+/// component.
 ///
 /// ```
 /// use cofferdam_guest::{
@@ -65,13 +66,14 @@ use crate::{
 /// assert!(matches!(MyArray::probe(), Ok(Readiness::Ready)));
 /// ```
 pub trait Backend {
-    /// Identity and features of the backend. It does no I/O and always returns the same value.
+    /// Returns the identity and the features of the backend. An implementation does no I/O and always returns
+    /// the same value.
     fn describe() -> Result<Description>;
 
-    /// Readiness of the backend and its storage. It is called often. It has the secrets of the operator's
-    /// configuration, but none from a caller.
+    /// Returns whether the backend and its storage are ready for calls. The host calls this function often. A
+    /// call of it has the secrets of the operator's configuration, but none from a Secret that a class names.
     ///
-    /// The default reports ready. It suits a backend that accepts any settings and whose calls fail with
+    /// The default returns [`Readiness::Ready`]. It suits a backend that accepts any settings and whose calls fail with
     /// [`StorageError::unavailable`](crate::StorageError::unavailable) while the storage is unreachable. A
     /// backend with required settings checks them here, so that a mistake shows before the first volume is
     /// requested.
@@ -94,7 +96,8 @@ pub trait Backend {
     /// - Any failure of the storage.
     fn create(request: CreateRequest) -> Result<Volume>;
 
-    /// Deletes a volume. Succeeds if it does not exist, whatever the form of the handle.
+    /// Deletes a volume. Succeeds if the volume does not exist, even if the handle has a form that this backend
+    /// never gives to a volume.
     ///
     /// # Errors
     ///
@@ -103,17 +106,18 @@ pub trait Backend {
     /// - Any failure of the storage.
     fn delete(handle: String) -> Result<()>;
 
-    /// Checks that a volume supports all the given capabilities. There is no default: only the storage knows
-    /// whether the volume exists.
+    /// Returns whether a volume supports all capabilities of the request. There is no default: only the storage
+    /// knows whether the volume exists.
     ///
     /// # Errors
     ///
     /// - [`StorageError::not_found`](crate::StorageError::not_found) if the volume does not exist.
+    /// - Any failure of the storage.
     fn validate(request: ValidateRequest) -> Result<Validation>;
 }
 
-/// Connects a [`Backend`] to the component's exports. [`export!`](crate::export) names the type; it has no
-/// values.
+/// Connects a [`Backend`] to the component's exports. Only the expansion of [`export!`](crate::export) uses
+/// this type. No value of the type is ever created.
 #[derive(Debug)]
 pub struct Component<B>(PhantomData<B>);
 

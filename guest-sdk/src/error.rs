@@ -27,6 +27,9 @@ impl ErrorKind {
     }
 }
 
+/// Constructors for one kind each, and changes of an error's finality and delay. A constructor's comment says
+/// when the error applies, and the [`Finality`] that the constructor sets: final, in progress or unknown.
+///
 /// ```
 /// use cofferdam_guest::{ErrorKind, Finality, StorageError};
 ///
@@ -57,7 +60,7 @@ impl StorageError {
         Self::new(ErrorKind::AlreadyExists, Finality::Final, message)
     }
 
-    /// The driver lacks a right on the storage. Final.
+    /// The driver lacks a permission on the storage. Final.
     pub fn permission_denied(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::PermissionDenied, Finality::Final, message)
     }
@@ -67,7 +70,7 @@ impl StorageError {
         Self::new(ErrorKind::Unauthenticated, Finality::Final, message)
     }
 
-    /// No space, no quota, or too many of something. Final.
+    /// Too little space, an exhausted quota, or too many objects. Final.
     pub fn resource_exhausted(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::ResourceExhausted, Finality::Final, message)
     }
@@ -129,7 +132,8 @@ impl StorageError {
         self
     }
 
-    /// The same error after an earlier change of this call: finality final becomes unknown.
+    /// The same error for a call that has changed something before the error: finality final becomes unknown.
+    /// Other finalities remain.
     #[must_use]
     pub fn after_change(mut self) -> Self {
         if self.finality == Finality::Final {
@@ -139,14 +143,14 @@ impl StorageError {
     }
 
     /// The same error, with [`after_change`](Self::after_change) applied if this call [has
-    /// changed](crate::has_changed) something. The SDK applies it to the errors that it converts. The
-    /// constructors do not apply it.
+    /// changed](crate::has_changed) something. The conversions from the errors of the modules `http`, `pool`,
+    /// `session` and `state` apply this function. The constructors do not.
     #[must_use]
     pub fn final_unless_changed(self) -> Self {
         if crate::has_changed() { self.after_change() } else { self }
     }
 
-    /// The same error with a delay before the next attempt. A delay over 584 million years is truncated.
+    /// The same error with a suggested delay before the caller's next attempt. A delay over 584 million years is truncated.
     #[must_use]
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after_ms = Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));

@@ -27,7 +27,7 @@ macro_rules! export {
     };
 }
 
-/// Exports one optional interface of `Exported`.
+/// Exports one optional interface of the type `Exported`, which the expansion of [`export!`] declares.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! export_ability {
@@ -67,7 +67,7 @@ macro_rules! export_ability {
     };
 }
 
-/// Checks in a native build that a type implements the traits of its exports.
+/// Checks in a native build that a type implements the trait of one exported interface.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! check_ability {

@@ -1,4 +1,5 @@
-//! Deterministic handles of volumes and snapshots, readable where possible.
+//! Derives handles of volumes and snapshots from their names: always the same handle for a name, and readable
+//! where possible.
 
 use sha2::{Digest, Sha256};
 
@@ -13,7 +14,8 @@ const DIGEST_DIGITS: usize = 32;
 ///
 /// The handle is `prefix-name` if the name fits, is not empty and consists of a-z, A-Z, 0-9, `-`, `_` and
 /// `.`. Otherwise it is `prefix-sha-` and 32 hexadecimal digits of a digest. It is also a digest if the name
-/// starts with `sha-`, or if `prefix-name` has the form of a handle of kubelet's inline volumes.
+/// starts with `sha-`, or if `prefix-name` has the form of a handle of kubelet's inline volumes. A prefix of
+/// more than 91 bytes makes a digest longer than [`MAX_LENGTH`].
 ///
 /// ```
 /// use cofferdam_guest::handle;
@@ -26,7 +28,7 @@ pub fn from_name(prefix: &str, name: &str) -> String {
 }
 
 /// [`from_name`] for storage with names of at most `max` bytes. A digest is never truncated, so `max` must be
-/// at least the length of the prefix plus 37.
+/// at least the length of the prefix plus 37. A `max` above [`MAX_LENGTH`] counts as [`MAX_LENGTH`].
 pub fn from_name_with_limit(prefix: &str, name: &str, max: usize) -> String {
     let readable = format!("{prefix}-{name}");
     let is_readable =

@@ -251,7 +251,8 @@ impl<'a> Request<'a> {
         self.header("authorization", format!("Bearer {token}"))
     }
 
-    /// Sets the time limit of the whole exchange. The operator's limit is the default and the maximum.
+    /// Sets the time limit from the start of the connection to the end of the response. The operator's limit
+    /// is the default and the maximum.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout_ms = Some(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self
@@ -293,7 +294,7 @@ impl<'a> Request<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HttpError {
-    /// The kind of the failure.
+    /// Why there is no response.
     pub failure: Failure,
     /// A description for people.
     pub message: String,
@@ -304,12 +305,13 @@ pub struct HttpError {
 }
 
 impl HttpError {
-    /// A request that was never sent, for mock servers.
+    /// The error of a request that was never sent. Mock servers return it, too.
     pub fn unsent(failure: Failure, message: impl Into<String>) -> Self {
         Self { failure, message: message.into(), maybe_sent: false, maybe_changed: false }
     }
 
-    /// A request that the server may have received and whose response was lost, for mock servers.
+    /// The error of a request that the server may have received, and whose response was lost. Mock servers
+    /// return it, too.
     pub fn lost(failure: Failure, message: impl Into<String>) -> Self {
         Self { failure, message: message.into(), maybe_sent: true, maybe_changed: true }
     }
@@ -324,7 +326,8 @@ pub struct Response {
     pub headers: Vec<(String, String)>,
     /// The body.
     pub body: Vec<u8>,
-    /// True if the request was read-only: an error made from this response then has no unknown effect.
+    /// True if the request was read-only. An error made from this response then has an unknown outcome only
+    /// if this call has changed something before.
     of_read_only_request: bool,
 }
 
@@ -344,7 +347,7 @@ impl Response {
         Self { status, headers: Vec::new(), body: Vec::new(), of_read_only_request: false }
     }
 
-    /// Converts a response of the host.
+    /// A response from the parts that the host returned.
     #[cfg(target_family = "wasm")]
     pub(crate) fn received(status: u16, headers: Vec<(String, String)>, body: Vec<u8>) -> Self {
         Self { status, headers, body, of_read_only_request: false }
@@ -471,8 +474,8 @@ impl Response {
 }
 
 impl From<HttpError> for StorageError {
-    /// Final only if neither the request nor anything earlier in this call changed something; see the
-    /// [module](crate::http).
+    /// The error is final only if neither the request nor anything earlier in this call may have changed
+    /// something; see the [module](crate::http).
     fn from(error: HttpError) -> Self {
         let HttpError { failure, message, maybe_sent: _, maybe_changed } = error;
         let converted = match failure {

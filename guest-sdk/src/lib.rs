@@ -95,7 +95,7 @@ pub use bindings::{
 };
 pub use types::to_map;
 
-/// Returns true if this call may have changed something outside: it committed to the state, changed or may
+/// Returns true if this call may have changed something outside its instance: it committed to the state, changed or may
 /// have changed the pool, or sent a request that may have had an effect. The SDK uses this so that an error
 /// it converts is never final after a change.
 ///

@@ -37,7 +37,8 @@ pub fn token(key: &str) -> String {
     format!("{}.{key}", handle::digest(key, CHECKSUM_DIGITS))
 }
 
-/// The page after a token. The items may be in any order. Their keys must be unique and must never change.
+/// The page of the token `after`, sorted by key, or the first page if `after` is `None`. The items may be given
+/// in any order. Their keys must be unique and must never change.
 ///
 /// Without a limit, or with a limit of 0, all remaining items are returned.
 ///

@@ -12,7 +12,11 @@ use crate::{ErrorKind, Finality, KeyValues, Result, StorageError, host};
 /// `--extra-create-metadata`.
 const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
-/// Reads keys one by one and rejects the remaining keys at the end.
+/// Reads keys one by one, and rejects the remaining keys in [`finish`](Self::finish). A key that is read a
+/// second time counts as absent.
+///
+/// All errors of a reader have the kind that its constructor names. They are final unless this call [has
+/// changed](crate::has_changed) something before.
 ///
 /// ```
 /// use cofferdam_guest::{KeyValues, Result, parameters::ParameterReader};

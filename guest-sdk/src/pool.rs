@@ -5,8 +5,9 @@
 //! call has ended; until then the item that it creates or changes is [`PoolError::Busy`]. The source of a
 //! copy is busy for operations that would change it.
 //!
-//! Failed functions have changed nothing, with one exception. After [`PoolError::Unknown`] the change may
-//! have been made, and the same call again returns the result.
+//! Failed functions have changed nothing, with one exception. After [`PoolError::Unknown`] the change has or
+//! may have been made. The same function called again succeeds, or it returns [`PoolError::Exists`] or
+//! [`PoolError::Missing`] because the change is made.
 
 pub use crate::bindings::cofferdam::storage::{
     pool::{CopyMode, Item, ItemKind, Page, PoolError, Space},
@@ -14,7 +15,7 @@ pub use crate::bindings::cofferdam::storage::{
 };
 use crate::{StorageError, host::pool as host};
 
-/// A pool. A backend that takes it as a parameter can be tested without a host.
+/// A pool. A backend that takes a pool as a parameter can be tested without a host.
 ///
 /// Names have 1 to 200 characters of a-z, A-Z, 0-9, `-`, `_` and `.`, and start with a letter or digit.
 pub trait Pool {
@@ -48,8 +49,8 @@ pub trait Pool {
     ///
     /// - [`PoolError::Missing`] if the item does not exist.
     /// - [`PoolError::Busy`] if another operation, possibly of a call that has ended, is using the item.
-    /// - Any other failure of the pool. After [`PoolError::Unknown`], the item no longer exists, but possibly
-    ///   part of its content still takes space.
+    /// - Any other failure of the pool. After [`PoolError::Unknown`], the item no longer exists, but a power
+    ///   failure may bring it back, or part of its content takes space until the host opens the pool again.
     fn remove(&self, name: &str) -> Result<(), PoolError>;
 
     /// Expands an image to at least `size_bytes`. A larger image remains unchanged.
@@ -111,7 +112,7 @@ pub trait Pool {
     fn usage(&self) -> Result<Space, PoolError>;
 }
 
-/// The pool granted by the host.
+/// The pool of the import `pool`, which the operator grants to the backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostPool;
 
@@ -156,9 +157,9 @@ impl Pool for HostPool {
 }
 
 impl From<PoolError> for StorageError {
-    /// Final for requests that the pool rejects, unless this call [has changed](crate::has_changed) something
-    /// before. A failure of the pool leaves the outcome unknown. A busy item is in progress, and the same
-    /// call again returns the result.
+    /// The error is final for requests that the pool rejects, unless this call [has
+    /// changed](crate::has_changed) something before. [`PoolError::Failed`] and [`PoolError::Unknown`] leave
+    /// the outcome unknown. [`PoolError::Busy`] becomes an error in progress: the caller repeats its call.
     fn from(error: PoolError) -> Self {
         match error {
             PoolError::NoSpace(Bound { limit, given }) => {

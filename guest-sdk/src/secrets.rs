@@ -1,4 +1,4 @@
-//! Secrets of the call, as handles. A backend can use a secret without seeing its value.
+//! Secrets of the call, as handles. A backend can use a secret in an HTTP request without seeing its value.
 //!
 //! ```
 //! use cofferdam_guest::{Result, StorageError, http, secrets};

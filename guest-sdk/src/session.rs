@@ -36,8 +36,8 @@
 //! assert_eq!(host.requests().len(), 3, "one login, and two requests with it");
 //! ```
 //!
-//! Every set of secrets has its own sessions, so a call with other credentials never receives this one. A
-//! session may disappear at any time.
+//! Every set of secrets has its own sessions: a call never receives a session that a call with other secrets
+//! stored. The host may drop a session at any time.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ pub use crate::bindings::cofferdam::storage::session::{Acquired, Entry, Generati
 use crate::{Result, StorageError, host};
 
 /// Returns the value of a key, or locks the key so that this call can create the value. While another call
-/// holds the lock, this waits until there is a value or the lock is free.
+/// holds the lock, this function waits until there is a value or the lock is free, at most until the deadline
+/// of this call.
 ///
 /// # Errors
 ///
@@ -64,17 +65,19 @@ pub fn put(key: &str, value: &[u8], ttl: Duration) -> std::result::Result<Genera
     host::session_put(key, value, u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Releases a lock without storing a value.
+/// Releases this call's lock on a key without storing a value. Does nothing if this call has not locked the
+/// key.
 pub fn release(key: &str) {
     host::session_release(key);
 }
 
-/// Removes a value if it still has this generation.
+/// Removes the value of a key if it still has this generation.
 pub fn invalidate(key: &str, generation: Generation) {
     host::session_invalidate(key, generation);
 }
 
-/// A login that can be used in this call.
+/// The value of a session, such as a token, for use in this call. The session is a stored one, or one that this
+/// call created.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     value: Vec<u8>,
@@ -90,12 +93,12 @@ impl std::fmt::Debug for Login {
 }
 
 impl Login {
-    /// The result of the login.
+    /// The bytes that the login function returned when the session was created.
     pub fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// The result of the login as text.
+    /// The [value](Self::value) as text.
     ///
     /// # Errors
     ///

@@ -44,7 +44,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// All sizes from `minimum` to `maximum` in bytes, both included. The default is `minimum`.
+    /// All sizes from `minimum` to `maximum` in bytes, both included. For requests without a required size, the
+    /// default size is `minimum`.
     pub const fn between(minimum: u64, maximum: u64) -> Self {
         Self { minimum, maximum, step: 1, default: minimum }
     }
@@ -102,7 +103,7 @@ impl Sizes {
         }
     }
 
-    /// The size to which a volume of `now` bytes must be expanded, or `None` if it is large enough.
+    /// The size to which a volume of `now` bytes must be expanded, or `None` if the volume is large enough.
     ///
     /// # Errors
     ///

@@ -23,7 +23,7 @@ pub use crate::bindings::cofferdam::storage::state::{
 };
 use crate::{StorageError, host};
 
-/// A key-value store. A backend that takes it as a parameter can be tested without a host.
+/// A key-value store. A backend that takes a store as a parameter can be tested without a host.
 pub trait Store {
     /// Reads the entry of a key. `None` if the key does not exist.
     ///
@@ -43,8 +43,9 @@ pub trait Store {
     ///   unavailable.
     fn commit(&self, changes: &[Change]) -> Result<Version, StateError>;
 
-    /// Reads a page of at most `limit` entries whose keys have a prefix and follow a given key, in byte order
-    /// of the keys. The host also limits a page to 1 MiB.
+    /// Reads a page of at most `limit` entries whose keys start with `prefix` and follow the key `after`, in
+    /// byte order of the keys. If `after` is `None`, the page starts with the first key. The host also limits
+    /// a page to 1 MiB.
     ///
     /// # Errors
     ///
@@ -52,7 +53,7 @@ pub trait Store {
     fn scan(&self, prefix: &str, after: Option<&str>, limit: u32) -> Result<Page, StateError>;
 }
 
-/// The store granted by the host.
+/// The store of the import `state`, which the operator grants to the backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostStore;
 
@@ -126,8 +127,9 @@ pub enum Decision<T> {
 /// attempts.
 const MAX_ATTEMPTS: usize = 64;
 
-/// Reads, decides and commits. After a conflict with another writer it runs `attempt` again. All changes of
-/// an attempt are one commit, so they are atomic even if the call dies.
+/// Runs `attempt`, which reads from the store and decides, and commits the changes that it returns. After a
+/// conflict with another writer, runs `attempt` again. All changes of an attempt are one commit, so they are
+/// atomic even if the call ends early.
 ///
 /// ```
 /// use cofferdam_guest::{Result, mock, state};
@@ -185,9 +187,10 @@ pub fn decide<S: Store, T>(
 }
 
 impl From<StateError> for StorageError {
-    /// Final for requests that the store rejects because of a limit, a repeated key or no space, unless this
-    /// call [has changed](crate::has_changed) something before. An unavailable store leaves the outcome
-    /// unknown. A conflict is in progress, and the same call again returns the result.
+    /// The error is final for requests that the store rejects because of a limit, a repeated key or no space,
+    /// unless this call [has changed](crate::has_changed) something before. [`StateError::Unavailable`]
+    /// leaves the outcome unknown. [`StateError::Conflict`] becomes an error in progress: the caller repeats
+    /// its call.
     fn from(error: StateError) -> Self {
         let refused = |message| Self::internal(message).without_effect();
         match error {

@@ -125,11 +125,12 @@ impl Volume {
     }
 }
 
-/// The kinds of connection info that nodes support, in their first version. The operator of a node decides
-/// which kinds it accepts.
+/// The kinds of connection info that Cofferdam's node plugin supports, in their first version. The operator
+/// configures which of the kinds a node accepts.
 ///
-/// A `path` is relative: names separated by `/`, none of them empty, `.` or `..`. It starts at the directory
-/// that the node's operator has assigned to this driver for the kind. Symbolic links are not followed.
+/// A `path` is relative: names separated by `/`, none of them empty, `.` or `..`. The path starts at the
+/// directory that the operator of the node has assigned to this driver for the kind. Symbolic links are not
+/// followed.
 ///
 /// ```
 /// use cofferdam_guest::ConnectionInfo;

@@ -259,7 +259,7 @@ impl MockHost {
         call()
     }
 
-    /// Changes a secret for later calls.
+    /// Adds or changes a secret. A handle that a backend already has keeps the earlier text.
     pub fn set_secret(&self, name: &str, text: &str) {
         self.0.secrets.borrow_mut().insert(name.to_owned(), text.into());
     }
@@ -270,8 +270,9 @@ impl MockHost {
         self.0.elapsed_ms.set(self.0.elapsed_ms.get().saturating_add(ms));
     }
 
-    /// Executes this many more function calls of the imports `state`, `http` and `pool`, counted together.
-    /// All later ones fail without an effect, as if the instance had died. Other imports continue to work.
+    /// Lets the backend make this many more calls of functions of the imports `state`, `http` and `pool`,
+    /// counted together. All later calls of them fail without an effect, as if the instance had died. Other
+    /// imports continue to work.
     pub fn fail_after(&self, imports: u32) {
         self.0.calls_left.set(Some(imports));
     }
@@ -348,8 +349,8 @@ impl MockHost {
         self.0.pool.borrow_mut().set_use(name, busy.then_some(pool::PoolItemUse::Changing));
     }
 
-    /// Marks a copy to a new name as running, or clears the mark. While it runs, `name` is busy, and `source`
-    /// is busy for changes.
+    /// Marks a copy of `source` to the new name `name` as running, or clears the mark. While the mark is set,
+    /// `name` is busy, and `source` is busy for changes.
     pub fn set_pool_copying(&self, source: &str, name: &str, copying: bool) {
         let mut tree = self.0.pool.borrow_mut();
         tree.set_use(source, copying.then_some(pool::PoolItemUse::Copying));

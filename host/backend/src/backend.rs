@@ -121,7 +121,8 @@ pub trait Backend: Send + Sync + 'static {
         unimplemented(Ability::Snapshots)
     }
 
-    /// Returns a snapshot's properties. CSI `GetSnapshot`.
+    /// Returns a snapshot's properties. CSI `GetSnapshot`, or `ListSnapshots` with the snapshot's id for an
+    /// existing CSI driver that has only that.
     fn get_snapshot(&self, _call: Call, _handle: SnapshotHandle) -> BackendFuture<'_, Snapshot> {
         unimplemented(Ability::Snapshots)
     }

@@ -26,7 +26,8 @@ use crate::{
 /// State of one call, for the exchange and for work that outlives the call.
 #[derive(Clone, Debug)]
 pub struct CallContext {
-    /// Time at which the call fails with `DeadlineExceeded` if it has not ended.
+    /// Time at which the call fails if it has not ended: with `DeadlineExceeded` if it has reached the
+    /// driver, otherwise with `Unavailable`.
     pub deadline: Instant,
     /// Secrets of the call, with those configured for the driver.
     pub secrets: Secrets,
@@ -82,7 +83,8 @@ pub trait Exchange: Send {
     ) -> impl Future<Output = Result<Self::Response, Self::Failure>> + Send;
 
     /// Observes the result of the call, after the checks of the response. Also called for a call that was not
-    /// admitted or not sent, but not for a call whose future was dropped.
+    /// admitted or not sent. For a call whose future was dropped, only [`CallRunner::record_lost_call`] calls
+    /// it, on another exchange.
     fn conclude(&mut self, _result: Result<(), &Self::Failure>) {}
 
     /// The label `outcome` of a failure in metrics.
@@ -354,7 +356,7 @@ fn volume_operation(
 
 /// Returns `true` if an earlier DeleteVolume of this handle is in doubt: it may still delete the volume that
 /// a CreateVolume call now returns. The result may be `false` if another operation on the volume is in doubt,
-/// too.
+/// too. It is `false` while an operation on the handle is running.
 pub fn is_deletion_in_doubt(in_flight: &InFlightTable, handle: &VolumeHandle) -> bool {
     in_flight.acquire(volume_operation(handle, "hand-out", &())).err()
         == Some(OperationConflict::PendingOperation(DELETE_VOLUME))

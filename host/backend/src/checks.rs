@@ -20,7 +20,8 @@ type CheckResult = Result<(), ContractViolation>;
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
 
-/// Limits for ids and maps in responses.
+/// Limits for ids and maps in responses, except for node ids. A csi-server derives its limits for requests
+/// from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLimits {
     /// Longest id and longest key of a map, in bytes.
@@ -315,7 +316,8 @@ fn check_page(count: usize, next_token: Option<&str>, page_request: &PageRequest
 }
 
 /// Rejects a map with a secret of the call: maps are stored in the cluster in plain text. A secret of less
-/// than 4 bytes counts only if it is the whole key or value.
+/// than 4 bytes counts only if it is the whole key or value. Applies to components only; for an existing CSI
+/// driver, a secret in a map is logged as a warning.
 ///
 /// # Errors
 /// The first entry with a secret in its key or value.
@@ -329,7 +331,8 @@ pub fn check_no_secret_in_map(map_name: &'static str, map: &Parameters, redactor
 }
 
 /// Rejects an id that contains a secret of the call: ids are stored in the cluster in plain text, and logged.
-/// Short secrets, such as a user's name, occur in ids by chance and are accepted.
+/// Short secrets, such as a user's name, occur in ids by chance and are accepted. Applies to components only;
+/// for an existing CSI driver, a secret in an id is logged as a warning.
 ///
 /// # Errors
 /// The id contains a secret of 8 bytes or more. The error has the field, not the secret.

@@ -1,7 +1,7 @@
 //! The operation table: at most one operation at a time changes an object, and some operations are in doubt.
 //!
-//! An operation is in doubt if it failed with [`Finality::Unknown`] or [`Finality::InProgress`], or if its
-//! call reached the driver and ended without a result. Until a later result resolves it, the object admits
+//! An operation is in doubt if its call reached the driver and failed with [`Finality::Unknown`] or
+//! [`Finality::InProgress`], or ended without a result. Until a later result resolves it, the object admits
 //! only a retry with the same arguments, a deletion, and ControllerUnpublishVolume (ADR 0012). An operation
 //! in doubt for one node blocks only operations for that node: after a forced detach its caller never retries
 //! it, and other nodes must not wait.

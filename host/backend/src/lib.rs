@@ -1,9 +1,9 @@
 //! The storage driver port: the [`Backend`] trait, and the parts that every implementation shares.
 //!
-//! Controllers see [`Backend`] only. Implementations are WebAssembly components (crate `cofferdam-wasm`) and
-//! existing CSI drivers (crate `cofferdam-csi`). Both supply an [`Exchange`]; a [`CallRunner`] does the rest
-//! of each call: deadlines, operations in flight, concurrency limits, redaction, checks of responses, and
-//! metrics.
+//! Controllers see [`Backend`] only. Except in tests, implementations are WebAssembly components (crate
+//! `cofferdam-wasm`) and existing CSI drivers (crate `cofferdam-csi`). Both supply an [`Exchange`]; a
+//! [`CallRunner`] does the rest of each call: deadlines, operations in flight, concurrency limits, redaction,
+//! checks of responses, and metrics.
 #![forbid(unsafe_code)]
 
 pub mod backend;

@@ -53,7 +53,7 @@ impl ScriptedBackend {
         Arc::new(Self::with_description(description, abilities.iter().copied().collect(), topology))
     }
 
-    /// A driver with all abilities and features.
+    /// A driver with all abilities and features, and with the topology key `zone`.
     pub fn complete() -> Arc<Self> {
         Self::new(&Ability::ALL, &Feature::ALL, true)
     }
@@ -111,7 +111,7 @@ fn id_text(id: &impl ToString) -> String {
     id.to_string()
 }
 
-/// The connection info of every published volume.
+/// The connection info in every response that describes or publishes a volume.
 pub fn directory_connection() -> ConnectionInfo {
     let fields = [("path".to_owned(), "a".to_owned())].into();
     ConnectionInfo { kind: "directory".to_owned(), version: 1, fields }

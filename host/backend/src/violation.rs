@@ -9,7 +9,7 @@ use cofferdam_domain::names::RESERVED_ATTRIBUTE_PREFIX;
 /// it leaves the host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContractViolation {
-    /// A mandatory field is missing.
+    /// A mandatory field is missing. Only existing CSI drivers can omit one.
     #[error("{object} has no {field}")]
     Missing {
         /// The object without the field.
@@ -69,7 +69,7 @@ pub enum ContractViolation {
         /// The element.
         text: String,
     },
-    /// A map has a key twice.
+    /// A map of a component has a key twice.
     #[error("{map} has the key {key:?} twice")]
     DuplicateKey {
         /// The map's name.
@@ -103,7 +103,8 @@ pub enum ContractViolation {
         /// The key.
         key: String,
     },
-    /// A key or a value of a map contains a secret of the call. Maps are stored in the cluster in plain text.
+    /// A key or a value of a component's map contains a secret of the call. Maps are stored in the cluster in
+    /// plain text.
     #[error("{map} has a secret of the call under the key {key:?}")]
     SecretInMap {
         /// The map's name.
@@ -111,7 +112,8 @@ pub enum ContractViolation {
         /// The key, redacted.
         key: String,
     },
-    /// An id contains a secret of the call. Ids are stored in the cluster in plain text, and logged.
+    /// An id of a component contains a secret of the call. Ids are stored in the cluster in plain text, and
+    /// logged.
     #[error("{field} contains a secret of the call")]
     SecretInId {
         /// The field's name.
@@ -131,7 +133,8 @@ pub enum ContractViolation {
         /// Maximum.
         max: u64,
     },
-    /// An expanded volume is smaller than required.
+    /// A volume that an existing CSI driver has expanded is smaller than required. The resizer checks the
+    /// size for every driver.
     #[error("the volume has {bytes} bytes; expected at least {required}")]
     NotExpanded {
         /// The volume's size in bytes.
@@ -159,12 +162,12 @@ pub enum ContractViolation {
     /// A page's next token is the token that it was requested with: the listing would never end.
     #[error("the page's next token is the token of the request")]
     RepeatedToken,
-    /// The response describes another object than the requested one.
+    /// The response describes another object than the requested one, or a snapshot of another source.
     #[error("the response is about another {object} than {expected}")]
     WrongObject {
-        /// Kind of the object.
+        /// Kind of the object; `source` for the source volume of a snapshot.
         object: &'static str,
-        /// Id of the requested object.
+        /// Id of the object in the request.
         expected: String,
     },
     /// A listing by source volume has a snapshot of another volume.

@@ -7,12 +7,13 @@
 //! check.
 //!
 //! The process may read and write the restored cluster before a reflector lists it. Therefore the
-//! resourceVersion in the response of each list, create, merge patch and strategic merge patch, and of the
-//! journal's reads and writes, is compared with the highest one that this process has observed, per kind (for
-//! the journal, per ConfigMap) and in memory: a process that starts after the restore cannot detect it, and
-//! relies on the marker. A read that does not find a claim returns no version; [`detect_restore_live`]
-//! compares the version of a later list. Responses of JSON patches are not compared: one that removes the
-//! last finalizer of a deleted object returns the object's old version.
+//! resourceVersion in the response of each list of a reflector, of each list, create, merge patch and
+//! strategic merge patch of a [`Writer`], and of the journal's reads and writes, is compared with the highest
+//! one that this process has observed, per kind (for the journal, per ConfigMap) and in memory: a process
+//! that starts after the restore cannot detect it, and relies on the marker. A read that does not find a
+//! claim returns no version; [`detect_restore_live`] compares the version of a later list. Responses of JSON
+//! patches are not compared: one that removes the last finalizer of a deleted object returns the object's old
+//! version.
 
 use std::time::Duration;
 
@@ -34,7 +35,8 @@ pub use crate::{
 /// Timeout of [`detect_restore_live`]. Its callers block other work.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns `true` if a restore was reported to this cache, or if the cache has the restore marker.
+/// Returns `true` if a restore was reported to this cache, or if the cache has the restore marker, even an
+/// undecodable one.
 pub fn is_frozen(cache: &Cache) -> bool {
     cache.restore_detector.reported().is_some()
         || !cache.restore_markers.get(&RESTORE_MARKER_NAME.into()).is_missing()
@@ -47,7 +49,8 @@ pub fn is_frozen(cache: &Cache) -> bool {
 /// each may have its own etcd.
 ///
 /// # Errors
-/// [`ApiError`] of the reads. A detected restore is not an error.
+/// [`ApiError`] of the reads; [`ApiError::Unavailable`] if they take longer than five seconds. A detected
+/// restore is not an error.
 pub async fn detect_restore_live(writer: &Writer) -> Result<(), ApiError> {
     let comparisons =
         futures::future::try_join(compare_kind_live::<Claim>(writer), compare_kind_live::<Volume>(writer));

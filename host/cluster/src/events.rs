@@ -1,4 +1,5 @@
-//! Kubernetes Events. They are sent in the background, and repeated events are aggregated into a count.
+//! Kubernetes Events. They are sent in the background. Equal events (same uid of the object, reason and note)
+//! are aggregated for a limited time: only `count` and `lastTimestamp` of the first one are updated.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,7 +33,8 @@ const MAX_IN_FLIGHT: usize = 8;
 const MAX_REMEMBERED: usize = 4096;
 /// Minimum interval between updates of an aggregated event.
 const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(60);
-/// Time within which equal events are aggregated, as in client-go.
+/// Time after the first event within which equal events are aggregated: as long as client-go's window for
+/// similar events.
 const AGGREGATION_WINDOW: Duration = Duration::from_secs(600);
 
 /// `type` of an Event.
@@ -95,7 +97,7 @@ pub struct Event {
     pub reason: &'static str,
     /// `message`. It never contains secret values.
     pub note: String,
-    /// `source.component`
+    /// `source.component` and `reportingComponent`
     pub component: Box<str>,
 }
 
@@ -157,7 +159,8 @@ pub struct EventLoop {
 }
 
 impl EventLoop {
-    /// Sends events until `stop` is cancelled and the queue is empty, then waits for the requests in flight.
+    /// Sends events until `stop` is cancelled and the queue is empty, or until all sinks are dropped and the
+    /// queue is empty. Then waits for the requests in flight.
     pub async fn run(mut self, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
         let tasks = TaskTracker::new();

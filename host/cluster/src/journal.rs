@@ -3,8 +3,9 @@
 //! The result of a CreateVolume call can be lost: the process crashes, the response does not arrive, or the
 //! claim is deleted in the meantime. Therefore an intent with the exact request is first written to one of
 //! several ConfigMaps (shards) in the process's namespace, keyed by the claim's uid. A retry sends the
-//! identical request. The intent is removed when the PersistentVolume exists, the failure is final, or the
-//! created volume was deleted because no claim needs it.
+//! identical request. The intent is removed when the PersistentVolume exists, when the driver's error is
+//! final (no volume was created), when the created volume was deleted because no claim needs it, or when the
+//! claim is deleted and another PersistentVolume refers to the created volume.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
@@ -34,20 +35,21 @@ use crate::{
 
 /// Kind of a shard, as reported with a detected restore. Versions are compared per shard.
 const CONFIG_MAP: &str = "ConfigMap";
-/// ConfigMaps per journal. With [`MAX_SHARD_INTENTS`] it limits the number of a driver's volumes whose state
+/// ConfigMaps per journal. With [`MAX_SHARD_INTENTS`] it limits the number of a journal's volumes whose state
 /// is unknown.
 const SHARD_COUNT: usize = 8;
-/// Maximum intents per ConfigMap.
+/// Number of decodable intents at which a ConfigMap takes no new one.
 const MAX_SHARD_INTENTS: usize = 400;
-/// Maximum bytes per ConfigMap: half of the API server's limit of 1 MiB, because escapes can double the size
-/// of JSON within JSON.
+/// Bytes of decodable intents, including the new one, above which a ConfigMap takes no new one: half of the
+/// API server's limit of 1 MiB. Undecodable intents do not count towards either limit, and a new intent of
+/// a claim whose removal is pending in the ConfigMap is not checked.
 const MAX_SHARD_BYTES: usize = 512 << 10;
-/// Delay of removals, to join another commit. If the process restarts within this time, the intent is still
-/// in its ConfigMap, and is removed again once its PersistentVolume is found.
+/// Delay of removals, to join another commit. If the process crashes within this time, the intent is still in
+/// its ConfigMap, and the next process handles it again.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
-/// Delay before a failed removal is retried.
+/// Delay before a failed removal is retried, unless a put causes a commit earlier.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Attempts of a commit with conflicting writers, before the error is returned to the callers.
+/// Attempts of a shard's commit with conflicting writers, before puts get the error and removals are delayed.
 const MAX_COMMIT_ATTEMPTS: usize = 8;
 
 /// Error for a claim with an undecodable intent.
@@ -79,13 +81,13 @@ pub struct Intent {
     pub claim_uid: Uid,
     /// The driver.
     pub driver: DriverName,
-    /// The node of a node-local driver, or the selected node of a driver with topology. Absent in intents of
-    /// older versions.
+    /// The node of a node-local driver, or the claim's selected node if the driver has topology. `None` if
+    /// neither applies, and in intents of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeName>,
     /// The StorageClass at the time of the first request.
     pub class: IntentClass,
-    /// Name of the claim's VolumeAttributesClass at that time; empty for none. Absent in intents of older
+    /// Name of the claim's VolumeAttributesClass at that time; empty for none, and in intents of older
     /// versions.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub attributes_class: Box<str>,
@@ -108,7 +110,7 @@ pub enum JournalError {
     /// unknown state. The request must not be sent, because its intent is not durable.
     #[error("the intent journal is full: {0} volumes of the driver have an unknown state")]
     Full(usize),
-    /// The process is stopping.
+    /// The journal has stopped, or the intent was removed before its commit ended.
     #[error("the intent journal is closed")]
     Closed,
 }
@@ -159,7 +161,8 @@ struct TrackedIntent {
 enum PendingKind {
     /// No change is pending.
     None,
-    /// Only removals are pending: they wait for a put to share its commit, at most for [`FLUSH_DELAY`].
+    /// Only removals are pending: they wait for a put to share its commit, at most for [`FLUSH_DELAY`], or
+    /// for [`RETRY_DELAY`] after a failure.
     RemovalsOnly,
     /// A put is pending: it is committed immediately.
     Puts,
@@ -184,7 +187,7 @@ struct State {
     /// Intents by claim uid.
     intents: HashMap<Uid, TrackedIntent>,
     shards: Vec<Shard>,
-    /// Claim uids of undecodable intents. These intents are never overwritten.
+    /// Claim uids of undecodable intents. These intents are neither overwritten nor removed.
     undecodable: HashSet<Uid>,
     /// Claim uids of intents that a read returned and that were not known to be durable with this content,
     /// until [`Journal::wait_recovered`] takes them.
@@ -559,7 +562,8 @@ impl Journal {
         }
     }
 
-    /// Answers puts of claims that have a durable intent by now, which another process has written.
+    /// Answers puts of claims that have a durable intent by now: one that a read found, for example because
+    /// another process has written it.
     fn answer_puts_of_durable_intents(&self, batch: &mut BTreeMap<Uid, ShardChange>) {
         let state = self.inner.state.lock();
         batch.retain(|uid, change| match (change, state.intents.get(uid)) {

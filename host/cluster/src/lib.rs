@@ -1,21 +1,21 @@
 //! Access to the Kubernetes API: watches, decoding, an indexed cache, writes with preconditions, events, work
 //! queues and the intent journal.
 //!
-//! Modules form layers, and each uses only those before it:
+//! Modules form layers. A module uses only modules of its own row and of the rows above:
 //!
 //! | layer | content |
 //! |---|---|
 //! | [`clock`], [`metrics`], [`observer`], [`queue`] | no knowledge of the API |
-//! | [`api`] | client, paths, [`ApiError`] |
+//! | [`api`] | connections, client, paths, [`ApiError`] |
 //! | [`objects`] | kinds, decoding, [`DecodeError`] |
 //! | [`index`] | secondary indexes of the cached kinds |
 //! | [`store`] | [`ObjectStore`] of one kind, [`Cache`] of all kinds |
 //! | [`writer`], [`events`], [`secrets`], [`deletion_freeze`], [`reflector`] | writes, reads and watches |
-//! | [`journal`] | create requests that are written to ConfigMaps before they are sent |
+//! | [`journal`] | CreateVolume requests that are written to ConfigMaps before they are sent to a driver |
 //!
-//! Controllers decide from the cache, and read live only before effects that need the current state. Watches
-//! and the responses of writes update the cache, so a controller never waits for the watch event of its own
-//! write. The table in `store/object_store.rs` defines the order of such updates.
+//! Controllers decide from the cache, and read live only before effects that need the current state. Watches,
+//! live reads and the responses of writes update the cache, so a controller never waits for the watch event
+//! of its own write. The table in `store/object_store.rs` defines the order of such updates.
 #![forbid(unsafe_code)]
 
 pub mod api;

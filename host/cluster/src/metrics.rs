@@ -40,7 +40,8 @@ pub struct Metrics {
     events: Family<OutcomeLabels, Counter>,
     journal_commits: Counter,
     journal_intents: Gauge,
-    /// 1 while volume deletion is frozen after a detected restore.
+    /// 1 while volume deletion is frozen: this process detected a restore, or its cache has the restore
+    /// marker.
     pub deletions_frozen: Gauge,
     depth: Family<QueueLabels, Gauge>,
     adds: Family<QueueLabels, Counter>,

@@ -13,7 +13,7 @@ pub enum StepResult {
     Waiting,
     /// An effect was performed.
     Applied,
-    /// The object is in its desired state.
+    /// No effect is needed.
     UpToDate,
     /// An effect failed, or an error makes it impossible. [`Step::text`] has the reason.
     Failed,
@@ -26,7 +26,7 @@ pub enum StepObject {
     Claim(ClaimKey),
     /// A PersistentVolume without a claim, or an object that belongs to it.
     Volume(VolumeName),
-    /// Another object, such as `pod/default/web`.
+    /// The object of a step of a simulated Kubernetes component, such as `pod/default/web`.
     Other(String),
     /// No object.
     None,

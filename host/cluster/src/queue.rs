@@ -1,7 +1,8 @@
 //! A work queue with unique keys, at most one run per key at a time, and exponential back-off per key.
 //!
-//! A key that is added during its run runs again afterwards. An added key does not wait for its back-off. A
-//! burst of changes therefore causes one more run, and a failing object does not delay others.
+//! A key that [`Queue::add`] adds during its run runs again afterwards. One that it adds during its back-off
+//! runs at once. A burst of changes therefore causes one more run, and a failing object does not delay
+//! others.
 
 use std::{
     cmp::Reverse,
@@ -61,7 +62,7 @@ impl ExponentialBackoff {
     }
 }
 
-/// Capacity that an idle queue retains. The memory of larger bursts is released.
+/// Capacity, in keys, to which an idle queue shrinks after a burst of more than twice as many queued keys.
 const RETAINED_CAPACITY: usize = 256;
 
 struct State<K> {
@@ -69,7 +70,7 @@ struct State<K> {
     /// Keys in `ready`, with the time when they were added.
     queued: HashMap<K, Instant>,
     running: HashSet<K>,
-    /// Keys that were added during their run.
+    /// Keys that [`Queue::add`] added during their run, or whose delay ended during their run.
     dirty: HashSet<K>,
     /// Keys that [`Queue::add_if_absent`] added during their run. They run again only after [`Action::Done`].
     rerun_when_done: HashSet<K>,
@@ -159,7 +160,8 @@ impl<K: Clone + Eq + Hash + Ord + fmt::Debug + Send + Sync + 'static> Queue<K> {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Adds a key, which runs as soon as a worker is available.
+    /// Adds a key, which runs as soon as a worker is available; a running key runs again afterwards. This
+    /// cancels the key's delay.
     pub fn add(&self, key: K) {
         let mut state = self.inner.state.lock();
         self.inner.metrics.adds.inc();

@@ -28,12 +28,13 @@ use crate::{
 
 /// Objects per page of a list, as in client-go.
 const LIST_PAGE_SIZE: u32 = 500;
-/// `timeoutSeconds` of a watch. It is below kube-apiserver's default minimum of 30 minutes, so that
-/// connections spread over the replicas again.
+/// `timeoutSeconds` of a watch. It is below kube-apiserver's default minimum of 30 minutes, because a
+/// restored cluster is detected before the next watch at the latest, and a dead connection at
+/// [`WATCH_DEADLINE`].
 const WATCH_SECONDS: u64 = 290;
 /// Deadline of a watch. A watch that has not ended by then has a dead connection.
 const WATCH_DEADLINE: Duration = Duration::from_secs(WATCH_SECONDS + 15);
-/// A shorter watch counts as a failure, so that watches that end immediately do not cause a list each.
+/// A shorter watch counts as a failure, so that a back-off precedes the next watch or list.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 /// Timeout of one list page.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -85,8 +86,8 @@ pub async fn run_reflector<K: CachedKind>(
     result.inspect_err(|restored| writer.cache().restore_detector.report(restored.clone()))
 }
 
-/// As [`run_reflector`], for a store outside the writer's cache. A restore is returned, but not reported to
-/// the writer's cache.
+/// As [`run_reflector`], for any store, such as one outside the writer's cache. A restore is returned, but
+/// not reported to the writer's cache.
 ///
 /// # Errors
 /// [`RestoreDetected`]. All other errors are retried.

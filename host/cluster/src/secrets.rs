@@ -15,8 +15,9 @@ use crate::{api::ApiError, writer::Writer};
 /// Reads the values of a Secret as text.
 ///
 /// # Errors
-/// [`ApiError::NotFound`] if the Secret does not exist, [`ApiError::InvalidResponse`] if a value is not UTF-8
-/// text. No error contains a value.
+/// [`ApiError::NotFound`] if the Secret does not exist, [`ApiError::InvalidResponse`] if the response is not
+/// a Secret or a value is not UTF-8 text in Base64, and the other errors of a read. No error contains a
+/// value.
 pub async fn read(writer: &Writer, secret: &SecretRef) -> Result<Secrets, ApiError> {
     #[derive(Deserialize)]
     struct Wire<'a> {

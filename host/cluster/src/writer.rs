@@ -133,7 +133,7 @@ impl Writer {
     /// the tests of their preconditions.
     ///
     /// # Errors
-    /// [`ApiError::Conflict`] if a test fails.
+    /// [`ApiError::Conflict`] if a test fails or a path is missing.
     pub async fn json_patch<K: CachedKind>(
         &self,
         key: &K::Key,
@@ -183,7 +183,7 @@ impl Writer {
         self.json_patch(key, uid, operations.collect()).await
     }
 
-    /// Adds a finalizer to the version of the object that `object` has.
+    /// Adds a finalizer to the object, which must still have the version of `object`.
     ///
     /// # Errors
     /// [`ApiError::Conflict`] if the object has another version.
@@ -226,11 +226,11 @@ impl Writer {
     }
 
     /// Reads an object from the API server and caches it, for decisions that require the current state.
-    /// Returns `None` if the object does not exist; an object that was cached before the request is then
-    /// removed from the cache.
+    /// Returns `None` if the object does not exist; a decodable object that was cached before the request is
+    /// then removed from the cache.
     ///
     /// # Errors
-    /// [`ApiError`]
+    /// [`ApiError`]; [`ApiError::InvalidResponse`] if the object cannot be decoded. It is then not cached.
     pub async fn get<K: CachedKind>(&self, key: &K::Key) -> Result<Option<K>, ApiError> {
         let (namespace, name) = K::key_parts(key);
         let target = describe_target(K::RESOURCE, namespace, name);
@@ -259,10 +259,10 @@ impl Writer {
     }
 
     /// Lists a scope from the API server, and caches and returns the objects. Cached objects that the list
-    /// lacks are kept.
+    /// lacks are kept. A list below the highest observed version is reported as a restore, but still cached.
     ///
     /// # Errors
-    /// [`ApiError`]
+    /// [`ApiError`]; [`ApiError::InvalidResponse`] if not even the metadata of an object can be decoded.
     pub async fn list_scope<K: CachedKind>(&self, scope: &Scope) -> Result<Vec<DecodeResult<K>>, ApiError> {
         let target = match &scope.namespace {
             Some(namespace) => format!("{}s of namespace {namespace}", K::RESOURCE.kind),
@@ -334,7 +334,8 @@ impl Writer {
 
     fn cache_object<K: CachedKind>(&self, object: K) -> K {
         if object.meta().deleting && object.meta().finalizers.is_empty() {
-            // This write removed the last finalizer of a deleted object, and thereby the object.
+            // The patch removed the last finalizer of a deleted object, and thereby the object. Only a Pod in
+            // its grace period exists in this state, and this function gets no Pods.
             K::store(&self.cache).delete(&object.key(), &object.meta().uid, object.resource_version());
         } else {
             K::store(&self.cache).apply(Ok(object.clone()));

@@ -1,4 +1,5 @@
-//! The intent journal with a slow or lossy API server and with concurrent writers.
+//! The intent journal: commits with a slow or lossy API server and with concurrent writers, a full, a stopped
+//! and a node's journal, undecodable intents, and a missing namespace.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests fail by panicking")]
 
 mod common;

@@ -44,7 +44,7 @@ fn start(cache: &str) -> StartedProcess {
     StartedProcess { child, duration: started.elapsed() }
 }
 
-/// `VmRSS` in KiB.
+/// `VmRSS`, the resident memory of the process, in KiB.
 fn resident_kib(child: &Child) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("a Linux kernel");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::config::{ConnectionSelection, DevSelection, Roles, RunSelection, SettingFlags};
 use backend::BackendCommand;
 
-/// Maximum number of simulated nodes; each runs a kubelet.
+/// Maximum number of nodes that `dev` simulates, each with a kubelet.
 const MAX_NODES: usize = 100;
 
 fn parse_node_count(text: &str) -> Result<usize, String> {

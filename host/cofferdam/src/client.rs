@@ -49,12 +49,12 @@ impl ClusterConnection {
     }
 }
 
-/// Values of the environment that select the configuration; injected for tests.
+/// Values of the environment that select the configuration of the client. Tests pass their own values.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientEnvironment {
-    /// `KUBECONFIG`
+    /// `KUBECONFIG`; absent if the variable is unset or empty.
     pub(crate) kubeconfig: Option<String>,
-    /// `true` if `KUBERNETES_SERVICE_HOST` is set, as in every pod.
+    /// `true` if `KUBERNETES_SERVICE_HOST` is set and not empty, as in every pod.
     pub(crate) in_cluster: bool,
     /// Home directory.
     pub(crate) home: Option<PathBuf>,

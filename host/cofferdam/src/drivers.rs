@@ -51,7 +51,7 @@ impl LoadedDriver {
     }
 }
 
-/// Time to connect to a driver after which a warning is logged.
+/// Time after which a warning is logged if a CSI driver is not yet connected.
 const SLOW_CONNECT_WARNING_DELAY: Duration = Duration::from_secs(1);
 
 /// Loads and connects drivers.

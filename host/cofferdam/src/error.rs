@@ -28,8 +28,8 @@ pub(crate) enum CommandError {
     Engine(#[source] LoadError),
     #[error("backend {name}: {source}")]
     Backend { name: String, source: Box<LoadError> },
-    /// As `Backend`, for the component on the command line of `backend inspect`, `call` or `test`; the exit
-    /// code is 2.
+    /// The component on the command line of `backend inspect`, `call` or `test` cannot be loaded; the exit
+    /// code is 2. [`Self::Backend`] is the same for a driver of `run` or `dev`, with exit code 1.
     #[error("backend {name}: {source}")]
     Component { name: String, source: Box<LoadError> },
     #[error("backend {name}: {source}")]
@@ -69,11 +69,12 @@ pub(crate) enum CommandError {
     RolesStopped,
     #[error("the simulated nodes stopped without a signal; the log has the reason")]
     NodesStopped,
-    /// An error of one command or role.
+    /// An error that only one command or only the node roles can return. Its type is defined beside them.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
-    /// An invalid command line, or input that a `backend` command cannot use, such as a directory that is not
-    /// empty. Also a program that was built without the SDK's versions.
+    /// An invalid flag of `render` or of a `backend` command, or input that a `backend` command cannot use,
+    /// such as a directory that is not empty. Also `backend new` in a program that was built without the
+    /// versions of the SDK, of its dependencies or of the compiler.
     #[error(transparent)]
     Usage(Box<dyn Error + Send + Sync>),
 }

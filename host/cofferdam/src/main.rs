@@ -32,16 +32,18 @@ use error::CommandError;
 use signals::ProcessOutcome;
 use tokio::runtime::Runtime;
 
-/// Returns freed memory to the system after a burst of objects; glibc's allocator does not
-/// (docs/performance.md, "Memory"). `.cargo/config.toml` holds its settings.
+/// The allocator of the program. jemalloc returns freed memory to the system after a burst of objects;
+/// glibc's allocator does not (docs/performance.md, "Memory"). `.cargo/config.toml` holds jemalloc's
+/// settings.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 #[global_allocator]
 static GLOBAL_ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Threads of the runtime. The roles mostly wait for the API and for drivers, which have threads of their
-/// own.
+/// Number of worker threads of the tokio runtime. The roles mostly wait for the API and for drivers.
+/// Components run on other threads, and CSI drivers in other processes.
 const WORKER_THREADS: usize = 2;
-/// Exit code after a second signal: that of a process which SIGINT ended, as in a shell.
+/// Exit code if a second SIGTERM or SIGINT ends the program: the code with which a shell reports a process
+/// that SIGINT ended.
 const EXIT_CODE_SIGINT: u8 = 130;
 
 fn main() -> ExitCode {

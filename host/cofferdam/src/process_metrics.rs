@@ -34,7 +34,8 @@ impl Collector for ProcFs {
     }
 }
 
-/// `VmRSS` in bytes. The kernel's kB are 1,024 bytes.
+/// `VmRSS`, the resident memory, in bytes; `None` if `status` has no such line. The kernel's kB are 1,024
+/// bytes.
 fn resident_bytes(status: &str) -> Option<i64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: i64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -36,9 +36,10 @@ impl Signals {
 /// The end of a process that reported no error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessOutcome {
-    /// All work finished, or a signal ended it in order.
+    /// All work finished, or the first signal ended the process in order.
     Drained,
-    /// All work finished, and the result is negative; the output has the reason.
+    /// The command finished with a negative result, such as a refused deletion or a failed case of
+    /// `backend test`. The output has the reason.
     Failed,
     /// A second signal ended the process before the work, or the output of `dev`, had finished.
     Forced,

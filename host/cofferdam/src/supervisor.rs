@@ -1,5 +1,5 @@
-//! Runs the roles until a signal, then drains. If the roles end by themselves, the process ends without a
-//! drain.
+//! Runs the roles of a process until a signal, then drains the process: the roles start no new work and
+//! finish in-flight calls. If the roles end by themselves, the process ends without a drain.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ pub(crate) struct SupervisedProcess {
 pub(crate) struct Workload {
     /// Roles that reconcile a cluster.
     pub(crate) controllers: Option<Arc<ControllerManager>>,
-    /// Servers of CSI sockets, by the names of their drivers.
+    /// Servers of CSI sockets, with the names of their drivers in the configuration.
     pub(crate) servers: Vec<(String, Server)>,
     /// Node roles.
     pub(crate) node_roles: Option<RunningNodeRoles>,

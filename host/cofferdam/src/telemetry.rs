@@ -24,7 +24,7 @@ const MAX_CONNECTIONS: usize = 32;
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a failed accept, whose usual cause is that there are no free file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// The OpenMetrics text format, the encoder's output.
+/// Content type of `/metrics`: the OpenMetrics text format, which the encoder writes.
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -42,8 +42,8 @@ pub(crate) struct ListenError {
 #[error("{0}")]
 pub(crate) struct Unhealthy(pub(crate) String);
 
-/// Checks the health that `/healthz` reports: with the role `registrar`, that of the registrar; with the role
-/// `liveness`, that of the driver.
+/// Checks the health that `/healthz` reports. In a process with the role `registrar` it checks the registrar,
+/// and with the role `liveness` the driver; with neither role it succeeds.
 pub(crate) type HealthCheck = Arc<dyn Fn() -> BoxFuture<'static, Result<(), Unhealthy>> + Send + Sync>;
 
 /// State that the endpoints report.
@@ -54,20 +54,22 @@ pub(crate) struct TelemetryState {
     /// Readiness: the caches are synced and the controllers run. Always true in a process without
     /// controllers.
     pub(crate) ready: watch::Receiver<bool>,
-    /// The check of `GET /healthz`. Without one it returns 200. `HEAD /healthz` returns 200 without a check.
+    /// The check of `GET /healthz`; without a check, `GET /healthz` returns 200. `HEAD /healthz` always
+    /// returns 200 and runs no check.
     pub(crate) health: Option<HealthCheck>,
-    /// Cancelled when the process starts to drain.
+    /// Cancelled when the process starts to drain; then `/readyz` returns 503.
     pub(crate) stopping: CancellationToken,
 }
 
-/// A bound listener.
+/// The HTTP server of the endpoints, bound to its address.
 #[derive(Debug)]
 pub(crate) struct TelemetryServer {
     listener: TcpListener,
 }
 
 impl TelemetryServer {
-    /// Binds the address. Without a host it is every address, of IPv4 and, if the machine has it, IPv6.
+    /// Binds the address of the endpoint. An endpoint without a host means every address of the machine: of
+    /// IPv4 and, if the machine has it, of IPv6.
     ///
     /// # Errors
     /// [`ListenError`] with the address.
@@ -89,8 +91,8 @@ impl TelemetryServer {
         self.listener.local_addr().ok()
     }
 
-    /// Serves until `stop`. The caller cancels it after the drain, so that `/metrics` shows the progress of
-    /// the drain.
+    /// Serves until `stop` is cancelled. The caller cancels `stop` after the drain, so that `/metrics` shows
+    /// the progress of the drain.
     pub(crate) async fn serve(self, state: TelemetryState, stop: CancellationToken) {
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut connections = JoinSet::new();

@@ -26,9 +26,9 @@ pub(crate) struct WaitTimeout {
 pub(crate) struct Expectation<'a, K> {
     /// The expected state for error messages, such as `Bound`.
     pub(crate) expected: &'a str,
-    /// Evaluates the condition; the object is absent if it does not exist.
+    /// Evaluates the condition. The argument is `None` if the object does not exist.
     pub(crate) is_met: &'a (dyn Fn(Option<&K>) -> bool + Sync),
-    /// Describes the actual state for error messages.
+    /// Describes the actual state for error messages. The argument is `None` if the object does not exist.
     pub(crate) describe: &'a (dyn Fn(Option<&K>) -> String + Sync),
     /// Time to wait.
     pub(crate) timeout: Duration,

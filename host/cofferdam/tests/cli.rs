@@ -420,7 +420,7 @@ fn get(address: &str, path: &str) -> String {
     response
 }
 
-/// Polls `/readyz`, which cannot be watched, until it is ready.
+/// Polls `/readyz`, which cannot be watched, until the process is ready.
 fn wait_until_ready(address: &str) {
     while !get(address, "/readyz").starts_with("HTTP/1.1 200 ") {
         std::thread::yield_now();

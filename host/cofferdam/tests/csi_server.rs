@@ -47,7 +47,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// The memory driver on its socket.
+/// A process in the role `csi-server` that serves the memory driver on `csi.sock` in the directory.
 struct ServedMemoryDriver {
     directory: TempDir,
     process: ChildProcess,

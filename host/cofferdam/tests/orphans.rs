@@ -83,7 +83,7 @@ impl Backend for AgedBackend {
     }
 }
 
-/// A cluster, a driver, and a directory.
+/// An API server and a memory driver in this process, and a directory with the kubeconfig.
 struct OrphansFixture {
     serving: ServerHandle,
     client: Client,

@@ -11,7 +11,7 @@ use k8s_openapi::api::{core::v1::PersistentVolumeClaim, storage::v1::StorageClas
 use kube::{Api, Client, api::PostParams};
 use serde_json::{Value, json};
 
-/// More than one page of a list.
+/// Number of claims: one more than a page of a list has.
 const CLAIMS: usize = 501;
 
 async fn run_status(kubeconfig: &std::path::Path, arguments: &[&str]) -> (String, Option<i32>) {

@@ -13,21 +13,24 @@ use serde_json::Value;
 use super::{ApiError, ApiResource, ListPage, Scope};
 use crate::metrics::Metrics;
 
-/// Timeout of a request; its outcome is unknown afterwards. Half of kube-apiserver's default timeout of 60 s
-/// for non-watch requests, which leaves time for a second attempt.
+/// Timeout of a request, including its response's body; [`ApiClient::open`] has none. After the timeout, the
+/// outcome is unknown. Half of kube-apiserver's default timeout of 60 s for non-watch requests.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum response size in bytes. A list page of 500 objects is smaller.
+/// Maximum size of a response's body in bytes; a larger body is [`ApiError::Unavailable`].
+/// [`ApiClient::open`] limits only the body of an error status. 500 objects of 128 KiB are within the limit.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// `Accept` header of JSON responses.
 const ACCEPT_JSON: &str = "application/json";
 /// Media type of a JSON patch (RFC 6902).
 pub(crate) const JSON_PATCH_CONTENT_TYPE: &str = "application/json-patch+json";
-/// `Accept` header of responses with metadata only, without spec and status.
+/// `Accept` header of responses with metadata only, without spec and status. An API server that does not
+/// support this returns the whole object.
 const ACCEPT_METADATA: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
-/// A client of the API server. It neither retries nor caches requests. Clones share the connections.
+/// A client of the API server. It neither retries requests nor caches responses. Clones share the
+/// connections.
 #[derive(Clone)]
 pub struct ApiClient {
     client: kube::Client,

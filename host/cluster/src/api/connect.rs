@@ -19,10 +19,13 @@ const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Idle time before the first TCP keepalive probe. Without probes, a watch does not detect that the API
 /// server's machine failed.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
-/// Interval and number of further probes.
+/// Time between two TCP keepalive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Number of unanswered TCP keepalive probes, including the first, after which the connection fails. Linux
+/// ignores it and uses `TCP_USER_TIMEOUT`.
 const KEEPALIVE_RETRIES: u32 = 3;
-/// Timeout for unacknowledged data, after which the connection fails.
+/// Time without an acknowledgement of sent data, after which the connection fails. On an idle connection, the
+/// time since the last received data, if a keepalive probe is unanswered.
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 
@@ -30,8 +33,8 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(45);
 /// algorithm, so that a request after a handshake waits 40 ms for a delayed acknowledgement.
 ///
 /// # Errors
-/// [`kube::Error`] if the certificates or credentials of the configuration are invalid, or if it has a proxy,
-/// which this build does not support.
+/// [`kube::Error`] if the certificates, credentials or impersonation headers of the configuration are
+/// invalid, or if it has a proxy, which this build does not support.
 pub fn client(config: Config) -> Result<Client, kube::Error> {
     if config.proxy_url.is_some() {
         // Proxies are not supported by this build; kube returns the error.
@@ -64,8 +67,9 @@ pub fn client(config: Config) -> Result<Client, kube::Error> {
     Ok(ClientBuilder::new(service, config.default_namespace).build())
 }
 
-/// The error of a credential plugin without its output and environment, which kube's text includes and which
-/// are secret. `None` for other errors.
+/// The message for a credential plugin that failed or whose output is not an ExecCredential. kube's message
+/// includes the plugin's output or environment, which are secret; this one does not. `None` for other errors,
+/// such as a plugin that cannot be started.
 pub fn exec_plugin_error(error: &AuthError) -> Option<String> {
     if let AuthError::AuthExecRun { out, .. } = error {
         return Some(format!("the credential plugin failed: {}", out.status));

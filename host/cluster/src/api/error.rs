@@ -8,8 +8,9 @@ use kube::core::Status;
 /// A failed request to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The object changed after it was read: 409 Conflict, or a failed JSON patch test. This is normal under
-    /// concurrent writers: read the object and decide again, without an event or an error log.
+    /// The object changed after it was read: 409 Conflict, or a JSON patch that cannot be applied, because a
+    /// test fails or a path is missing. This is normal under concurrent writers: read the object and decide
+    /// again, without an event or an error log.
     #[error("{0} was changed by another writer")]
     Conflict(String),
     /// The object, its namespace or its kind does not exist (404).
@@ -19,32 +20,34 @@ pub enum ApiError {
     #[error("{0} already exists")]
     AlreadyExists(String),
     /// The API server rejects the request, for example as forbidden, invalid or too large, or because the
-    /// requested version has expired (410 Gone). Also a request that cannot be built. A retry without a
-    /// change fails again.
+    /// requested version has expired (410 Gone). Also a request that cannot be built. The same request fails
+    /// again, unless the cluster changes, such as a quota or an RBAC rule.
     #[error("the API server rejected the request for {target}: {message} ({code})")]
     Refused {
-        /// The object of the request.
+        /// The object or collection of the request.
         target: String,
         /// HTTP status; 0 if the request could not be built.
         code: u16,
-        /// Message of the API server.
+        /// Message of the API server, or the reason why the request could not be built.
         message: String,
     },
-    /// No response, an incomplete or too large one, or one with status 408, 429 or 5xx. The request may have
-    /// taken effect.
+    /// No response, an incomplete or too large one, a response or an ERROR event of a watch with status 408,
+    /// 429 or 5xx, or a watch that does not end in time. The request may have taken effect. Also a request of
+    /// a reflector that cannot be built.
     #[error("the API server is unavailable for {target}: {message}")]
     Unavailable {
-        /// The object of the request.
+        /// The object or collection of the request.
         target: String,
-        /// The transport error or the message of the API server.
+        /// The transport error, the exceeded timeout, or the message of the API server.
         message: String,
     },
-    /// A successful response cannot be decoded, or has a value that cannot be used. A write took effect.
+    /// A successful response or a watch event cannot be decoded or has a value that cannot be used, or a
+    /// watch event is too large. If the request was a write, it took effect.
     #[error("invalid response of the API server for {target}: {message}")]
     InvalidResponse {
-        /// The object of the request.
+        /// The object or collection of the request.
         target: String,
-        /// The decoding error.
+        /// The decoding error, or the value that cannot be used.
         message: String,
     },
 }
@@ -86,7 +89,7 @@ impl ApiError {
         match (code, reason.as_str()) {
             (StatusCode::CONFLICT, "AlreadyExists") => Self::AlreadyExists(target),
             (StatusCode::CONFLICT, _) => Self::Conflict(target),
-            // A failed JSON patch test names no field; a validation error names at least one.
+            // A JSON patch that cannot be applied names no field; a validation error names at least one.
             (StatusCode::UNPROCESSABLE_ENTITY, _)
                 if is_json_patch
                     && details

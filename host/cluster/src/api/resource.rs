@@ -27,7 +27,8 @@ impl ApiResource {
         }
     }
 
-    /// Path of the collection, in one namespace or in all namespaces.
+    /// Path of the collection: in one namespace, or for `None` in all namespaces. A cluster-scoped kind
+    /// ignores `namespace`.
     pub fn collection_path(&self, namespace: Option<&str>) -> String {
         let root = if self.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", self.group) };
         match namespace {

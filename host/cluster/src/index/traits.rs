@@ -4,7 +4,7 @@ use cofferdam_domain::{CsiDriver, CsiNode, Node, StorageClass, VolumeAttributesC
 
 use crate::objects::{Kind, orphan_report::OrphanReport, restore_marker::RestoreMarker};
 
-/// A kind that can be stored.
+/// A kind that an [`ObjectStore`](crate::store::ObjectStore) can hold.
 pub trait Indexed: Kind {
     /// The secondary index of the kind; `()` for none.
     type Index: Index<Self>;
@@ -14,7 +14,7 @@ pub trait Indexed: Kind {
 pub trait Index<K>: Default + Send + Sync + 'static {
     /// Adds an object.
     fn insert(&mut self, object: &K);
-    /// Removes an object. It is in the state in which it was added.
+    /// Removes an object. `object` equals the one that was added.
     fn remove(&mut self, object: &K);
 }
 

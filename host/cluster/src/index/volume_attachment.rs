@@ -14,7 +14,8 @@ impl Indexed for VolumeAttachment {
     type Index = VolumeAttachmentIndex;
 }
 
-/// VolumeAttachments by volume and by node.
+/// VolumeAttachments by PersistentVolume and by node. Those with an inline or invalid `spec.source` are only
+/// indexed by node.
 #[derive(Debug, Default)]
 pub struct VolumeAttachmentIndex {
     pub(crate) by_volume: HashMap<VolumeName, SmallSet<VolumeAttachmentName>>,

@@ -2,7 +2,8 @@
 //!
 //! Kubernetes validates its own kinds. An object that cannot be decoded therefore comes from a newer API
 //! version, an aggregated API server or a bug. Such an object never fails the list of a reflector: the cache
-//! keeps it as an [`UndecodableObject`], or ignores it if its metadata cannot be decoded either.
+//! keeps it as an [`UndecodableObject`], or ignores it if its metadata cannot be decoded either or its
+//! resourceVersion is not a number.
 
 use cofferdam_domain::{Uid, ids::ResourceVersion};
 use serde::{Deserialize, de::DeserializeOwned};
@@ -16,9 +17,9 @@ pub struct UndecodableObject<Key> {
     pub key: Key,
     /// `metadata.uid`; empty if absent.
     pub uid: Uid,
-    /// `metadata.resourceVersion`
+    /// `metadata.resourceVersion`; 0 if absent.
     pub resource_version: ResourceVersion,
-    /// The first field that cannot be decoded.
+    /// The first problem, such as a field that cannot be decoded.
     pub reason: DecodeError,
 }
 

@@ -38,12 +38,12 @@ pub enum DecodeError {
     /// `metadata.resourceVersion` is missing, empty or 0.
     #[error("metadata.resourceVersion is absent")]
     NoResourceVersion,
-    /// An object whose metadata cannot be decoded either.
+    /// Neither the object nor its metadata alone can be decoded.
     #[error("{kind} without readable metadata: {source}")]
     Metadata {
-        /// The object's kind.
+        /// The expected kind.
         kind: &'static str,
-        /// The first field that cannot be decoded.
+        /// The error of decoding the whole object.
         source: Box<DecodeError>,
     },
 }

@@ -7,12 +7,14 @@ use cofferdam_domain::{
     VolumeAttributesClassName, VolumeName,
 };
 
-/// Identifies an object of its kind: the name, and the namespace of namespaced kinds.
+/// Identifies an object of its kind: the name, and the namespace of namespaced kinds. The restore marker is a
+/// namespaced object in one known namespace, so its key (`Box<str>`) is the name alone.
 pub trait ObjectKey: Clone + Eq + Ord + Hash + fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// The key of a namespace (empty for cluster-scoped kinds) and a name.
+    /// The key of a namespace (empty for cluster-scoped kinds) and a name. A key without a namespace ignores
+    /// `namespace`.
     fn from_parts(namespace: &str, name: &str) -> Self;
 
-    /// Namespace (`None` for cluster-scoped kinds) and name.
+    /// Namespace (`None` if the key has none) and name.
     fn parts(&self) -> (Option<&str>, &str);
 }
 

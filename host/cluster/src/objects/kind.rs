@@ -7,7 +7,7 @@ use crate::api::ApiResource;
 
 /// A domain type that mirrors one Kubernetes kind.
 pub trait Kind: Clone + Send + Sync + 'static {
-    /// Namespace and name, or the name of a cluster-scoped object.
+    /// Namespace and name; the name alone for cluster-scoped kinds and for the restore marker.
     type Key: ObjectKey;
     /// The API resource.
     const RESOURCE: ApiResource;
@@ -18,7 +18,7 @@ pub trait Kind: Clone + Send + Sync + 'static {
     /// Decodes one object. Fields that the controllers do not use are skipped.
     ///
     /// # Errors
-    /// [`DecodeError`] with the field's path and value.
+    /// [`DecodeError`] of the first problem.
     fn decode(json: &str) -> Result<Self, DecodeError>;
 
     /// The key of a namespace (empty for cluster-scoped kinds) and a name.
@@ -26,7 +26,7 @@ pub trait Kind: Clone + Send + Sync + 'static {
         Self::Key::from_parts(namespace, name)
     }
 
-    /// Namespace (`None` for cluster-scoped kinds) and name of a key.
+    /// Namespace (`None` if the key has none) and name of a key.
     fn key_parts(key: &Self::Key) -> (Option<&str>, &str) {
         key.parts()
     }

@@ -44,7 +44,7 @@ impl Meta {
         Arc::clone(&self.namespace.0)
     }
 
-    /// Uid of the owner reference with `controller: true`.
+    /// Uid of the owner reference with `controller: true`; `None` if there is none.
     pub(crate) fn controller(&self) -> Option<Uid> {
         let mut owners = self.owner_references.iter().flatten();
         owners.find(|owner| owner.controller == Some(true)).map(|owner| Uid::new(Arc::clone(&owner.uid.0)))

@@ -1,7 +1,7 @@
 //! Reference-counted strings of decoded objects. Strings that many objects share are interned.
 //!
 //! Ten thousand objects share a few hundred driver names, namespaces and annotation keys. Strings of one
-//! object and driver data are not interned.
+//! object, the values of driver data and strings longer than [`MAX_INTERNED_BYTES`] are not interned.
 
 use std::{
     collections::HashSet,
@@ -63,7 +63,7 @@ impl Interner {
 #[derive(Clone, Default)]
 pub(crate) struct OwnedStr(pub(crate) Arc<str>);
 
-/// An interned string.
+/// An interned string, or one longer than [`MAX_INTERNED_BYTES`], which is not interned.
 #[derive(Clone, Default)]
 pub(crate) struct InternedStr(pub(crate) Arc<str>);
 
@@ -100,7 +100,8 @@ impl<'de> Deserialize<'de> for InternedStr {
     }
 }
 
-/// Selects the interned values of a map. Names are always interned.
+/// Selects the entries of a map that are kept, and those whose value is interned. The names of all entries
+/// are interned.
 trait InternPolicy {
     /// Returns `true` if the entry of this name is skipped.
     fn is_skipped(_name: &str) -> bool {
@@ -111,7 +112,8 @@ trait InternPolicy {
     fn is_interned(name: &str) -> bool;
 }
 
-/// Annotations without [`LAST_APPLIED`]. Annotations of Kubernetes have few distinct values and are interned.
+/// Annotations without [`LAST_APPLIED`]. Those of a domain that ends with `kubernetes.io` mostly have few
+/// distinct values, so their values are interned.
 pub(crate) struct AnnotationPolicy;
 
 impl InternPolicy for AnnotationPolicy {
@@ -124,7 +126,7 @@ impl InternPolicy for AnnotationPolicy {
     }
 }
 
-/// Labels. Objects share their values.
+/// Labels. Many objects share a value, so all values are interned.
 pub(crate) struct LabelPolicy;
 
 impl InternPolicy for LabelPolicy {
@@ -142,7 +144,7 @@ impl InternPolicy for DriverDataPolicy {
     }
 }
 
-/// A map of strings. `S` selects the interned values.
+/// A map of strings. `S` selects the kept entries and the interned values.
 pub(crate) struct InternedMap<S> {
     pub(crate) map: StringMap,
     policy: std::marker::PhantomData<S>,

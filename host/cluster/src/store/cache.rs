@@ -36,9 +36,9 @@ pub struct Cache {
     pub csi_drivers: ObjectStore<CsiDriver>,
     /// Nodes
     pub nodes: ObjectStore<Node>,
-    /// The restore marker, if it exists.
+    /// The ConfigMap that marks a restored cluster, if it exists.
     pub restore_markers: ObjectStore<RestoreMarker>,
-    /// Orphan reports.
+    /// ConfigMaps with the orphan reports, one per driver.
     pub orphan_reports: ObjectStore<OrphanReport>,
     /// Detects that the cluster was restored from a backup.
     pub restore_detector: RestoreDetector,
@@ -126,11 +126,12 @@ impl Cache {
         })
     }
 
-    /// The first free volume that satisfies `is_match`, in the order of kube-controller-manager: fewest
-    /// access modes, then the set of access modes, then smallest capacity, then name. A volume is free if its
-    /// phase is Available, it has no `spec.claimRef`, and it is not being deleted. Candidates have the class,
-    /// volume mode and VolumeAttributesClass, every access mode of `modes`, and at least the capacity
-    /// `request`.
+    /// The first free volume that satisfies `is_match`, in this order: fewest access modes, then the set of
+    /// access modes, then smallest capacity, then name. kube-controller-manager also prefers fewer access
+    /// modes, and the smallest capacity among volumes with the same ones; the rest is arbitrary there. A
+    /// volume is free if its phase is Available, it has no `spec.claimRef`, and it is not being deleted.
+    /// Candidates have the class, volume mode and VolumeAttributesClass, every access mode of `modes`, and at
+    /// least the capacity `request`.
     pub fn find_free_volume(
         &self,
         (class, mode, attributes_class): (&str, VolumeMode, &str),

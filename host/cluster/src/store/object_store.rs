@@ -1,4 +1,5 @@
-//! The cached objects of one kind, and the order of updates from lists, watch events and write responses.
+//! The cached objects of one kind, and the order of updates from lists, watch events, live reads and write
+//! responses.
 //!
 //! | update | cached | effect |
 //! |---|---|---|
@@ -9,7 +10,7 @@
 //! | deletion | same uid, or not newer | removed, tombstone added |
 //! | deletion | another uid that is newer | ignored |
 //! | list without the object | not newer than the list | removed, tombstone added |
-//! | list without the object | newer than the list, from a write response | kept |
+//! | list without the object | newer than the list, from a live read or a write response | kept |
 //!
 //! A tombstone is the record of a deletion: the object's uid and a version. It is kept for a limited time. A
 //! late watch event can therefore neither undo a write response nor restore a deleted object.
@@ -166,12 +167,13 @@ impl<K: Indexed> ObjectStore<K> {
         self.len() == 0
     }
 
-    /// The highest observed resourceVersion of lists, watch events, bookmarks and write responses.
+    /// The highest observed resourceVersion of lists, watch events, bookmarks, live reads, write responses
+    /// and [`ObjectStore::observe_version`].
     pub fn highest_version(&self) -> ResourceVersion {
         self.inner.read().highest_version
     }
 
-    /// Records a resourceVersion without an object.
+    /// Records a resourceVersion without an object: of a bookmark, or of a list whose objects are not read.
     pub fn observe_version(&self, version: ResourceVersion) {
         let mut inner = self.inner.write();
         inner.highest_version = inner.highest_version.max(version);
@@ -196,8 +198,8 @@ impl<K: Indexed> ObjectStore<K> {
         find(&inner.index, &inner.objects)
     }
 
-    /// Applies an object of a watch event or a write response. Returns `true` if subscribers were notified:
-    /// not for an outdated or known version, nor for an undecodable object.
+    /// Applies an object of a watch event, a live read or a write response. Returns `true` if subscribers
+    /// were notified: not for an outdated or known version, a deleted or an undecodable object.
     pub fn apply(&self, decoded: DecodeResult<K>) -> bool {
         let change = self.inner.write().apply(decoded);
         self.notify(change)
@@ -210,7 +212,8 @@ impl<K: Indexed> ObjectStore<K> {
         self.notify(change)
     }
 
-    /// Applies a complete list. Objects that are newer than the list, from write responses, are kept.
+    /// Applies a complete list. Objects that are newer than the list, from live reads or write responses, are
+    /// kept.
     pub fn replace(&self, items: Vec<DecodeResult<K>>, version: ResourceVersion) {
         let mut changes = Vec::new();
         {

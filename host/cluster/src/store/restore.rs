@@ -16,8 +16,8 @@ pub struct RestoreDetected {
 }
 
 impl RestoreDetected {
-    /// Compares `found`, the version of a response, with `highest_seen`, the highest observed version of the
-    /// kind when the request was sent.
+    /// Compares `found`, the version of a response, with `highest_seen`, the highest version of the kind or
+    /// of the journal's ConfigMap that was observed before the request was sent.
     ///
     /// # Errors
     /// [`RestoreDetected`] if the response is older.
@@ -35,7 +35,7 @@ impl RestoreDetected {
 pub struct RestoreDetector(channel::Sender<Option<RestoreDetected>>);
 
 impl RestoreDetector {
-    /// As [`RestoreDetected::check_version`], but reports a restore.
+    /// As [`RestoreDetected::check_version`], but reports a restore instead of returning it.
     pub fn report_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
         if let Err(restored) = RestoreDetected::check_version(kind, highest_seen, found) {
             self.report(restored);
@@ -56,7 +56,7 @@ impl RestoreDetector {
         self.0.borrow().clone()
     }
 
-    /// Waits for a report.
+    /// Waits for the first report; returns at once if there is one.
     pub async fn wait_reported(&self) -> RestoreDetected {
         let mut reported = self.0.subscribe();
         match reported.wait_for(Option::is_some).await.ok().and_then(|reported| reported.clone()) {

@@ -189,7 +189,9 @@ pub(crate) fn controller_settings(configuration: &Configuration, namespace: Stri
     }
 }
 
-/// The host name, which in a pod without `hostNetwork` is the pod's name; `cofferdam` if it is unknown.
+/// Name of this process in events, in the provisioner identity of volumes, and in deletion requests of
+/// `cofferdam orphans`: the host name, which in a pod without `hostNetwork` is the pod's name; `cofferdam` if
+/// the host name is unknown.
 pub(crate) fn process_identity() -> String {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = kernel.trim();

@@ -41,9 +41,9 @@ pub(crate) struct BackendSection {
     pub(crate) csi: Option<CsiSocketAddress>,
     /// Socket on which the role `csi-server` serves this driver.
     pub(crate) socket: Option<CsiSocketAddress>,
-    /// Expected name of the CSI driver.
+    /// Name that the CSI driver must report; absent to accept any name.
     pub(crate) driver_name: Option<DriverName>,
-    /// Expected digest of the component's file.
+    /// Digest that the component's file must have; absent to accept any file.
     pub(crate) sha256: Option<Digest>,
     /// Values that the component reads through its `settings` import.
     #[serde(default)]
@@ -53,7 +53,7 @@ pub(crate) struct BackendSection {
     pub(crate) secrets: BTreeMap<String, PathBuf>,
     /// Imports that are granted; absent for the default grants.
     pub(crate) grants: Option<BTreeSet<Grant>>,
-    /// Origins of the component's HTTP requests; grants `http`.
+    /// Origins to which the component can send HTTP requests. At least one origin grants `http`.
     #[serde(default)]
     pub(crate) http: HttpConfig,
     /// Storage of the component's state.

@@ -1,5 +1,5 @@
-//! Errors of the configuration. Each message is one line. That of an invalid value has its origin, its key
-//! and the expectation.
+//! Errors of the configuration. Each message is one line. A message about an invalid value names the origin
+//! of the value, its key and the expected value.
 
 use std::path::PathBuf;
 
@@ -68,7 +68,8 @@ impl ConfigError {
     }
 }
 
-/// The value is not quoted: it may be the secret itself in place of its file's path.
+/// Problem with an entry of `backend.NAME.secrets`. The message does not quote the entry's value: it may be a
+/// secret in place of the path of the secret's file.
 const SECRET_PROBLEM: &str = "expected the path of a file with the secret; the value is not shown";
 
 fn is_secret_key(path: &[String]) -> bool {

@@ -57,8 +57,8 @@ impl FlagSelection for RunSelection {
     }
 }
 
-/// The settings of `dev`: all but those of the connection to a cluster, of node roles and of
-/// `node-deployment`.
+/// The settings of `dev`: all but those of the connection to a cluster, those of node roles, and those whose
+/// names start with `node-deployment`.
 #[derive(Debug, Default)]
 pub(crate) struct DevSelection;
 

@@ -41,7 +41,7 @@ use crate::table::TextTable;
 /// Shortest value of `resync`, `resync-period` and `reconcile-sync`.
 const MIN_RESYNC_PERIOD: Duration = Duration::from_secs(1);
 
-/// Value of a driver's setting that is replaced by the name of the node.
+/// Value of a driver's setting that is replaced by the value of `node-name`.
 const NODE_NAME_PLACEHOLDER: &str = "$(node-name)";
 /// Environment variable of the log filter, as in other Rust programs.
 const RUST_LOG: &str = "RUST_LOG";
@@ -81,8 +81,8 @@ impl ResolvedConfig {
     }
 
     /// Resolves the settings of `dev` and of `backend`. Their defaults are all roles that reconcile a
-    /// cluster, the memory driver, no topology for claims without a selected node, and the log level warn,
-    /// because the timeline prints the steps.
+    /// cluster, the memory driver, `immediate-topology` off, and the log level warn, because the timeline of
+    /// `dev` prints the steps.
     ///
     /// # Errors
     /// [`ConfigError`], one line.
@@ -179,7 +179,8 @@ impl ResolvedConfig {
         Ok(())
     }
 
-    /// Assigns `csi-socket` to the only driver.
+    /// Moves the value of `csi-socket` to `socket` in the section of the only driver. Fails if `csi-socket`
+    /// is set and the configuration has no driver or several.
     fn assign_csi_socket(&mut self) -> Result<(), ConfigError> {
         let Some(socket) = self.configuration.csi_socket.take() else { return Ok(()) };
         let mut sections = self.configuration.backend.values_mut();

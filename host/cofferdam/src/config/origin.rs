@@ -1,4 +1,4 @@
-//! Origins of values.
+//! Origins of the values of settings, for error messages and `cofferdam config`.
 
 use std::{fmt, path::PathBuf};
 

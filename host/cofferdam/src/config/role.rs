@@ -33,7 +33,7 @@ impl NodeRole {
 /// A role that serves the loaded drivers to CSI clients. It has no controller and needs no cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ServerRole {
-    /// Serves backends as CSI drivers, on sockets.
+    /// Serves every loaded driver with a configured socket to CSI clients on that socket.
     CsiServer,
 }
 
@@ -65,7 +65,8 @@ pub(crate) struct Roles {
     pub(crate) node: BTreeSet<NodeRole>,
     /// Roles that serve the loaded drivers to CSI clients.
     pub(crate) servers: BTreeSet<ServerRole>,
-    /// The first unknown name. Each command reports it with the roles that it accepts.
+    /// The first name that is no role; `None` if every name is a role. Each command reports the unknown name
+    /// and lists the roles that the command accepts.
     pub(crate) unknown: Option<String>,
 }
 

@@ -26,7 +26,7 @@ use super::{
     settings::{SETTINGS, Setting, SettingDefault, ValueKind, env_var_name},
 };
 
-/// Largest configuration file.
+/// Size limit of the configuration file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The setting with the drivers.
@@ -43,7 +43,7 @@ pub(crate) enum ConfigSourceKind {
     File(Arc<KeyLines>),
     /// `RUST_LOG`, as in other Rust programs.
     RustLog,
-    /// The declarations of the settings.
+    /// The defaults in the declarations of the settings, and the default roles of `dev` and `backend`.
     Defaults,
 }
 
@@ -172,7 +172,7 @@ fn parse_backends<'a>(
     Ok(Value::from(table.into_iter().map(backend).collect::<Dict>()))
 }
 
-/// A location that is neither a file nor the socket of a driver.
+/// Text that cannot be the location of a driver: it is empty, an invalid address of a socket, or a URL.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackendLocationError {
     #[error("found no file: expected [NAME=]FILE, or [NAME=]unix:PATH")]
@@ -183,7 +183,8 @@ pub(crate) enum BackendLocationError {
     Scheme(String),
 }
 
-/// Checks that a location is a file or the socket of a driver.
+/// Checks the syntax of a driver's location: the path of a component, or `unix:PATH` for the socket of a CSI
+/// driver. Does not check that the path exists.
 ///
 /// # Errors
 /// [`BackendLocationError`]
@@ -200,7 +201,8 @@ pub(crate) fn check_backend_location(location: &str) -> Result<(), BackendLocati
     }
 }
 
-/// Reports if a name is valid in the configuration: it has no dots, which separate keys.
+/// Reports if a driver can have the name in the configuration: ASCII letters, digits, dashes and underscores.
+/// Dots separate keys.
 pub(crate) fn is_backend_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
 }

@@ -1,4 +1,4 @@
-//! Types of settings. Deserializing one validates it.
+//! Types of the values of settings. Deserializing a value validates it.
 
 use std::{borrow::Cow, fmt, path::PathBuf, str::FromStr, time::Duration};
 
@@ -9,13 +9,15 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use super::duration::GoDuration;
 
-/// Largest limit of concurrent operations. More would only use memory: the API and the driver are slower.
+/// Largest value of `workers` and `worker-threads`. More operations would only use memory: the API and the
+/// driver are slower.
 const MAX_WORKERS: u64 = 10_000;
 
-/// Largest number of entries per page. More would exceed the size limit of a call's result.
+/// Largest value of `max-entries`. A page of a volume listing with more entries would exceed the size limit
+/// of a call's result.
 const MAX_ENTRIES: u32 = 10_000;
 
-/// Shortest interval between two scans of a driver's volumes.
+/// Shortest interval of `orphan-scan-interval`, between two scans of a driver's volumes.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest name of a namespace (RFC 1123 label).
@@ -146,7 +148,8 @@ impl<'de> Deserialize<'de> for NamespaceName {
     }
 }
 
-/// Maximum number of concurrent operations.
+/// Value of `workers` and `worker-threads`: maximum number of concurrent operations of one kind, such as the
+/// expansions of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WorkerCount(pub(crate) usize);
 

@@ -14,8 +14,8 @@ use crate::{
     error::CommandError,
 };
 
-/// Binds the sockets of all drivers that have one, if the process has the role. Servers are returned with the
-/// drivers' names in the configuration.
+/// Binds the sockets of all drivers that have one in the configuration; returns the servers with the drivers'
+/// names in the configuration. Binds and returns none if the process does not have the role `csi-server`.
 ///
 /// # Errors
 /// [`CommandError::Socket`]

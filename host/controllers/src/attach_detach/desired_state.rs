@@ -104,7 +104,8 @@ pub(super) fn bound_claim_and_volume(
 /// Returns true if a scheduled pod that is not terminated uses a claim.
 ///
 /// # Errors
-/// The claim has the name of the pod's generic ephemeral volume but is not owned by the pod.
+/// The claim has the name of the claim of one of the pod's generic ephemeral volumes, but the pod is not its
+/// controlling owner.
 pub(super) fn is_using_claim(pod: &Pod, claim: &Claim) -> Result<bool, UnusableClaim> {
     if pod.node.is_none() || pod.terminated {
         return Ok(false);
@@ -119,8 +120,9 @@ pub(super) fn is_using_claim(pod: &Pod, claim: &Claim) -> Result<bool, UnusableC
     }
 }
 
-/// Returns true if volumes of a driver must be attached: unless its CSIDriver has `attachRequired: false`.
-/// They are attached also if the CSIDriver does not exist, as upstream does, or cannot be decoded.
+/// Returns true if volumes of a driver must be attached. Returns false only if the driver's CSIDriver has
+/// `attachRequired: false`: if the CSIDriver does not exist, the volumes are attached, as by upstream, and
+/// also if it cannot be decoded.
 pub(super) fn is_attach_required(cache: &Cache, driver: &DriverName) -> bool {
     cache.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.attach_required)
 }
@@ -168,9 +170,11 @@ pub(super) fn nodes_in_use(cache: &Cache, driver: &DriverName, handle: &VolumeHa
 }
 
 /// Returns true if a pod on the node may use the volume of a VolumeAttachment whose PersistentVolume is
-/// deleted. The pod may do so if its claim is deleted or cannot be decoded, and may have been bound to the
-/// volume, if its claim names the deleted PersistentVolume, or if another PersistentVolume with the same
-/// handle has the claim in its `claimRef`.
+/// deleted. A pod that is not terminated may use the volume
+/// - if one of its claims is deleted or cannot be decoded: the claim may have been bound to the volume,
+/// - if one of its claims names the deleted PersistentVolume, or
+/// - if the `claimRef` of another PersistentVolume with the same driver and handle names one of the pod's
+///   claims, and the pod may use that claim (see `can_refer_to_claim`).
 pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -> bool {
     let VolumeAttachment { name, node, attacher, .. } = attachment;
     let is_attached_volume = |volume: &Volume| {
@@ -194,9 +198,10 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
     pods.iter().filter(|pod| !pod.terminated).any(|pod| PodIndex::claims_of(pod).any(|key| may_use(pod, key)))
 }
 
-/// Returns true if a scheduled pod that is not terminated may use the claim of a claimRef. It may if the
-/// claim is deleted or cannot be decoded. If the claim was re-created, only pods that are not younger than
-/// the new claim may use the old one.
+/// Returns true if a pod is scheduled, is not terminated and may use the claim that `reference`, the
+/// `claimRef` of a PersistentVolume, names. A pod may use a claim that is deleted or cannot be decoded. If the claim was
+/// created again with another UID, only pods that are not younger than the new claim may use the old claim.
+/// In all other cases, [`is_using_claim`] decides.
 fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     if pod.node.is_none() || pod.terminated {
         return false;

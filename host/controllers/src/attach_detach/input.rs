@@ -32,10 +32,10 @@ pub(super) struct InputSources<'a> {
 }
 
 impl InputSources<'_> {
-    /// Returns the input for a volume, or for an unresolved VolumeAttachment. Returns `None` for a claim, for
-    /// a volume name that is not a CSI volume's, and for a VolumeAttachment that is not in the cache, cannot
-    /// be decoded or is not of a deleted volume (see
-    /// [`is_of_deleted_volume`](Self::is_of_deleted_volume)).
+    /// Returns the rules' input for the key of a volume or of an unresolved VolumeAttachment
+    /// ([`Key::UnresolvedAttachment`]). Returns `None` for the key of a claim, for a volume name that is not
+    /// a CSI volume's, and for a VolumeAttachment that is not in the cache, cannot be decoded or is not of a
+    /// deleted volume (see [`is_of_deleted_volume`](Self::is_of_deleted_volume)).
     pub(super) fn reconcile_input(
         &self,
         key: &Key,
@@ -180,8 +180,9 @@ impl InputSources<'_> {
         }
     }
 
-    /// Returns true if volumes of a driver must be attached. A CSIDriver with `attachRequired: false` that
-    /// was just deleted still counts, because it may be about to be replaced.
+    /// Returns true if volumes of a driver must be attached. Returns false if the driver's CSIDriver has
+    /// `attachRequired: false`, or had it and was deleted a few seconds ago: a client may be about to create
+    /// the CSIDriver again.
     fn is_attach_required(&self, driver: &DriverName) -> bool {
         desired_state::is_attach_required(self.cache, driver)
             && self.state.csi_driver_grace_left(driver).is_none()

@@ -25,11 +25,11 @@ const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.
 /// An operation whose duration is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOperation {
-    /// From the time when this process created the VolumeAttachment, or first found it unattached, to
-    /// `status.attached`, or to a new `status.attachError`.
+    /// An attach. Its duration starts when this process created the VolumeAttachment, or first found it
+    /// unattached, and ends with `status.attached`. It is also measured at each new `status.attachError`.
     Attach,
-    /// From the first request of this process to delete the VolumeAttachment to its removal, or to a new
-    /// `status.detachError`.
+    /// A detach. Its duration starts with this process' first request to delete the VolumeAttachment, and
+    /// ends with the removal of the VolumeAttachment. It is also measured at each new `status.detachError`.
     Detach,
 }
 
@@ -106,8 +106,8 @@ impl AttachDetachMetrics {
     }
 }
 
-/// Encodes the gauges on each scrape: it counts the volumes in the cache, and reads the counted force
-/// detaches.
+/// Encodes the gauges on each scrape. Counts the volumes in use and the attached VolumeAttachments in the
+/// cache, and reads the number of force detaches.
 #[derive(Debug)]
 struct VolumeCollector(AttachDetachMetrics);
 
@@ -185,7 +185,8 @@ impl VolumeCollector {
         Ok(())
     }
 
-    /// A gauge: the name of a counter would get a suffix that kube-controller-manager does not use.
+    /// Encodes the number of force detaches as a gauge: the name of a counter would get a suffix that
+    /// kube-controller-manager does not use.
     fn forced(encoder: &mut DescriptorEncoder<'_>, forced: &BTreeMap<ForceDetachReason, u64>) -> fmt::Result {
         let name = "attach_detach_controller_attachdetach_controller_forced_detaches";
         let help = "Volumes that were force-detached from a node";

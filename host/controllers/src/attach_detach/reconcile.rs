@@ -171,16 +171,17 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Returns the time until a key without an effect is reconciled again; `None` if only a change of an
-    /// object can give it one.
+    /// Returns the time until a key whose next step is `NoAction` is reconciled again: for a timer of the
+    /// input, to repeat the events of failures, or at the end of the grace period of a deleted CSIDriver.
+    /// `None`: the key is reconciled again only after a change of an object.
     fn recheck_after(&self, input: &ReconcileInput, has_failures: bool) -> Option<Duration> {
         let repeat = has_failures.then_some(EVENT_REPEAT_INTERVAL);
         let grace = self.state.csi_driver_grace_left(&input.driver);
         input.recheck_after().into_iter().chain(repeat).chain(grace).min()
     }
 
-    /// Returns the action after the API has rejected an effect for a node: the back-off, or `recheck` if it
-    /// is earlier. A rejected effect for one node does not delay the other nodes.
+    /// Returns the action after the API server has refused an effect for a node: a back-off, or an earlier
+    /// reconcile after `recheck`. A refused effect for one node does not delay the timers of the other nodes.
     fn backoff_within(&self, key: &Key, recheck: Option<Duration>) -> Action {
         let Some(recheck) = recheck else { return Action::Backoff };
         let failures = self.volumes.failures(key).saturating_add(1);
@@ -371,8 +372,9 @@ impl AttachDetach {
         self.handle_write_error(&name, node, &error, reconcile_state).await
     }
 
-    /// Handles a failed write for a node. A refused write has no effect and does not delay the volume's other
-    /// nodes; after every other error the reconcile ends.
+    /// Handles a failed request to create or delete the VolumeAttachment `name` of a node. A request that the
+    /// API server refused has no effect and does not delay the volume's other nodes; after every other error
+    /// the reconcile ends.
     async fn handle_write_error(
         &self,
         name: &VolumeAttachmentName,
@@ -388,8 +390,8 @@ impl AttachDetach {
         Err(action)
     }
 
-    /// Emits an event on the pods of each attach that this process has observed and that has completed, and
-    /// records its duration.
+    /// For each attach that this process has observed and that has completed: records its duration, and emits
+    /// an event on each pod that uses the volume on the node.
     fn emit_attach_events(&self, input: &ReconcileInput) {
         for actual_attachment in input
             .actual
@@ -414,7 +416,8 @@ impl AttachDetach {
         }
     }
 
-    /// Emits failures on their pods, each at most once per [`EVENT_REPEAT_INTERVAL`] while it lasts.
+    /// Emits each failure as an event on its pod, at most once per [`EVENT_REPEAT_INTERVAL`] while the
+    /// failure lasts.
     fn emit_failures(&self, key: &Key, failures: &[(Arc<Pod>, EventSpec)]) {
         let of: Vec<_> =
             failures.iter().map(|(pod, event)| (pod.meta.uid.clone(), event.text.as_str())).collect();
@@ -455,7 +458,7 @@ impl AttachDetach {
     }
 }
 
-/// Returns true if the request may have taken effect, or may still do so.
+/// Returns true if the request that failed with this error may have taken effect, or may still do so.
 const fn is_result_unknown(error: &ApiError) -> bool {
     matches!(error, ApiError::Unavailable { .. } | ApiError::InvalidResponse { .. })
 }

@@ -88,7 +88,7 @@ pub enum AttachmentPurpose {
 }
 
 impl AttachmentPurpose {
-    /// Returns true if it was created for pods. This controller manages no others.
+    /// Returns true if the VolumeAttachment was created for pods. This controller deletes no others.
     pub const fn is_for_pod(self) -> bool {
         matches!(self, Self::Pod | Self::PodOfDeletedVolume)
     }
@@ -138,8 +138,8 @@ pub struct ActualAttachment {
 }
 
 impl ActualAttachment {
-    /// Returns the entry of a VolumeAttachment that cannot be decoded. It blocks the name, as a conflict
-    /// does.
+    /// Returns the entry of a VolumeAttachment that cannot be decoded and has the name of the desired one. As
+    /// with [`AttachmentPurpose::NameConflict`], the desired one cannot be created.
     pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
@@ -176,10 +176,11 @@ pub struct ReconcileInput {
     /// ([`AttachmentPurpose::PodOfDeletedVolume`] and [`AttachmentPurpose::NameConflict`]). Without a handle,
     /// the one VolumeAttachment of a deleted PersistentVolume.
     pub actual: Vec<ActualAttachment>,
-    /// The node of an attach whose result is unknown, and the time for which it may still take effect. While
-    /// it is set, the volume is attached to no other node.
+    /// The node of the VolumeAttachment whose create request ended with an unknown result, and the time for
+    /// which the request may still take effect. `None` if there is no such request. While it is set, this
+    /// controller creates a VolumeAttachment of the volume for no other node.
     pub uncertain: Option<(NodeName, Duration)>,
-    /// Desired nodes whose CSINode lacks the driver.
+    /// Desired nodes whose CSINode lacks the driver, does not exist or cannot be decoded.
     pub unregistered: Vec<NodeName>,
     /// Nodes for which the API server has refused an effect in this reconcile. The other nodes continue, but
     /// an exclusive volume is not attached to another node instead.
@@ -289,7 +290,8 @@ pub fn decide_detach(actual_attachment: &ActualAttachment, force_on_timeout: boo
     }
 }
 
-/// Returns true if the volume belongs in the node's `volumesAttached`.
+/// Returns true if the volume belongs in the node's `volumesAttached`: the VolumeAttachment was created for
+/// pods, is attached and is not being deleted, and its detach is neither decided nor in progress.
 pub fn belongs_in_volumes_attached(actual_attachment: &ActualAttachment, force_on_timeout: bool) -> bool {
     let is_kept = match decide_detach(actual_attachment, force_on_timeout) {
         DetachDecision::Keep | DetachDecision::Wait(_) => true,
@@ -302,7 +304,8 @@ pub fn belongs_in_volumes_attached(actual_attachment: &ActualAttachment, force_o
         && actual_attachment.detach_state.is_none()
 }
 
-/// Returns true if a volume can be attached to one node only. Source: upstream's `IsMultiAttachAllowed`.
+/// Returns true if a volume can be attached to one node only: it has access modes, but neither ReadOnlyMany
+/// nor ReadWriteMany. Source: upstream's `IsMultiAttachAllowed`.
 pub fn is_exclusive(volume: &Volume) -> bool {
     let mut shared = [AccessMode::ReadOnlyMany, AccessMode::ReadWriteMany].into_iter();
     !volume.access_modes.is_empty()

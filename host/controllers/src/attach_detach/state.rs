@@ -47,8 +47,8 @@ pub(super) enum Key {
 /// is 60 s.
 pub(super) const REQUEST_MAY_APPLY: Duration = Duration::from_secs(60);
 
-/// Time for which a deleted CSIDriver with `attachRequired: false` still counts, because it may be created
-/// again.
+/// Time for which no volume of a driver is attached after the deletion of its CSIDriver with
+/// `attachRequired: false`: a client may create the CSIDriver again.
 const CSI_DRIVER_REPLACE_GRACE: Duration = Duration::from_secs(10);
 
 /// An update of `volumesAttached` that is prepared, is in flight, or has an unknown result.
@@ -59,8 +59,8 @@ struct PendingUpdate {
     names: HashSet<VolumeAttachmentName>,
     /// Volumes of earlier pending updates that this update lacks.
     before: HashSet<VolumeAttachmentName>,
-    /// Time of the last request of this update or of an earlier pending one, or of its end if its result is
-    /// unknown. `None` before the first request.
+    /// Time at which the last request of this update, or of an earlier pending one, was sent, or at which
+    /// that request ended with an unknown result. `None` before the first request.
     sent: Option<Instant>,
 }
 
@@ -213,7 +213,8 @@ impl AttachState {
         state.detaching.entry(name.clone()).or_insert_with(|| (driver.clone(), Instant::now()));
     }
 
-    /// Returns the time since this process first requested the deletion; `None` if it has not.
+    /// Returns the time since this process first requested the deletion of the VolumeAttachment; `None` if it
+    /// has not.
     pub(super) fn detaching_for(&self, name: &VolumeAttachmentName) -> Option<Duration> {
         self.state.lock().detaching.get(name).map(|(_, since)| since.elapsed())
     }
@@ -365,15 +366,17 @@ impl AttachState {
         }
     }
 
-    /// Returns the remaining time for which a deleted CSIDriver with `attachRequired: false` still counts;
-    /// `None` if no such CSIDriver was deleted or the time is over. A client can change immutable fields of a
-    /// CSIDriver only by deleting it and creating it again.
+    /// Returns the remaining time for which no volume of a driver is attached after the deletion of its
+    /// CSIDriver with `attachRequired: false`; `None` if no such CSIDriver was deleted, if it exists again,
+    /// or if the time is over. A client can change immutable fields of a CSIDriver only by deleting it and
+    /// creating it again.
     pub(super) fn csi_driver_grace_left(&self, driver: &DriverName) -> Option<Duration> {
         let since = *self.state.lock().deleted_csi_drivers.get(driver)?;
         CSI_DRIVER_REPLACE_GRACE.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
     }
 
-    /// Records a creation whose result is unknown.
+    /// Records that the request to create the VolumeAttachment `name` ended with an unknown result: an
+    /// uncertain creation, at most one per key.
     pub(super) fn set_uncertain(&self, key: &Key, name: &VolumeAttachmentName, node: &NodeName) {
         let uncertain =
             UncertainAttach { name: name.clone(), node: node.clone(), requested_at: Instant::now() };

@@ -1,4 +1,5 @@
-//! Compares the driver's `ListVolumes` with VolumeAttachments, as external-attacher's `ReconcileVA` does.
+//! Compares a driver's `ListVolumes` with VolumeAttachments, as external-attacher's `ReconcileVA` does. The
+//! next reconcile of a VolumeAttachment that `ListVolumes` contradicts calls the driver.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -18,8 +18,8 @@ use tokio::time::Instant;
 use super::work_queues::QueueKind;
 
 /// VolumeAttachments of one queue, running and waiting ones alike, with the time when they were added. A
-/// VolumeAttachment is added when it is enqueued, except by the resync, and removed when a reconcile finds
-/// that it needs no effect.
+/// VolumeAttachment is added when it is enqueued, except by the resync. It is removed when a reconcile finds
+/// that it needs no effect, when it is deleted, and when it is added to the driver's other queue.
 type PendingAttachments = HashMap<VolumeAttachmentName, Instant>;
 
 /// Handles to the metrics; clones share them.

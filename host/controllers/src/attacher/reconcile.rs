@@ -1,4 +1,5 @@
-//! Reconciles VolumeAttachments as [`rules`] decides, one effect at a time.
+//! Reconciles VolumeAttachments as [`rules`] decides, one effect at a time, and removes the attacher's
+//! finalizer from PersistentVolumes.
 
 mod handlers;
 
@@ -266,7 +267,8 @@ impl Attacher {
     }
 
     /// Performs the effects that [`rules::decide_attachment`] returns, until there is none, one fails or
-    /// waits for the volume's lock, or [`MAX_EFFECTS`] is reached.
+    /// waits for the volume's lock, the attachment is deleted or belongs to another queue, or [`MAX_EFFECTS`]
+    /// is reached.
     async fn perform_effects(
         &self,
         name: &DriverName,
@@ -317,8 +319,8 @@ impl Attacher {
         rules::decide_attachment(input, attachment)
     }
 
-    /// Performs one effect. Before a driver call it may read the Secret instead: the decision is then made
-    /// again. `Err` ends the reconcile.
+    /// Performs one effect. If the effect is a driver call with a Secret that this reconcile has not read
+    /// yet, only reads the Secret: the caller then makes the decision again. `Err` ends the reconcile.
     async fn perform<'a>(
         &'a self,
         driver: &dyn Backend,
@@ -393,7 +395,8 @@ impl Attacher {
         }
     }
 
-    /// The result after a failed write of the attachment. A refused write is reported in its status.
+    /// Returns the result of a reconcile that failed to write the attachment. If the API server refused the
+    /// write, the refusal is written to the attachment's status.
     async fn fail_write(&self, attachment: &VolumeAttachment, error: &ApiError) -> ReconcileResult {
         match error {
             ApiError::Refused { .. } => self.fail(attachment, error.to_string().into()).await,
@@ -522,7 +525,8 @@ impl Attacher {
         Ok(state.secrets.is_some() && !had)
     }
 
-    /// Writes the failure to the status, and requeues the attachment.
+    /// Writes the failure to the attachment's status, unless the status has it already, and requeues the
+    /// attachment.
     async fn fail(&self, attachment: &VolumeAttachment, failure: AttacherFailure) -> ReconcileResult {
         let AttacherFailure { message, code, retry_after } = failure;
         let key = &attachment.name;

@@ -171,8 +171,8 @@ pub struct AccessModesError {
     problem: &'static str,
 }
 
-/// Decides the next effect for a VolumeAttachment of a managed driver. Source: external-attacher's
-/// `SyncNewOrUpdatedVolumeAttachment`.
+/// Decides the next effect for a VolumeAttachment of one of this process's drivers. Source:
+/// external-attacher's `SyncNewOrUpdatedVolumeAttachment`.
 pub fn decide_attachment(input: AttacherInput<'_>, attachment: &VolumeAttachment) -> AttachmentVerdict {
     if attachment.meta.deleting { decide_detach(input, attachment) } else { decide_attach(input, attachment) }
 }
@@ -408,9 +408,10 @@ fn capability_mode(volume: &Volume, single_node_multi_writer: bool) -> Result<Cs
     }
 }
 
-/// Returns true if an update of a VolumeAttachment requires a reconcile. The attacher's own writes do not:
-/// otherwise writing an error would end the back-off that the error started. Source: external-attacher's
-/// `shouldEnqueueVAChange`.
+/// Returns true if a change of a VolumeAttachment requires a reconcile: it is new or was created again, its
+/// deletion was requested, or it has lost `status.attached` and is not being deleted. The attacher's own
+/// writes require none: otherwise writing an error would end the back-off that the error started. Source:
+/// external-attacher's `shouldEnqueueVAChange`.
 pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment) -> bool {
     old.is_none_or(|old| {
         old.meta.uid != new.meta.uid
@@ -420,10 +421,10 @@ pub fn is_relevant_change(old: Option<&VolumeAttachment>, new: &VolumeAttachment
 }
 
 /// Returns the index of the attacher's finalizer in a PersistentVolume if it can be removed: the
-/// PersistentVolume belongs to a managed driver and is being deleted, and no VolumeAttachment of any driver
-/// names it. `None` also if it has no such finalizer. A detach does not remove the finalizer, because the
-/// next attach would add it again. Source: external-attacher's
-/// `SyncNewOrUpdatedPersistentVolume`.
+/// PersistentVolume belongs to one of this process's drivers and is being deleted, and no VolumeAttachment of
+/// any driver names the PersistentVolume. Returns `None` also if the PersistentVolume has no such finalizer.
+/// A detach does not remove the finalizer, because the next attach would add it again. Source:
+/// external-attacher's `SyncNewOrUpdatedPersistentVolume`.
 pub fn removable_volume_finalizer(
     cache: &Cache,
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
@@ -441,9 +442,8 @@ pub type PublishedNodesByVolume = HashMap<VolumeHandle, HashSet<NodeId>>;
 /// being deleted, and the volume is not published to its node; or the VolumeAttachment is being deleted and
 /// has lost the attacher's finalizer, and the volume is still published to its node, where no other
 /// VolumeAttachment needs it. There is no contradiction while the node's ID is unknown. A volume missing from
-/// the list is no contradiction:
-/// publishing it would not restore it, and an incomplete list would cause every volume to be published again.
-/// Source: external-attacher's `ReconcileVA`.
+/// the list is no contradiction: publishing it would not restore it, and an incomplete list would cause every
+/// volume to be published again. Source: external-attacher's `ReconcileVA`.
 pub fn is_out_of_sync(
     cache: &Cache,
     published_nodes: &PublishedNodesByVolume,

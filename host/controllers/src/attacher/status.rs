@@ -22,7 +22,8 @@ pub(super) fn detached_patch() -> Value {
     json!({"status": {"attached": false, "attachmentMetadata": null, "detachError": null}})
 }
 
-/// Returns true if the status has this attach or detach error already.
+/// Returns true if the status already has this error: the detach error with this message if the
+/// VolumeAttachment is being deleted, otherwise the attach error with this message and gRPC code.
 pub(super) fn has_error(attachment: &VolumeAttachment, message: &str, code: Option<i32>) -> bool {
     let (found, code) = if attachment.meta.deleting {
         (&attachment.detach_error, None)

@@ -20,7 +20,8 @@ pub const DELETING: &str = "deleting";
 /// Key of the [`DeletionResponse`] to the last request.
 pub const RESPONSE: &str = "response";
 
-/// Maximum listed orphans. The same limit applies separately to volumes within the grace period.
+/// Maximum orphans that a report lists. The same limit applies separately to volumes within the grace
+/// period.
 pub const MAX_LISTED: usize = 500;
 /// Maximum size of all listed volumes in the report's JSON, in bytes: less than half of the API's limit of 1
 /// MiB for a ConfigMap.

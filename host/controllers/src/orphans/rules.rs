@@ -78,7 +78,7 @@ pub enum VolumeReference {
     Volume(VolumeName),
     /// A PersistentVolume that cannot be decoded and may reference the volume.
     UnreadableVolume(VolumeName),
-    /// An intent for its claim or its PersistentVolume.
+    /// An intent in the journal for the claim or the PersistentVolume that the volume was created for.
     Intent,
     /// The claim that the volume was created for. It is unbound, or bound to the PersistentVolume that was
     /// planned for the volume.
@@ -130,8 +130,8 @@ impl fmt::Display for Unmanaged {
 /// The first match decides:
 /// 1. A PersistentVolume with the handle, or a started deletion: `Referenced`.
 /// 2. No owner, another cluster, or a reclaim policy other than Delete: `Unmanaged`.
-/// 3. An undecodable PersistentVolume of the name that `VolumeOwner` has, an intent, or the claim:
-///    `Referenced`.
+/// 3. An undecodable PersistentVolume of the name that `VolumeOwner` has, an intent, or the claim that
+///    `VolumeOwner` names, unless the claim is bound to another PersistentVolume: `Referenced`.
 /// 4. Otherwise the age decides between `Orphan` and `WithinGracePeriod`.
 pub fn classify(
     input: &ClassificationInput<'_>,
@@ -188,8 +188,8 @@ fn driver_last_change(at_ms: u64, now: Timestamp) -> LastChange {
     LastChange { since, age: now.duration_since(since).unsigned_abs() }
 }
 
-/// Input of [`decide_deletion`]. It is read for each decision on a request. Only the claim of the
-/// classification is that of the cache; all other objects are read live.
+/// Input of [`decide_deletion`]. The API server and the driver are read for each decision on a request. Only
+/// the claim that the classification considers is that of the cache.
 #[derive(Clone, Debug)]
 pub struct DeletionInput<'a> {
     /// The volume as the driver lists it, and its classification. `None` if the driver does not list it.

@@ -1,5 +1,5 @@
-//! Scans drivers for orphaned volumes, writes reports and handles requests to delete. One effect at a time;
-//! drivers are independent of each other.
+//! Scans drivers for orphaned volumes, writes reports and handles requests to delete. For each driver, it
+//! performs one effect at a time; drivers do not delay each other.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -244,7 +244,7 @@ impl OrphanScanner {
         Ok(summary.into_report(name.clone()))
     }
 
-    /// Input of the classification: the current cache.
+    /// Returns the input to classify a volume of the driver by the objects that are in the cache now.
     pub(super) fn classification_input<'a>(
         &'a self,
         driver: &'a DriverName,

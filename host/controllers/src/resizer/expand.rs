@@ -191,7 +191,8 @@ impl Resizer {
         }
     }
 
-    /// Patches the PersistentVolume; errors are handled as for the claim.
+    /// Patches the PersistentVolume. Handles errors as
+    /// [`handle_claim_write_error`](Self::handle_claim_write_error) does.
     pub(super) async fn write_volume(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),

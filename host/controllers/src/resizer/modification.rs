@@ -19,7 +19,8 @@ pub struct ModificationInput<'a> {
     pub cache: &'a cofferdam_cluster::Cache,
     /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// True if the last call of this process failed and can no longer take effect.
+    /// True if this process' last `ControllerModifyVolume` call for the claim failed and can no longer take
+    /// effect.
     pub is_last_call_final: bool,
     /// The class that was infeasible, until its retry after `--retry-interval-max`.
     pub infeasible: Option<&'a str>,
@@ -177,7 +178,9 @@ pub fn classify_failure(error: &StorageError) -> ResizeFailure {
     }
 }
 
-/// Returns true if an update of a claim requires a reconcile of its modification.
+/// Returns true if a change of a claim requires a reconcile of its modification: the claim is new (`old` is
+/// `None`) or was created again, or its phase, volume, requested class or current class has changed, or
+/// `status.modifyVolumeStatus` was removed.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     let has_no_status = |claim: &Claim| claim.progress().modification.is_none();
     old.is_none_or(|old| {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::rules::{CapacityUpdate, InProgressUpdate};
 
-/// external-resizer's texts.
+/// Message of the condition `FileSystemResizePending`: external-resizer's text.
 const NODE_PENDING: &str =
     "Waiting for user to (re-)start a pod to finish file system resize of volume on node.";
 const EXPANSION_FAILED: &str = "failed to expand pvc with ";
@@ -96,7 +96,9 @@ fn with_annotation(mut patch: Value, value: &Value) -> Value {
     patch
 }
 
-/// Patch before `ControllerExpandVolume`.
+/// Patch of the claim before `ControllerExpandVolume`: sets the target size and the condition `Resizing`, and
+/// removes the annotation that the node has nothing to expand. For a new expansion, also sets the state
+/// `ControllerResizeInProgress` and removes the other conditions of the earlier expansion.
 pub(super) fn in_progress_patch(claim: &Claim, now: jiff::Timestamp, update: InProgressUpdate) -> Value {
     let patch = StatusPatch::new(claim, now)
         .set("allocatedResources", json!({"storage": update.target.to_string()}))
@@ -147,7 +149,8 @@ pub(super) fn node_pending_patch(claim: &Claim, now: jiff::Timestamp) -> Value {
     with_annotation(patch.build(), &Value::Null)
 }
 
-/// Patch at the end of an expansion without a node expansion.
+/// Patch of the claim at the end of an expansion without a node expansion: sets `status.capacity` and the
+/// annotation that the node has nothing to expand, and removes the state and the conditions of the expansion.
 pub(super) fn finished_patch(claim: &Claim, now: jiff::Timestamp, size: Quantity) -> Value {
     let patch = StatusPatch::new(claim, now)
         .set("capacity", json!({"storage": size.to_string()}))
@@ -192,7 +195,9 @@ pub(super) fn modification_in_progress_patch(claim: &Claim, now: jiff::Timestamp
         .build()
 }
 
-/// Patch after a failed modification. `None` if the status already reports the failure.
+/// Patch after a failed modification. `code` and `message` are those of the driver's error. `failed` has the
+/// target class, the new state, and true if the call may still take effect. `None` if the status already
+/// reports the failure.
 pub(super) fn modification_failed_patch(
     claim: &Claim,
     now: jiff::Timestamp,

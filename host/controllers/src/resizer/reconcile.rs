@@ -191,7 +191,8 @@ impl Resizer {
         });
     }
 
-    /// Enqueues the claims of a terminated or deleted pod whose volume could not be expanded while in use.
+    /// After a pod was terminated or deleted, enqueues those of its claims whose volumes could not be
+    /// expanded while in use.
     fn pod_changed(&self, change: &Change<Pod>) {
         let is_in_use = |pod: &Option<Arc<Pod>>| pod.as_ref().is_some_and(|pod| !pod.terminated);
         let Some(old) = change.old.as_ref().filter(|_| is_in_use(&change.old) && !is_in_use(&change.new))
@@ -286,7 +287,7 @@ impl Resizer {
         self.context.events.emit(claim, &format!("external-resizer {driver}"), event);
     }
 
-    /// Records a failure and emits it on the claim.
+    /// Records a failure, and emits it as an event of type Warning with this reason on the claim.
     pub(super) fn emit_failure(
         &self,
         driver: &DriverName,

@@ -12,7 +12,7 @@ pub struct ResizerSettings {
     /// (`--resync-period`).
     pub resync_period: Duration,
     /// Watches Pods for drivers that cannot expand volumes in use. After the expansion of a claim has failed
-    /// with FailedPrecondition, such a driver is not called again for the claim while a pod uses it
+    /// with FailedPrecondition, such a driver is not called again for the claim while a pod uses the claim
     /// (`--handle-volume-inuse-error`).
     pub handle_volume_inuse_error: bool,
     /// Adds the name and namespace of the claim and the name of the PersistentVolume to the parameters of a

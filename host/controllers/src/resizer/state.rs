@@ -21,6 +21,7 @@ pub(super) enum ResizeOperation {
 /// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
+    /// Whether this process' last `ControllerExpandVolume` call for the claim may still take effect:
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub(super) last_finality: Option<Finality>,
@@ -34,9 +35,9 @@ pub(super) struct ExpansionState {
 /// State of a modification.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModificationState {
-    /// The last call of this process failed and can no longer take effect.
+    /// This process' last `ControllerModifyVolume` call for the claim failed and can no longer take effect.
     pub(super) is_last_call_final: bool,
-    /// An infeasible class, and the time of its next retry.
+    /// A class that the driver found infeasible, and the time of its next retry.
     pub(super) infeasible: Option<(Box<str>, Instant)>,
     /// A class that is missing, undecodable or of another driver and that an event has reported, and the time
     /// of the next event.
@@ -76,7 +77,8 @@ impl ResizerState {
     }
 }
 
-/// Returns the time until the entry's retry or event; `None` if it is due or there is no entry.
+/// Returns the time until the retry or event of an entry such as [`ExpansionState::infeasible`]; `None` if
+/// the retry or event is due, or if there is no entry.
 pub(super) fn time_left<T>(entry: Option<&(T, Instant)>) -> Option<Duration> {
     let (_, until) = entry?;
     let remaining = until.saturating_duration_since(Instant::now());

@@ -34,9 +34,9 @@ pub enum DriverFault {
     LostRequest,
     /// The call takes effect; the caller gets an error with unknown outcome.
     LostResponse,
-    /// The call takes this long and then succeeds.
+    /// The call takes this long and then has no other fault.
     Slow(Duration),
-    /// The user acts during the call, which then succeeds.
+    /// The user acts during the call, which then has no other fault.
     ConcurrentAction(UserAction),
     /// The user acts during the call, then the other fault applies.
     ConcurrentActionThen(UserAction, Box<DriverFault>),
@@ -44,8 +44,8 @@ pub enum DriverFault {
     /// applies.
     StaleWatchesThen(Box<DriverFault>),
     /// The response to a create or expand call has this size in bytes, whatever was requested. A created
-    /// volume has the size, too; an expanded volume only if the size is larger than requested. Other calls
-    /// have no fault.
+    /// volume has the size, too; an expanded volume only if the size is larger than the requested one and the
+    /// volume's former one. Other calls, and create calls for an existing volume, have no fault.
     WrongSize(u64),
     /// The publish call succeeds, but the array unpublishes the volume at once, as by an action of its
     /// administrator. Other calls have no fault.
@@ -53,7 +53,7 @@ pub enum DriverFault {
 }
 
 impl DriverFault {
-    /// Returns true if the driver reports a final error.
+    /// Returns true if the fault is a final error that the driver reports.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Refuse(_) => true,
@@ -136,7 +136,8 @@ pub struct TopologyBehavior {
     pub full_segments: &'static [&'static str],
     /// The driver supports GetCapacity.
     pub reports_capacity: bool,
-    /// The topology keys are only in CSINodes, as with CSI drivers, which cannot report them.
+    /// The topology keys are only in CSINodes, and the driver's description has neither them nor its
+    /// placement, as with CSI drivers, which cannot report them.
     pub keys_only_in_csi_node: bool,
 }
 
@@ -155,7 +156,8 @@ struct Array {
     published: BTreeMap<VolumeOnNode, PublishVolume>,
     /// Publish requests that have taken effect or still may.
     publish_requests: BTreeMap<VolumeOnNode, PublishVolume>,
-    /// Handles of published volumes that no create call has created; ListVolumes returns them, too.
+    /// Handles of volumes that were published although no create call created them. They stay after unpublish
+    /// calls; ListVolumes returns them, too.
     unmanaged: BTreeSet<String>,
     supports_resize: bool,
     /// Expansion also requires a node expansion.
@@ -276,7 +278,8 @@ impl ScriptedDriver {
     }
 
     /// Every create, delete, publish, unpublish, expand and modify call of the processes, in order, such as
-    /// `create a`. Calls with a fault are included, also those with a lost request.
+    /// `create pvc-UID`, with the volume's name, or `delete handle-pvc-UID`. Calls with a fault are included,
+    /// also those with a lost request.
     pub fn calls(&self) -> Vec<String> {
         self.lock().calls.clone()
     }
@@ -287,8 +290,9 @@ impl ScriptedDriver {
         self.lock().completed_calls
     }
 
-    /// Breaches of the driver contract, such as a name with other arguments while the outcome of an earlier
-    /// request is unknown.
+    /// Descriptions of the calls by which simulated processes break the rules of CSI for callers. For
+    /// example, a process requests a volume by the name of an earlier request and with other arguments,
+    /// although that request has created the volume or may still create it.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
@@ -413,7 +417,7 @@ fn preferred_segments(request: &CreateVolume) -> Vec<&Segments> {
     request.topology.iter().flat_map(|topology| &topology.preferred).collect()
 }
 
-/// A topology segment in the form of the scenario table.
+/// A topology segment, or mutable parameters, in the form of the scenario table: `key=value,key=value`.
 fn format_segments(segments: &Segments) -> String {
     segments.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
 }
@@ -428,7 +432,7 @@ fn volume_status(volume: &ArrayVolume, listing: ListingBehavior) -> VolumeStatus
     }
 }
 
-/// A volume that no process has created.
+/// The status of a volume that was published although no process created it.
 fn unmanaged_status(handle: &str) -> VolumeStatus {
     VolumeStatus {
         volume: CreatedVolume {

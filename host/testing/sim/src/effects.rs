@@ -16,8 +16,9 @@ use tokio::sync::Notify;
 pub enum Effect {
     /// A write that the API server accepted: method and path.
     Write(String),
-    /// A driver call that reached the array, in the form of `ScriptedDriver::calls`. Reads such as
-    /// ListVolumes and GetCapacity are not effects.
+    /// A driver call that reached the array, in the form of `ScriptedDriver::calls`. It may have failed
+    /// there, e.g. because the array has no capacity. Calls with an injected error or a lost request do not
+    /// reach the array. Reads such as ListVolumes and GetCapacity are not effects.
     Call(String),
 }
 

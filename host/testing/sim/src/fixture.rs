@@ -32,24 +32,25 @@ use crate::{
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
-/// Paused time: longer than every back-off of the roles plus the longest time they retain any state. The
-/// processes are idle afterwards.
+/// Paused time: longer than every back-off of the roles plus the longest time they retain any state, except
+/// that of orphan scans. The processes are idle afterwards, except for orphan scans and for retries of calls
+/// that always fail.
 const SETTLE_TIME: Duration = Duration::from_secs(3600);
 /// Paused time: long enough for every watch to deliver its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
-/// Real time: longer than every delay of a role before it acts, see
-/// [`SimulationFixture::max_retry_interval`].
+/// Real time: longer than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`].
+/// Scenarios that depend on a longer delay of a role are skipped in real time.
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
 /// Real time, during a driver call: long enough for a process to act on a watch event. Shorter than the delay
 /// after which a role reports a slow driver to users.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
-/// Real time: time limit of waiting for idleness.
+/// Real time: time limit of waiting for idleness, and of waiting for current caches after the setup.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Poll interval.
+/// Initial poll interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum poll interval in paused time, after exponential increase.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum interval of cache checks: each check needs nine lists.
+/// Maximum interval of cache checks in real time: each check needs nine lists.
 const MAX_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A process that is running, or has crashed and is not replaced yet. It has no `process` if it could not be
@@ -67,12 +68,13 @@ pub(crate) struct SimulationFixture {
     pub(crate) user_api: ApiTransport,
     processes: Mutex<Vec<LiveProcess>>,
     violations: Mutex<Vec<String>>,
-    /// VolumeAttachments that processes have created, by PersistentVolume.
+    /// VolumeAttachments of single-node volumes that the attach-detach controller has created, by
+    /// PersistentVolume. Recorded in paused time only.
     created_attachments: Mutex<HashMap<String, HashSet<String>>>,
     history: Mutex<History>,
     /// Faults of API writes, for one request each.
     api_faults: Mutex<Vec<ApiFault>>,
-    /// True if an administrator has created objects that some process may not have seen yet.
+    /// Real time: true if an administrator has created objects that some process may not have seen yet.
     has_new_setup: AtomicBool,
 }
 
@@ -140,7 +142,7 @@ impl SimulationFixture {
     }
 
     /// Records a VolumeAttachment that a process has created for a PersistentVolume. Returns all that were
-    /// created for it.
+    /// recorded for it, including deleted ones.
     pub(crate) fn record_attachment(&self, volume: &str, attachment: &str) -> HashSet<String> {
         let mut all = self.created_attachments.lock();
         let attachments = all.entry(volume.to_owned()).or_default();
@@ -377,7 +379,8 @@ impl SimulationFixture {
         })
     }
 
-    /// The objects of a collection. Reports a violation if there is no response.
+    /// The objects of a collection. Reports a violation if there is no response. Empty without a violation if
+    /// the response is an error.
     pub(crate) async fn list(&self, path: &str) -> Vec<Value> {
         match send_request(&self.user_api, Method::GET, path, "", &Value::Null).await {
             Ok((_, body)) => body.get("items").and_then(Value::as_array).cloned().unwrap_or_default(),

@@ -15,9 +15,10 @@ use crate::{
 pub(crate) struct History {
     /// Creation times of pods, by name.
     pub(crate) pods_created_at: HashMap<String, Instant>,
-    /// Time when the last pod of a claim was deleted, by node and claim.
+    /// Time of the last request of a user to delete a pod of a claim, by node and claim. The pod may still be
+    /// terminating. Recorded in paused time only.
     pub(crate) pods_deleted_at: HashMap<(String, String), Instant>,
-    /// The last `volumesInUse` of each deleted Node, by its name.
+    /// The last `volumesInUse` of each deleted Node, by its name. Recorded in paused time only.
     pub(crate) volumes_in_use: HashMap<String, Value>,
     /// UIDs of VolumeAttachments whose deletion a process has requested. Repeated requests are not checked
     /// against `volumesInUse` and pods, because a detach that has started is completed.
@@ -25,7 +26,8 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Records an action that a user is about to perform, with the object that it deletes.
+    /// Records an action that a user is about to perform, with the object that it deletes. `deleted` is
+    /// `None` for other actions, and in real time.
     pub(crate) fn record(&mut self, action: &UserAction, deleted: Option<&Value>) {
         if let UserAction::Create(object) = action {
             let name = text(object, "/metadata/name");

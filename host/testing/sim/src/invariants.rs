@@ -6,7 +6,10 @@
 //! - a volume in `volumesAttached` is never detached;
 //! - a volume in `volumesInUse` is not detached, except from a node with the out-of-service taint, and by
 //!   force-detach from a NotReady or deleted node;
-//! - a volume that a pod on the node uses is never detached, if its driver requires attach.
+//! - a volume that a pod on the node uses is not detached, if its driver requires attach; except if the
+//!   PersistentVolume of the VolumeAttachment was deleted and the volume is not in `volumesInUse`.
+//!
+//! The last two apply to the first request to delete a VolumeAttachment, not to repeated requests.
 //!
 //! [`stale_volumes_attached`] is checked at the end of a run, also in real time.
 

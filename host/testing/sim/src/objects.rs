@@ -109,7 +109,7 @@ pub fn attributes_class(name: &str, speed: &str) -> Value {
 }
 
 /// The ConfigMap that a process creates in its namespace when it detects that the cluster was restored from a
-/// backup. While it exists, the process deletes no volumes.
+/// backup. While it exists, no process of this namespace deletes volumes.
 pub fn restore_marker() -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",

@@ -20,7 +20,7 @@ pub struct Scenario {
     pub api_faults: Vec<ApiFault>,
     /// Publish behavior of the driver.
     pub publishing: PublishingBehavior,
-    /// True if ListVolumes returns the nodes that volumes are published to.
+    /// True if the driver has ListVolumes, which returns the nodes that volumes are published to.
     pub lists_published_nodes: bool,
     /// Expand and modify behavior of the driver.
     pub resizing: ResizingBehavior,

@@ -41,7 +41,7 @@ use crate::{
     test_cluster::{InProcessCluster, TestCluster, TestUser},
 };
 
-/// Interval of orphan scans, where the driver lists its volumes.
+/// Interval of orphan scans, if the simulation enables them.
 const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Real time: delay before a process that failed to start is started again.
 const RESTART_DELAY: Duration = Duration::from_millis(200);
@@ -66,15 +66,16 @@ pub struct FinalState {
     /// `class=a/b` for the current classes of claim and volume, and `target=b` with its status.
     pub resizes: Vec<String>,
     /// `name attached kind` or `name detached` of every VolumeAttachment, with the kind of its connection
-    /// info, and with `attachError CODE` and `detachError` where they are set; sorted. The name of one of the
-    /// attach-detach controller is `volume on node`.
+    /// info if it has one, and with `attachError` and `detachError` where they are set; sorted. `attachError`
+    /// is followed by its error code if it has one. The name of one of the attach-detach controller is
+    /// `volume on node`.
     pub attachments: Vec<String>,
     /// `handles on node` of every node with a non-empty `volumesAttached`, sorted.
     pub volumes_attached: Vec<String>,
     /// `handle node` of every published volume, sorted.
     pub published: Vec<String>,
-    /// Owners of the array's volumes: `a` or `a on node` for claim `a`, and `gone` for a claim that does not
-    /// exist; sorted.
+    /// Owners of the array's volumes: `a` or `a on node` for claim `a`, with `gone` as the name of a claim
+    /// that does not exist; sorted. Each claim is listed once per node.
     pub array_owners: Vec<String>,
     /// Number of intents, which are entries of the ConfigMaps `cofferdam-intents-…`, that remain.
     pub intents: usize,
@@ -86,8 +87,9 @@ pub struct FinalState {
     pub calls: Vec<String>,
     /// API faults whose request was never sent.
     pub unused_faults: Vec<String>,
-    /// Violated invariants: leaks, losses, breaches of the driver contract, requests that RBAC forbids, and
-    /// failures of the simulation itself, such as processes that do not become idle.
+    /// Violated invariants: leaked, lost and wrongly bound, attached or detached volumes,
+    /// [`ScriptedDriver::violations`], and requests that RBAC forbids. Also failures of the simulation
+    /// itself, such as processes that do not become idle.
     pub violations: Vec<String>,
 }
 
@@ -217,8 +219,8 @@ impl Simulation {
         self.with_orphan_scan()
     }
 
-    /// Sets the publish behavior of the driver. `lists_published_nodes` enables the
-    /// LIST_VOLUMES_PUBLISHED_NODES capability.
+    /// Sets the publish behavior of the driver. `lists_published_nodes` enables ListVolumes with the
+    /// LIST_VOLUMES_PUBLISHED_NODES capability, in place of an earlier [`with_listing`](Self::with_listing).
     #[must_use]
     pub fn with_publishing(self, publishing: PublishingBehavior, lists_published_nodes: bool) -> Self {
         self.driver.set_publishing(publishing);
@@ -269,8 +271,8 @@ impl Simulation {
     }
 
     /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
-    /// process has pv-controller and protection. The process of the first node may be killed. Without nodes,
-    /// nothing changes.
+    /// process has pv-controller and protection. These processes replace the former ones with their roles.
+    /// The process of the first node may be killed. Set the topology before. Without nodes, nothing changes.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -560,7 +562,8 @@ impl Simulation {
     }
 }
 
-/// Returns true if a volume's node affinity contains this node.
+/// Returns true if a requirement of a volume's node affinity has this node as its first value, whatever its
+/// key.
 fn is_reachable_from(volume: &Value, node: &str) -> bool {
     affinity_segments(volume)
         .split([' ', ','])
@@ -677,8 +680,10 @@ fn attachment_violations(
     violations
 }
 
-/// Violations once all processes are idle: volumes of the array without an object that refers to them,
-/// PersistentVolumes without a volume, and Bound claims whose PersistentVolume is bound to another claim.
+/// Violations once all processes are idle:
+/// - volumes of the array without a PersistentVolume, and without a claim if the driver is not node-local;
+/// - PersistentVolumes of the driver's create calls whose volume is not in the array;
+/// - Bound claims whose PersistentVolume does not exist or is not bound to them.
 fn volume_violations(
     claims: &[Value],
     volumes: &[Value],

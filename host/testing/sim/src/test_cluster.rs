@@ -57,7 +57,8 @@ impl fmt::Display for EnvironmentKind {
 pub enum TestUser {
     /// The cluster's administrator, who may do everything.
     Admin,
-    /// A Cofferdam process. On clusters with RBAC it has only the permissions of its roles.
+    /// A Cofferdam process. On kube-apiserver, all processes share an account with the permissions of all
+    /// roles.
     Process,
 }
 
@@ -196,7 +197,7 @@ impl HttpCluster {
         let serving = inner.api.serve(ServeOptions::default()).await?;
         let kubeconfig = Kubeconfig::from_yaml(&serving.kubeconfig())?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        // The same settings as in `cofferdam run`.
+        // `cofferdam run` also disables kube's retries. It keeps kube's longer connect timeout.
         config.default_retry = false;
         config.connect_timeout = Some(Duration::from_secs(5));
         Ok(Self { inner, serving, config })

@@ -1,4 +1,4 @@
-//! `cofferdam backend call`: one call, printed.
+//! `cofferdam backend call`: calls one function of a driver and prints the response.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::{
     error::CommandError,
 };
 
-/// Printed if the state of this call is not kept for the next one.
+/// Printed by text output if the component has the grant `state` and no file for the state is configured.
 const STATE_NOT_KEPT_NOTE: &str =
     "the state was empty before this call and is now discarded: --state FILE keeps it for the next call\n";
 
@@ -75,7 +75,7 @@ async fn call_timed(call: PreparedCall<'_>) -> (Result<Value, StorageError>, Dur
     (outcome, started.elapsed())
 }
 
-/// Formats the outcome; `usage` is known for components only.
+/// Formats the outcome; `usage` is `None` for CSI drivers, whose CPU time and memory are not measured.
 fn format_outcome(
     outcome: &Result<Value, StorageError>,
     duration: Duration,

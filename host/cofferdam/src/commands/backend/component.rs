@@ -65,7 +65,8 @@ impl ConfiguredComponent {
     }
 }
 
-/// Returns the name of the component's section and the whole configuration, and starts logging.
+/// Returns the name of the section of the component or CSI driver, and the whole configuration. Starts
+/// logging.
 ///
 /// # Errors
 /// [`CommandError`], one line.

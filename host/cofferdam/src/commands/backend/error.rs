@@ -8,7 +8,8 @@ use crate::error::CommandError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackendCommandError {
     /// An invalid value on the command line, a flag that does not apply, or input that the command cannot
-    /// use, such as a directory that is not empty. Also a program that was built without the SDK's versions.
+    /// use, such as a directory that is not empty. Also `backend new` in a program that was built without the
+    /// versions of the SDK, of its dependencies or of the compiler.
     #[error("{0}")]
     Argument(String),
     /// A file or its directory cannot be created or written.

@@ -15,11 +15,11 @@ const STARTER: &str = include_str!("../../../../../examples/starter/src/lib.rs")
 /// The SDK and the contract, embedded in this program.
 static SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../guest-sdk");
 static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../wit");
-/// Versions of the SDK's dependencies.
+/// Manifest of this workspace, which has the versions of the SDK's dependencies.
 const WORKSPACE_MANIFEST: &str = include_str!("../../../../../Cargo.toml");
-/// Versions of all packages with which the SDK was built and tested.
+/// Lock file of this workspace: versions of all packages with which the SDK was built and tested.
 const WORKSPACE_LOCK: &str = include_str!("../../../../../Cargo.lock");
-/// Compiler with which the SDK was built and tested.
+/// Toolchain file of this workspace: version of the compiler with which the SDK was built and tested.
 const RUST_TOOLCHAIN_FILE: &str = include_str!("../../../../../rust-toolchain.toml");
 /// Dependencies of the SDK and the starter.
 const DEPENDENCIES: [&str; 5] = ["percent-encoding", "serde", "serde_json", "sha2", "wit-bindgen"];
@@ -154,7 +154,7 @@ fn check_name(name: &str, packages: &[Package<'_>]) -> Result<(), BackendCommand
 /// A package of the lock file.
 struct Package<'a> {
     name: &'a str,
-    /// Its lines without `[[package]]`.
+    /// The package's lines in the lock file, without the line `[[package]]`.
     block: &'a str,
 }
 

@@ -19,7 +19,7 @@ use crate::{
     error::CommandError,
 };
 
-/// Upper bound of random seeds, which users type to repeat a run.
+/// Random seeds are below this number, so that users can type them to repeat a run.
 const SEED_LIMIT: u64 = 1_000_000;
 /// Smallest `--size`, in bytes.
 const MIN_VOLUME_SIZE: u64 = 4_096;

@@ -77,7 +77,7 @@ pub(crate) fn check_roles(resolved: &ResolvedConfig, nodes: usize) -> Result<(),
 
 /// Inputs of the demo.
 pub(crate) struct Demo<'a> {
-    /// A user's client.
+    /// Client that connects through the API's socket, as a user's does.
     pub(crate) client: Client,
     /// Name of the driver.
     pub(crate) driver: &'a str,
@@ -208,8 +208,8 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Recreates the pod on another node, if another node can use the volume. The first node is cordoned
-    /// meanwhile.
+    /// Recreates the pod on another node, if another node can use the volume. Until the new pod runs, `node`,
+    /// the node of the old pod, is cordoned.
     async fn move_pod(
         &self,
         pods: &Api<Pod>,

@@ -1,4 +1,5 @@
-//! The kubeconfig of dev mode. Only its user can read it, and dev mode removes it at the end.
+//! The kubeconfig of dev mode. Only the user that runs dev mode can read the file, and dev mode removes it at
+//! the end.
 
 use std::{
     fs::{DirBuilder, File, OpenOptions},

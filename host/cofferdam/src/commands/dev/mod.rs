@@ -179,7 +179,7 @@ struct DevSession {
     drivers: Vec<LoadedDriver>,
     classes: Vec<String>,
     nodes: Option<RunningNodes>,
-    /// The first node, which is that of node-local drivers; `None` without nodes.
+    /// Name of the first simulated node, on which the node-local drivers are; `None` without nodes.
     node_local_node: Option<String>,
 }
 
@@ -331,8 +331,8 @@ fn runtime_directory() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// Creates a StorageClass for each driver; that of the first driver is the default class. Returns their names
-/// for output.
+/// Creates a StorageClass for each driver; that of the first driver is the default class. Returns the names
+/// of the classes for output, the first with ` (default)` at its end.
 async fn create_classes(
     client: &Client,
     drivers: &[LoadedDriver],

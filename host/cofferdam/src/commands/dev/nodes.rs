@@ -35,9 +35,9 @@ const MAX_TMPFS_BYTES: u64 = 16 << 30;
 
 /// Default name of the first node.
 const FIRST_NODE: &str = "node-1";
-/// Setting of node-local drivers with the node's name.
+/// Setting of a node-local driver with the name of the driver's node.
 const NODE_SETTING: &str = "node";
-/// Section of the built-in pool driver, which has that setting.
+/// Section of the built-in pool driver, which is node-local and has the setting `node`.
 const POOL_BACKEND: &str = "pool";
 
 /// The simulated nodes of this process. One task runs all of them.
@@ -52,8 +52,8 @@ pub(crate) struct RunningNodes {
     /// Drivers with their own Node service, which mounts on this machine.
     pub(crate) with_own_node_service: Vec<String>,
     real_mounts: bool,
-    /// Set if the nodes serve at least one driver, and each of them has its own Node service. Drivers in
-    /// `without_node_service` are not served.
+    /// Set if the nodes serve at least one driver, and each served driver has its own Node service. Drivers
+    /// in `without_node_service` are not served.
     all_with_own_node_service: bool,
     stop: CancellationToken,
     task: JoinHandle<Result<(), DevError>>,
@@ -282,7 +282,8 @@ pub(crate) fn first_node_name(configuration: &Configuration, drivers: &[LoadedDr
     named.map_or_else(|| FIRST_NODE.to_owned(), |name| name.0.clone())
 }
 
-/// Sets the node of the built-in pool driver, unless the configuration does.
+/// Sets the node of the built-in pool driver to `node-1`, unless the configuration sets it. A pool driver
+/// with `file` or `csi` in its section is not the built-in one.
 pub(crate) fn set_pool_node(configuration: &mut Configuration) {
     if let Some(section) =
         configuration.backend.get_mut(POOL_BACKEND).filter(|section| !section.has_location())
@@ -322,7 +323,8 @@ async fn create_csi_drivers(client: &Client, drivers: &[LoadedDriver]) -> Result
     Ok(())
 }
 
-/// A directory for sockets and mounts. Dropping it removes it, unless something is or may be mounted there.
+/// A directory for sockets and mounts. Dropping this value removes the directory, unless something is or may
+/// be mounted there.
 #[derive(Debug)]
 struct NodesDirectory {
     path: PathBuf,
@@ -359,7 +361,7 @@ impl NodesDirectory {
     }
 
     /// Returns a mount point in the directory, or the error if the mount table cannot be read: data of a
-    /// volume must never be deleted with the directory.
+    /// volume must never be deleted with the directory. `None` if nothing is mounted there.
     fn find_mount(&self) -> Option<String> {
         let table = match fs::read_to_string("/proc/self/mountinfo") {
             Ok(table) => table,

@@ -35,7 +35,7 @@ const MAX_BUFFERED_LINES: usize = 1024;
 /// Maximum number of pairs of object and component whose last step is remembered, to print a repeated wait
 /// once. Beyond it all are forgotten.
 const MAX_REMEMBERED_OBJECTS: usize = 1024;
-/// Initial and largest width of the column OBJECT.
+/// Initial and largest width of the column OBJECT, in characters.
 const OBJECT_WIDTH: (usize, usize) = (18, 40);
 const COMPONENT_WIDTH: usize = 13;
 const MESSAGE_WIDTH: usize = 52;
@@ -47,7 +47,8 @@ pub(crate) struct TimelineLine {
     pub(crate) finished_at: Duration,
     /// The object of the step, such as a claim, a volume, a pod or a node.
     pub(crate) object: String,
-    /// A role, a simulated component such as `scheduler`, `demo`, or `api`.
+    /// Originator of the line: the name of a role or of a simulated component such as `scheduler`; `demo`; or
+    /// `api` for the creation or deletion of an object.
     pub(crate) component: &'static str,
     /// Kind of the line.
     pub(crate) kind: TimelineLineKind,
@@ -164,7 +165,8 @@ impl Timeline {
         self.line("api", TimelineLineKind::Object, change.key.to_string(), message, None);
     }
 
-    /// The creation of a provisioned volume and changes of the phase add no line: the role that makes them
+    /// Adds a line if a user creates a volume, if its deletion is requested, and if it is deleted. The
+    /// creation of a provisioned volume and changes of a volume's phase add no line: the role that makes them
     /// reports its step.
     fn on_volume_change(&self, change: &Change<Volume>) {
         let (state, volume) = match (&change.old, &change.new) {

@@ -194,8 +194,9 @@ async fn request_deletion(
     Ok(request)
 }
 
-/// Waits for the response to a request. Fails if the request is gone and the ConfigMap has no response to it,
-/// because the request was withdrawn or the response to a later request has replaced its own.
+/// Waits for the response to a request, at most for `limit`. Also fails if the request is gone and the
+/// ConfigMap has no response to it: the request was withdrawn, or the response to a later request replaced
+/// the response to this one.
 async fn wait_for_response(
     api: &Api<ConfigMap>,
     report: &DriverReport,

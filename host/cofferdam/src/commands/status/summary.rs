@@ -63,7 +63,7 @@ pub(super) struct DriverStatus {
     pub(super) installed: bool,
     /// `attachRequired` of the CSIDriver; `true` without a CSIDriver.
     pub(super) attach_required: bool,
-    /// Number of nodes on which it is registered.
+    /// Number of nodes whose CSINode lists the driver.
     pub(super) nodes: usize,
     /// Number of orphans; absent without a report that this version can read.
     pub(super) orphans: Option<u64>,
@@ -75,8 +75,9 @@ pub(super) struct DriverStatus {
     pub(super) attachments: BTreeMap<&'static str, usize>,
     /// Waiting operations by name, such as `provision`, `attach` or `delete`.
     pub(super) waiting: BTreeMap<&'static str, WaitingSummary>,
-    /// Objects with an operation that is too old, has no recorded start, or cannot finish without a user. The
-    /// oldest is first; those without a recorded start are last.
+    /// Objects with a waiting operation whose age is at least that of `--stuck-after`, that has no recorded
+    /// start, or that cannot finish without a user. The oldest is first; those without a recorded start are
+    /// last.
     pub(super) stuck: Vec<StuckObject>,
     /// The newest errors, newest first: at most one per object and [`MAX_ERRORS`] in all.
     pub(super) errors: Vec<LastError>,
@@ -146,7 +147,8 @@ fn seconds_since(since: Timestamp, now: Timestamp) -> i64 {
     now.duration_since(since).as_secs().max(0)
 }
 
-/// Operation of a claim, its start, its reason, and `true` if it is permanent.
+/// Waiting operation of a claim: its name, its start, the reason, and `true` if it cannot finish without a
+/// user.
 type ClaimOperation = (&'static str, Option<Timestamp>, Option<String>, bool);
 
 /// Intermediate state of building a [`ClusterStatus`].
@@ -258,7 +260,7 @@ impl<'a> StatusBuilder<'a> {
         self.add_warning(driver, object, &claim.metadata);
     }
 
-    /// State of a claim, and its operation.
+    /// State of a claim, and its waiting operation if it has one.
     fn claim_state(&self, claim: &PersistentVolumeClaim) -> (&'static str, Option<ClaimOperation>) {
         let created = timestamp_or_epoch(claim.metadata.creation_timestamp.as_ref());
         if let Some(since) = &claim.metadata.deletion_timestamp {

@@ -17,7 +17,7 @@ use crate::{
 /// Default port of livenessprobe.
 const LIVENESS_PORT: u16 = 9808;
 
-/// The checks of `/healthz`.
+/// The checks of `/healthz`. A field is `None` if the process does not have the role.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthProbe {
     /// The driver on its socket, for the role `liveness`.

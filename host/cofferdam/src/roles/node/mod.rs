@@ -34,7 +34,8 @@ use crate::{
 };
 
 /// Time within which the driver must return its name when the role `registrar` starts, as in
-/// node-driver-registrar. With the role `node` in the same process, the name is that of the manifest.
+/// node-driver-registrar. With the role `node` in the same process, the driver is not asked: its manifest,
+/// the file of the setting `manifest`, has the name.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between two attempts to connect.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -175,7 +176,7 @@ impl RunningNodeRoles {
         self.health_probe.clone().into_health_check()
     }
 
-    /// Runs a task as a role.
+    /// Node roles that consist of one task with the name of a role.
     #[cfg(test)]
     pub(crate) fn from_task(role: &'static str, task: impl Future<Output = ()> + Send + 'static) -> Self {
         let mut tasks = JoinSet::new();
@@ -203,7 +204,8 @@ async fn serve_node(
     Err(NodeRoleError::Setup("role node needs Linux".to_owned()).into())
 }
 
-/// A client of the driver's socket, which this process or another one serves.
+/// A client of the driver's socket in `csi-address`, or without `csi-address` in `csi-endpoint`. This process or
+/// another one serves the socket.
 fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<DriverClient, NodeRoleError> {
     let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
     let socket = socket.ok_or(NodeRoleError::Missing { role: role.as_str(), key: "csi-address" })?;

@@ -20,9 +20,9 @@ use crate::{
     error::CommandError,
 };
 
-/// Deadline of calls without one: kubelet's default.
+/// Deadline of calls that carry no deadline: the default of kubelet's calls.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// Default directory of the node records, beside the socket.
+/// Default directory of the node records, beside the socket. The role `node` keeps one file per volume there.
 const RECORDS_DIRECTORY: &str = "volumes";
 
 fn setup_error(error: impl std::fmt::Display) -> NodeRoleError {

@@ -73,7 +73,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// Scenarios with volumes in use.
+/// Scenarios with volumes in `volumesInUse`, and with VolumeAttachments of a deleted PersistentVolume.
 fn volumes_in_use() -> Vec<Scenario> {
     vec![
         Scenario {

@@ -1,4 +1,4 @@
-//! Node-local drivers: a process on each node, which compete for claims.
+//! Node-local drivers: each node has a process, and the processes compete for claims with immediate binding.
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
@@ -88,7 +88,8 @@ const BOUND_ON_N2: &[&str] = &["of-a Bound a topology.cofferdam.dev/node=n2"];
 const FAILED: &str = "a Warning ProvisioningFailed";
 const CREATE_ON_N1: &str = "create a topology.cofferdam.dev/node=n1";
 const CREATE_ON_N2: &str = "create a topology.cofferdam.dev/node=n2";
-/// The delays of the competing nodes are longer than pv-controller's delay before ExternalProvisioning.
+/// In paused time, the delays of the competing nodes are longer than pv-controller's delay before
+/// ExternalProvisioning.
 const SUCCEEDED: &[&str] = &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded"];
 const SUCCEEDED_AFTER_FAILURE: &[&str] =
     &["a Normal ExternalProvisioning", "a Normal ProvisioningSucceeded", "a Warning ProvisioningFailed"];
