@@ -169,7 +169,7 @@ pub trait Publishing {
     /// - [`failed_precondition`](crate::StorageError::failed_precondition) if the volume is published to
     ///   another node and cannot be published to two nodes at the same time.
     /// - [`resource_exhausted`](crate::StorageError::resource_exhausted) if the node has the maximum number
-    ///   of volumes, which [`Description::volumes_per_node`](crate::Description) states.
+    ///   of volumes.
     fn publish(request: PublishRequest) -> Result<ConnectionInfo>;
 
     /// Makes a volume unreachable from a node, or from every node if `node` is `None`. Succeeds if the volume
@@ -577,8 +577,8 @@ impl<B: GroupSnapshots> bindings::group_snapshots::exports::cofferdam::storage::
 /// assert_eq!((rest.volumes[0].volume.handle.as_str(), rest.next), ("b", None));
 /// ```
 pub trait Listing {
-    /// Lists a page of the volumes: the page of the token `after`, or the first page if `after` is `None`. The
-    /// page has at most `limit` volumes; if `limit` is `None`, the backend chooses the number.
+    /// Lists a page of the volumes: the page of the token `after`, or the first page if `after` is `None`.
+    /// The page has at most `limit` volumes; if `limit` is `None`, the backend chooses the number.
     ///
     /// # Errors
     ///

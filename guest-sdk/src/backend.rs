@@ -70,13 +70,13 @@ pub trait Backend {
     /// the same value.
     fn describe() -> Result<Description>;
 
-    /// Returns whether the backend and its storage are ready for calls. The host calls this function often. A
-    /// call of it has the secrets of the operator's configuration, but none from a Secret that a class names.
+    /// Returns whether the backend and its storage are ready for calls. The host calls this function often.
+    /// It provides the secrets of the operator's configuration, but none from a Secret that a class names.
     ///
-    /// The default returns [`Readiness::Ready`]. It suits a backend that accepts any settings and whose calls fail with
-    /// [`StorageError::unavailable`](crate::StorageError::unavailable) while the storage is unreachable. A
-    /// backend with required settings checks them here, so that a mistake shows before the first volume is
-    /// requested.
+    /// The default returns [`Readiness::Ready`]. It suits a backend that accepts any settings and whose calls
+    /// fail with [`StorageError::unavailable`](crate::StorageError::unavailable) while the storage is
+    /// unreachable. A backend with required settings checks them here, so that a mistake shows before the
+    /// first volume is requested.
     fn probe() -> Result<Readiness> {
         Ok(Readiness::Ready)
     }
@@ -96,8 +96,8 @@ pub trait Backend {
     /// - Any failure of the storage.
     fn create(request: CreateRequest) -> Result<Volume>;
 
-    /// Deletes a volume. Succeeds if the volume does not exist, even if the handle has a form that this backend
-    /// never gives to a volume.
+    /// Deletes a volume. Succeeds if the volume does not exist, even if the handle has a form that this
+    /// backend never gives to a volume.
     ///
     /// # Errors
     ///
@@ -106,8 +106,8 @@ pub trait Backend {
     /// - Any failure of the storage.
     fn delete(handle: String) -> Result<()>;
 
-    /// Returns whether a volume supports all capabilities of the request. There is no default: only the storage
-    /// knows whether the volume exists.
+    /// Returns whether a volume supports all capabilities of the request. There is no default: only the
+    /// storage knows whether the volume exists.
     ///
     /// # Errors
     ///

@@ -150,7 +150,8 @@ impl StorageError {
         if crate::has_changed() { self.after_change() } else { self }
     }
 
-    /// The same error with a suggested delay before the caller's next attempt. A delay over 584 million years is truncated.
+    /// The same error with a suggested delay before the caller's next attempt. A delay over 584 million years
+    /// is truncated.
     #[must_use]
     pub fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after_ms = Some(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX));

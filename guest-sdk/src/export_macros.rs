@@ -27,7 +27,7 @@ macro_rules! export {
     };
 }
 
-/// Exports one optional interface of the type `Exported`, which the expansion of [`export!`] declares.
+/// Exports one optional interface of the type `Exported`, which [`export!`](crate::export) declares.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! export_ability {

@@ -14,8 +14,8 @@ const DIGEST_DIGITS: usize = 32;
 ///
 /// The handle is `prefix-name` if the name fits, is not empty and consists of a-z, A-Z, 0-9, `-`, `_` and
 /// `.`. Otherwise it is `prefix-sha-` and 32 hexadecimal digits of a digest. It is also a digest if the name
-/// starts with `sha-`, or if `prefix-name` has the form of a handle of kubelet's inline volumes. A prefix of
-/// more than 91 bytes makes a digest longer than [`MAX_LENGTH`].
+/// starts with `sha-`, or if `prefix-name` has the form of a handle of kubelet's inline volumes. With a
+/// prefix of more than 91 bytes, a handle with a digest is longer than [`MAX_LENGTH`].
 ///
 /// ```
 /// use cofferdam_guest::handle;

@@ -95,9 +95,9 @@ pub use bindings::{
 };
 pub use types::to_map;
 
-/// Returns true if this call may have changed something outside its instance: it committed to the state, changed or may
-/// have changed the pool, or sent a request that may have had an effect. The SDK uses this so that an error
-/// it converts is never final after a change.
+/// Returns true if this call may have changed something outside its instance: it committed to the state,
+/// changed or may have changed the pool, or sent a request that may have had an effect. The SDK uses this so
+/// that an error it converts is never final after a change.
 ///
 /// A request counts if its method is not GET, HEAD or OPTIONS, it is not marked with
 /// [`read_only`](http::Request::read_only), and the server may have processed it. A request that was never

@@ -8,7 +8,7 @@ const CHECKSUM_DIGITS: usize = 8;
 /// A page of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T> {
-    /// The items.
+    /// The items, sorted by key.
     pub items: Vec<T>,
     /// The token of the next page, or `None` on the last page.
     pub next: Option<String>,
@@ -37,8 +37,8 @@ pub fn token(key: &str) -> String {
     format!("{}.{key}", handle::digest(key, CHECKSUM_DIGITS))
 }
 
-/// The page of the token `after`, sorted by key, or the first page if `after` is `None`. The items may be given
-/// in any order. Their keys must be unique and must never change.
+/// The page of the token `after`, or the first page if `after` is `None`. The page is sorted by key. The
+/// items may be given in any order. Their keys must be unique and must never change.
 ///
 /// Without a limit, or with a limit of 0, all remaining items are returned.
 ///

@@ -76,8 +76,8 @@ pub fn invalidate(key: &str, generation: Generation) {
     host::session_invalidate(key, generation);
 }
 
-/// The value of a session, such as a token, for use in this call. The session is a stored one, or one that this
-/// call created.
+/// The value of a session, such as a token, for use in this call. Another call has stored the session, or
+/// this call has created it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     value: Vec<u8>,

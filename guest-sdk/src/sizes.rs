@@ -44,8 +44,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// All sizes from `minimum` to `maximum` in bytes, both included. For requests without a required size, the
-    /// default size is `minimum`.
+    /// All sizes from `minimum` to `maximum` in bytes, both included. The default size, for requests without
+    /// a required size, is `minimum`.
     pub const fn between(minimum: u64, maximum: u64) -> Self {
         Self { minimum, maximum, step: 1, default: minimum }
     }
@@ -64,9 +64,9 @@ impl Sizes {
         self
     }
 
-    /// The smallest supported size from `required_bytes` on. Without `required_bytes`, the default size or
-    /// the limit, whichever is smaller, rounded down to a multiple of the step. If the smaller of the two is
-    /// below the minimum, the smallest supported size.
+    /// Returns the smallest supported size of at least `required_bytes`. If `required_bytes` is `None`,
+    /// returns the default size or the limit, whichever is smaller, rounded down to a multiple of the step.
+    /// If the smaller of these two is below the minimum, returns the smallest supported size.
     ///
     /// # Errors
     ///

@@ -158,8 +158,8 @@ const MAX_ATTEMPTS: usize = 64;
 /// # Errors
 ///
 /// - The errors of `attempt` and of the store.
-/// - [`aborted`](StorageError::aborted) after too many conflicts. It is final unless this call [has
-///   changed](crate::has_changed) something before.
+/// - [`aborted`](StorageError::aborted) after a conflict in each of 64 attempts. The error is final unless
+///   this call [has changed](crate::has_changed) something before.
 pub fn decide<S: Store, T>(
     store: &S,
     mut attempt: impl FnMut(&S) -> crate::Result<Decision<T>>,

@@ -13,7 +13,8 @@ use crate::{
     topology::TopologySegment,
 };
 
-/// Returns the free capacity of the matching topology segments, or of all segments.
+/// Returns the free capacity of the segments that match the request's topology. Without a topology in the
+/// request: of all segments, or of the whole storage if the driver has no topology.
 pub(crate) fn available<S: Store>(
     call: &MemoryCall<'_, S>,
     request: &CapacityRequest,

@@ -56,7 +56,7 @@ const EXPECTED: &str = "expected rules such as create:unavailable:3 (method:kind
      the kind's";
 
 /// Number of calls in which a rule injects its fault. The state stores one counter per limited rule. With a
-/// state file, a restart does not reset it.
+/// state file, a restart of the process does not reset the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultCount {
     /// The first calls, up to this number.

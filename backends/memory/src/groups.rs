@@ -101,7 +101,8 @@ fn check_same_arguments(
     Err(StorageError::already_exists(format!("the group {:?} exists, with {differs}", request.name)))
 }
 
-/// Counts a request for a group, which counts for each member that is not ready yet.
+/// Counts a create or get request for an existing group, for each member that is not ready yet. A member
+/// becomes ready after as many requests as the setting `snapshot-ready-after` says.
 fn count_poll(store: &impl Store, handle: &str, group: &MemoryGroup) -> Result<Decision<GroupSnapshot>> {
     let mut changes = Vec::new();
     let mut members = Vec::with_capacity(group.members.len());
@@ -171,7 +172,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str, members: 
     })
 }
 
-/// Returns a group. Counts the request for each member that is not ready yet.
+/// Returns a group. Counts the request for each member that is not ready yet, see [`count_poll`].
 pub(crate) fn get<S: Store>(
     call: &MemoryCall<'_, S>,
     handle: &str,

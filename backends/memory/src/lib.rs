@@ -1,5 +1,5 @@
-//! Default backend of dev mode and reference implementation of the complete contract. Volumes are entries of
-//! the `state` import and contain no data.
+//! Default backend of `cofferdam dev`, and reference implementation of the complete driver contract. Volumes
+//! are entries of the `state` import and contain no data.
 //!
 //! `docs/backends.md` describes the settings, the parameters and the syntax of injected faults.
 #![forbid(unsafe_code)]
@@ -40,7 +40,7 @@ use crate::{
     settings::MemorySettings,
 };
 
-/// The backend.
+/// The driver that this crate exports to the host.
 #[derive(Debug)]
 pub struct MemoryBackend;
 

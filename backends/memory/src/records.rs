@@ -105,8 +105,8 @@ impl StorageUsage {
     }
 }
 
-/// The usage entry of one attempt: callers change `usage`, and `to_change` replaces the version that was
-/// read.
+/// The usage entry as one attempt of a transaction read it. Callers change `usage`; the change that
+/// `to_change` returns replaces the version that was read, and conflicts if another call has changed it.
 #[derive(Debug)]
 pub(crate) struct VersionedStorageUsage {
     /// The usage.
@@ -137,7 +137,7 @@ impl VersionedStorageUsage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MemorySource {
-    /// Another volume.
+    /// Another volume, by its handle: the new volume is a clone.
     Volume(String),
     /// A snapshot.
     Snapshot(String),
@@ -154,7 +154,7 @@ pub(crate) struct VolumeArguments {
     pub(crate) mutable: BTreeMap<String, String>,
     /// All capability strings, sorted.
     pub(crate) capabilities: Vec<String>,
-    /// The source of the content.
+    /// The source of the content; `None` for a volume that was created empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<MemorySource>,
 }
@@ -174,7 +174,7 @@ pub(crate) struct MemoryVolume {
     /// The current mutable parameters.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) mutable: BTreeMap<String, String>,
-    /// The publications by node.
+    /// The publications of the volume, by node id.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) nodes: BTreeMap<String, MemoryPublication>,
 }
@@ -189,9 +189,9 @@ impl MemoryVolume {
 /// The publication of a volume to a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryPublication {
-    /// Digest of the capability.
+    /// Digest of the canonical string of the capability in the publish request.
     pub(crate) capability: String,
-    /// True if the access mode allows other nodes.
+    /// True if the access mode allows that the volume is published to other nodes, too.
     pub(crate) shared: bool,
     /// True if this node is the only writer of a multi-node volume.
     pub(crate) sole_writer: bool,
@@ -217,7 +217,7 @@ pub(crate) struct MemorySnapshot {
     /// The handle of the snapshot's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) group: Option<String>,
-    /// The owner that the request names.
+    /// The owner in the create request of the snapshot or its group; `None` if the request has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<MemoryOwner>,
 }
@@ -227,7 +227,7 @@ pub(crate) struct MemorySnapshot {
 pub(crate) struct MemoryGroup {
     pub(crate) name: String,
     pub(crate) parameters: BTreeMap<String, String>,
-    /// The handles of the members by source.
+    /// The handle of each member snapshot, by the handle of its source volume.
     pub(crate) members: BTreeMap<String, String>,
     pub(crate) created_ms: u64,
 }

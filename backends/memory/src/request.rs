@@ -43,7 +43,7 @@ const METADATA_KEYS: [&str; 9] = [
     "csi.storage.k8s.io/volumegroupsnapshotcontent/name",
 ];
 
-/// Parses the arguments of a request.
+/// Checks and parses the arguments of a request to create a volume.
 pub(crate) fn parse_volume_arguments(
     request: &CreateRequest,
     source: Option<MemorySource>,

@@ -27,7 +27,7 @@ const NODES: &str = "nodes";
 const SNAPSHOT_READY_AFTER: &str = "snapshot-ready-after";
 const TOPOLOGY: &str = "topology";
 const VOLUMES_PER_NODE: &str = "volumes-per-node";
-/// All settings.
+/// The names of all settings.
 const KEYS: [&str; 11] = [
     CAPACITY,
     CONDITION,
@@ -182,7 +182,7 @@ pub(crate) struct MemorySettings {
     pub(crate) latency: Latency,
     /// Maximum number of snapshots, including members of groups; `None` for no limit.
     pub(crate) max_snapshots: Option<u64>,
-    /// The existing nodes; `None` accepts every node.
+    /// The node ids to which volumes can be published; `None` for every id.
     pub(crate) nodes: Option<BTreeSet<String>>,
     /// Number of create and get requests after the first create until a snapshot is ready; 0 if it is ready
     /// at once.

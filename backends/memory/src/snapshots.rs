@@ -53,7 +53,8 @@ pub(crate) fn create<S: Store>(
     })
 }
 
-/// Counts a request for a snapshot that is not ready yet.
+/// Counts a create or get request for an existing snapshot that is not ready yet. It becomes ready after as
+/// many requests as the setting `snapshot-ready-after` says.
 fn count_poll(handle: &str, found: Versioned<MemorySnapshot>) -> Result<Decision<cofferdam_guest::Snapshot>> {
     let Versioned { value: mut record, version } = found;
     if record.polls_left == 0 {
@@ -85,7 +86,7 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Returns a snapshot. If it is not ready yet, counts the request.
+/// Returns a snapshot. If it is not ready yet, counts the request, see [`count_poll`].
 pub(crate) fn get<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result<cofferdam_guest::Snapshot> {
     request::require_id("snapshot handle", handle)?;
     decide(call.store, |_| match read_entry::<MemorySnapshot>(call.store, handle, snapshot_key)? {

@@ -15,9 +15,9 @@ const TOPOLOGY_FORMAT: &str =
 /// A topology segment in which volumes can be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopologySegment {
-    /// Its values in the order of the keys, such as `a` or `a/1`.
+    /// Values of the segment in the order of the keys in the setting, such as `a` or `a/1`.
     pub(crate) label: String,
-    /// Its keys and values.
+    /// Keys and values of the segment.
     pub(crate) entries: BTreeMap<String, String>,
 }
 

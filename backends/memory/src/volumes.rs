@@ -77,7 +77,8 @@ pub(crate) fn delete<S: Store>(call: &MemoryCall<'_, S>, handle: &str) -> Result
     })
 }
 
-/// Checks that a volume was created for the capabilities, and has the given attributes and parameters.
+/// Checks that a volume was created for the capabilities, and has the given volume attributes and parameters.
+/// Returns the first difference as `Refused`.
 pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateRequest) -> Result<Validation> {
     request::require_id("volume handle", &request.handle)?;
     // A mode whose feature is disabled is no error here: the result says whether the volume has it.
@@ -108,7 +109,7 @@ pub(crate) fn validate<S: Store>(call: &MemoryCall<'_, S>, request: &ValidateReq
     }
 }
 
-/// The size of a source. Fails if the source does not exist or is not ready.
+/// The size of a content source in bytes. Fails if the source does not exist or is not ready.
 fn source_size(store: &impl Store, source: &MemorySource) -> Result<u64> {
     match source {
         MemorySource::Volume(handle) => Ok(records::read_volume(store, handle)?.value.size),

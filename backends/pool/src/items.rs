@@ -1,5 +1,5 @@
-//! Volumes and snapshots: a record in the state and an item in the pool. A call that dies at any step is
-//! completed by a retry.
+//! Volumes and snapshots. Each has a record in the state and an item in the pool: a directory or an image
+//! file. A call that dies at any step is completed by a retry.
 //!
 //! - Create: write a record in phase `creating` that names a new, unique item. Create the item, which is one
 //!   step. Set the phase to `ready`. Because the name is unique, an item under a `creating` record is always
@@ -9,9 +9,9 @@
 //! A create that finds a record in phase `creating` continues with the item of that record. A create that
 //! finds a record in phase `deleting` finishes the deletion first.
 //!
-//! Every change of a record names the version it replaces. If another call has changed the record meanwhile,
-//! the change fails with a conflict. If that is the change to `ready`, the create removes the item, unless
-//! the current record names that item and is not being deleted.
+//! Every change of a record names the version of the record that it replaces. If another call has changed the
+//! record meanwhile, the change fails with a conflict. If that is the change to `ready`, the create removes
+//! the item, unless the current record names that item and is not being deleted.
 
 use std::collections::BTreeMap;
 

@@ -44,7 +44,7 @@ use crate::{
     settings::PoolSettings,
 };
 
-/// The backend.
+/// The driver that this crate exports to the host.
 #[derive(Debug)]
 pub struct PoolBackend;
 

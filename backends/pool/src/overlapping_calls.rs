@@ -9,7 +9,7 @@ use std::{
 
 use super::*;
 
-/// Schedules the steps of both calls.
+/// Schedules the steps of the two concurrent calls.
 struct StepScheduler {
     order: Mutex<StepOrder>,
     changed: Condvar,

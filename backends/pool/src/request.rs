@@ -32,7 +32,7 @@ const SNAPSHOT_METADATA_KEYS: [&str; 3] = [
     "csi.storage.k8s.io/volumesnapshotcontent/name",
 ];
 
-/// The kind of a volume's item.
+/// The kind of the item of a volume or a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum VolumeKind {
@@ -98,7 +98,7 @@ pub(crate) struct ParsedRequest {
     kinds: Vec<VolumeKind>,
 }
 
-/// Parses a request.
+/// Checks and parses a request to create a volume.
 pub(crate) fn parse_request(request: &CreateRequest) -> Result<ParsedRequest> {
     reject_mutable_parameters(&request.mutable_parameters)?;
     let parameters = to_map(request.parameters.clone());

@@ -18,7 +18,7 @@ pub(crate) struct PoolSettings {
     pub(crate) node: String,
 }
 
-/// A setting of the operator that cannot be used.
+/// A setting of the operator that is missing or cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SettingsError {
     /// The driver has no such setting.

@@ -1,4 +1,5 @@
-//! Snapshots: copies of items, independent of their volume.
+//! Snapshots. Each is a copy of a volume's item, a directory or an image file, and remains if the volume is
+//! deleted.
 
 use cofferdam_guest::{
     Result, Snapshot, StorageError,

@@ -131,7 +131,7 @@ fn parameter_mismatch(record: &StoredRecord, requested: &BTreeMap<String, String
     Some(format!("the volume's parameter {key:?} is not {:?}", requested.get(key).map_or("", String::as_str)))
 }
 
-/// Expands a volume.
+/// Expands a volume. A directory has no enforced size: only its record changes.
 pub(crate) fn expand<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     request: &ExpandRequest,
@@ -182,7 +182,8 @@ pub(crate) fn list<S: Store, P: Pool>(
     Ok(VolumePage { volumes: volumes.collect(), next })
 }
 
-/// Returns the available capacity.
+/// Returns the available capacity of the pool: 0 for the topology of another node and for multi-node access
+/// modes.
 pub(crate) fn available<S: Store, P: Pool>(
     storage: &NodeStorage<'_, S, P>,
     settings: &PoolSettings,

@@ -1,4 +1,4 @@
-//! Differences between two sets of responses.
+//! Differences between the responses of two API servers to one file of requests.
 
 use serde_json::Value;
 
@@ -13,10 +13,10 @@ pub struct Difference {
     /// Location: `code`, `warnings`, `answer` if one response is missing, or a path into the body. The path
     /// is a JSON pointer without its escapes, and empty for the whole body.
     pub location: String,
-    /// Value in the first run: the recorded response of kube-apiserver. `nothing` if the body has no such
-    /// field. For `answer`, whether there is a response: `true` or `false`.
+    /// Value in the recorded response of kube-apiserver. `nothing` if the body has no such field. For
+    /// `answer`, whether there is a response: `true` or `false`.
     pub expected: String,
-    /// Value in the second run, in the same form.
+    /// Value in the response of the API server that is compared with the record, in the same form.
     pub found: String,
 }
 
@@ -30,16 +30,17 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// Result of a comparison.
+/// Result of the comparison of the responses to one file of requests.
 #[derive(Debug, Default)]
 pub struct ScriptComparison {
     /// Differences of requests that are not marked as deviations.
     pub differences: Vec<Difference>,
-    /// Lines of requests that name a deviation, although their responses do not differ.
+    /// Line numbers of requests that name a deviation, although their responses do not differ.
     pub stale_deviations: Vec<usize>,
 }
 
-/// Compares the responses of two runs of a script.
+/// Compares the responses of two API servers to the requests of a script: `expected` are the recorded ones of
+/// kube-apiserver. Both lists have the order of the requests.
 #[must_use]
 pub fn compare(script: &RequestScript, expected: &[ApiResponse], found: &[ApiResponse]) -> ScriptComparison {
     let mut comparison = ScriptComparison::default();

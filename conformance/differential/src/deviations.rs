@@ -5,9 +5,9 @@
 pub struct Deviation {
     /// Id. A request is marked with it as `~id`.
     pub id: &'static str,
-    /// The difference.
+    /// What differs, as in the table of `docs/deviations.md`.
     pub difference: &'static str,
-    /// The reason.
+    /// Why it differs, as in the table of `docs/deviations.md`.
     pub reason: &'static str,
 }
 

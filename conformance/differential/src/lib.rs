@@ -1,4 +1,5 @@
-//! A set of requests for any Kubernetes API server, and comparison of the responses of two.
+//! A set of requests for any Kubernetes API server, and comparison of the responses of two API servers: those
+//! of kube-apiserver, which are recorded, and those of the embedded API (the crate `cofferdam-apiserver`).
 //!
 //! The requests are in `requests/*.txt`, the responses of kube-apiserver in `answers/*.jsonl`, and intended
 //! differences in [`deviations::DEVIATIONS`]. The suite `differential` of `make conformance` sends the set to

@@ -17,7 +17,8 @@ pub struct ResponseNormalizer {
 }
 
 impl ResponseNormalizer {
-    /// Normalizes a body. `prefix` is the `generateName` of the request.
+    /// Normalizes the body of a response. `prefix` is `metadata.generateName` of the request's body; `None`
+    /// if the request has none.
     pub fn normalize_body(&mut self, body: Value, prefix: Option<&str>) -> Value {
         let mut body = self.normalize_value(body, "");
         if let Some(prefix) = prefix.filter(|prefix| !prefix.is_empty()) {
@@ -160,8 +161,9 @@ fn is_version(message: &str) -> bool {
     ["esource version", "ResourceVersion"].iter().any(|word| message.contains(word))
 }
 
-/// Sorts the causes and removes repeated ones. In messages, replaces Go structs and lists of causes, and
-/// sorts lists of errors.
+/// Normalizes a Status. Sorts its causes, and removes repeated ones. In the messages of the Status and of the
+/// causes, replaces Go structs. In the message of the Status, also replaces a list of causes, and sorts a
+/// list of errors.
 fn normalize_status(status: &mut Value) {
     let causes = status.pointer_mut("/details/causes").and_then(Value::as_array_mut);
     let mut several = false;

@@ -26,9 +26,9 @@ const ANSWERS: [&str; 7] = [
 pub struct ScriptRun {
     /// The file's name without `.txt`.
     pub name: &'static str,
-    /// Its requests.
+    /// The requests of the file.
     pub script: RequestScript,
-    /// The comparison.
+    /// The comparison of the responses.
     pub comparison: ScriptComparison,
 }
 
@@ -53,8 +53,8 @@ pub async fn compare_with_recording(
     Ok(runs)
 }
 
-/// Sends the whole set to an empty API server, and writes its responses to a directory. `compact` compacts
-/// the server's history.
+/// Sends the whole set to an empty API server, and writes its responses to a directory: a file `NAME.jsonl`
+/// for each file of requests. `compact` compacts the server's history.
 ///
 /// # Errors
 /// If the API server does not respond, the compaction fails, a file of requests is malformed, or the

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The files of the set in the order in which they are sent: the name without `.txt`, and the text. The last
-/// one compacts the history.
+/// The files of the set in the order in which their requests are sent: the name without `.txt`, and the text.
+/// Only the last file has requests before which the API server's history is compacted.
 pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("apply", include_str!("../requests/apply.txt")),
     ("claims", include_str!("../requests/claims.txt")),
@@ -16,10 +16,10 @@ pub const REQUEST_FILES: [(&str, &str); 7] = [
     ("expiry", include_str!("../requests/expiry.txt")),
 ];
 
-/// One request.
+/// One request of a file.
 #[derive(Debug, Clone, Default)]
 pub struct ScriptRequest {
-    /// Line number in the file.
+    /// Line number in the file, from 1.
     pub line: usize,
     /// The HTTP method.
     pub method: String,
@@ -32,21 +32,23 @@ pub struct ScriptRequest {
     pub accept: String,
     /// The `User-Agent` header.
     pub user_agent: String,
-    /// A variable to set, and the JSON pointer of its value in the response. The value is empty if the
-    /// response has no string there.
+    /// A variable that the response sets for later requests, and the JSON pointer of its value in the
+    /// response body. The value is empty if the body has no string there. If `None`, no variable is set.
     pub capture: Option<(String, String)>,
-    /// True to compact the history before the request.
+    /// True to compact the API server's history before the request: older resource versions and continue
+    /// tokens then expire.
     pub after_compaction: bool,
-    /// True to repeat the request while the response is 403: an admission plugin finds an object of an
-    /// earlier request only once its informer has it.
+    /// True to repeat the request while the response is 403, for at most 30 s: an admission plugin of
+    /// kube-apiserver finds an object of an earlier request only once the plugin's informer has the object.
     pub retry_forbidden: bool,
-    /// Id of the deviation that explains why the responses differ.
+    /// Id of the deviation that explains why the embedded API's response differs from that of kube-apiserver.
+    /// If `None`, the responses have to be equal.
     pub deviation: Option<String>,
-    /// The body, with variables.
+    /// The body, with variables `$NAME`. Empty if the request has no body.
     pub body: String,
 }
 
-/// A parsed file.
+/// A parsed file of requests.
 #[derive(Debug, Clone, Default)]
 pub struct RequestScript {
     /// Variables and their initial values. Requests capture further ones.

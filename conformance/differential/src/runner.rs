@@ -1,4 +1,4 @@
-//! Sends the requests of a script.
+//! Sends the requests of a script to an API server, and normalizes the responses.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::requests::{RequestScript, substitute};
 
 /// Time within which a request with `retry-forbidden` is repeated.
 const MAX_ADMISSION_LAG: Duration = Duration::from_secs(30);
-/// Delay between two attempts of such a request.
+/// Delay between two attempts of a request with `retry-forbidden`.
 const ADMISSION_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// A normalized response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ApiResponse {
-    /// The line of the request.
+    /// Line number of the request in its file.
     pub line: usize,
     /// The HTTP status code.
     pub code: u16,
@@ -33,7 +33,8 @@ pub struct ApiResponse {
     pub body: Value,
 }
 
-/// Sends the requests of a script, and returns the responses in order. `compact` compacts the history.
+/// Sends the requests of a script, and returns the normalized responses in order. `compact` compacts the API
+/// server's history.
 ///
 /// # Errors
 /// If the API server does not respond, a request is malformed, or the compaction fails.

@@ -17,9 +17,9 @@ use crate::{
     run::SuiteRun,
 };
 
-/// Every role of Cofferdam that runs once per cluster; not RBAC ClusterRoles. Together they replace
-/// csi-provisioner, csi-attacher and csi-resizer, and the upstream controllers that bind, attach and protect
-/// volumes.
+/// Every role of Cofferdam that reconciles objects of a cluster; not RBAC ClusterRoles. Together these roles
+/// replace csi-provisioner, csi-attacher and csi-resizer, and the controllers of kube-controller-manager that
+/// bind, attach and protect volumes. The roles of a node and `csi-server` do not belong to them.
 pub const CLUSTER_ROLES: [&str; 6] =
     ["provisioner", "pv-controller", "protection", "attacher", "attach-detach", "resizer"];
 
@@ -40,8 +40,9 @@ impl Account {
         Self::in_namespace(run, plane, roles, namespaces::COFFERDAM).await
     }
 
-    /// As [`new`](Self::new), with the account in `namespace`, and its rights for Cofferdam's own objects
-    /// there. The processes need the same namespace in their flag `--namespace`.
+    /// As [`new`](Self::new), with the account in `namespace`, and the account's rights for Cofferdam's own
+    /// objects, such as leases, in `namespace`, too. Processes of Cofferdam that use the account need the
+    /// same namespace in their flag `--namespace`.
     ///
     /// # Errors
     /// As [`new`](Self::new).

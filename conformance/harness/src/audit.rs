@@ -12,16 +12,16 @@ use crate::namespaces;
 #[derive(Debug)]
 pub(crate) struct AuditLog {
     path: PathBuf,
-    /// Number of bytes read.
+    /// Number of bytes of the file that were read so far.
     read_bytes: usize,
-    /// True until the API server is ready after a start: before that it has no RBAC rules and rejects
-    /// everything.
+    /// True until the API server is ready after a start or restart. Until then, the API server has not loaded
+    /// the RBAC rules, and rejects every request of Cofferdam's accounts.
     is_starting: bool,
     forbidden: Vec<String>,
 }
 
 impl AuditLog {
-    /// The log of an API server that starts.
+    /// The log of an API server that is being started.
     pub(crate) const fn new(path: PathBuf) -> Self {
         Self { path, read_bytes: 0, is_starting: true, forbidden: Vec::new() }
     }

@@ -1,5 +1,6 @@
-//! A driver with Cofferdam's roles that call it, and the roles `node`, `registrar` and `liveness`, which run
-//! in another process and do not load the driver.
+//! The drivers `memory` and `pool`, which are WebAssembly components, with Cofferdam's roles: those that call
+//! the driver, and the roles `node`, `registrar` and `liveness`, which run in another process and do not load
+//! the driver.
 
 use std::{
     fs, io,
@@ -21,8 +22,8 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The name of the driver's section in the configuration.
 const CONFIG_SECTION: &str = "driver";
-/// Maximum size of one memory volume, a tmpfs on the node, in bytes. More than any test requests. Inline
-/// volumes have the limit [`MAX_INLINE_BYTES`].
+/// Maximum size in bytes of one volume of the driver `memory`, which is a tmpfs on the node. No test requests
+/// that much. Inline volumes have the limit [`MAX_INLINE_BYTES`].
 const MAX_TMPFS_BYTES: u64 = 16 << 30;
 /// Maximum number of memory volumes published to a node at a time.
 const MAX_VOLUMES: u32 = 20;
@@ -31,7 +32,8 @@ const CAPACITY: &str = "1Ti";
 /// Maximum size of an inline volume, in bytes.
 pub const MAX_INLINE_BYTES: u64 = 16 << 20;
 
-/// A driver: its configuration section and its node policy.
+/// A driver with its section in the configuration of `cofferdam run`, and the section `[node]` for the
+/// process with the driver's node roles.
 #[derive(Clone, Debug)]
 pub struct BackendFixture {
     name: &'static str,
@@ -40,12 +42,13 @@ pub struct BackendFixture {
     directory: PathBuf,
     /// TOML of the driver's configuration section.
     section: String,
-    /// TOML of the node's policy.
+    /// TOML of the section `[node]`: what the role `node` may mount for the driver.
     policy: String,
 }
 
 impl BackendFixture {
-    /// The driver `memory`: tmpfs volumes, attached by ControllerPublishVolume; also as inline volumes.
+    /// The driver `memory` on one node: tmpfs volumes, attached by ControllerPublishVolume; also ephemeral
+    /// inline volumes of pods.
     ///
     /// # Errors
     /// If its files cannot be written.
@@ -59,7 +62,8 @@ impl BackendFixture {
         Self::new(run, "memory", cofferdam_carried::MEMORY, &settings, "", &policy)
     }
 
-    /// The driver `pool`: directories and images in a directory of the node.
+    /// The driver `pool` on one node: its volumes are directories, and files used as block devices (images),
+    /// in a directory of the node.
     ///
     /// # Errors
     /// If its files cannot be written.
@@ -103,8 +107,8 @@ impl BackendFixture {
         &self.driver
     }
 
-    /// Starts `csi-server` with the driver, and waits until it is ready. Returns the process, the path of its
-    /// CSI socket, and a client for its HTTP endpoint.
+    /// Starts a process with the role `csi-server` and the driver, and waits until it is ready. Returns the
+    /// process, the path of its CSI socket, and a client for its HTTP endpoint.
     ///
     /// # Errors
     /// If it does not become ready. The error contains the end of its log.
@@ -118,10 +122,10 @@ impl BackendFixture {
         Ok((process, socket, client))
     }
 
-    /// Starts the roles of an account with the driver, and waits until they are ready.
+    /// Starts one process with the roles of an account and the driver, and waits until it is ready.
     ///
     /// # Errors
-    /// If they do not become ready. The error contains the end of their log.
+    /// If the process does not become ready. The error contains the end of its log.
     pub async fn start_roles(
         &self,
         run: &SuiteRun,
@@ -221,8 +225,8 @@ impl NodeRoles {
             .await
     }
 
-    /// The text of each record of the role `node`: one file per volume, also while the volume is being staged
-    /// or unstaged.
+    /// The text of each record that the role `node` keeps: a file per volume, which also exists while the
+    /// volume is being staged or unstaged.
     ///
     /// # Errors
     /// If they cannot be read.

@@ -1,6 +1,7 @@
 //! Loads of PersistentVolumeClaims. [`Claims`] creates, expands, modifies and deletes the claims of a
 //! namespace, waits for their states, and compares them with the volumes and the storage.
-//! [`ContinuousClaimLoad`] determines how many claims are created while a fault or replacement happens.
+//! [`ContinuousClaimLoad`] determines how many claims are created while a suite injects a fault or replaces
+//! a controller by another implementation.
 
 use std::{
     cell::Cell,
@@ -67,8 +68,9 @@ pub struct ClaimModification {
     pub state: String,
 }
 
-/// A load of claims that continues until [`finish`](Self::finish). A fault or replacement before that call
-/// happens while claims are created, however late it is.
+/// Numbers of the claims that a load creates: until the suite calls [`finish`](Self::finish), and at least a
+/// minimum. A fault that the suite injects, or a replacement of a controller, happens while claims are
+/// created, however late it is, if `finish` is called after it.
 #[derive(Debug)]
 pub struct ContinuousClaimLoad {
     /// Number of the next claim.
@@ -88,8 +90,8 @@ impl ContinuousClaimLoad {
         Self { started: Cell::new(0), minimum, is_finished: Cell::new(false), concurrency }
     }
 
-    /// A load whose claims before the number `first` are created already. `minimum` and the result of
-    /// [`finish`](Self::finish) include them.
+    /// A load that starts with the claim number `first`, because the claims below it exist already. `minimum`
+    /// and the result of [`finish`](Self::finish) include the existing claims.
     #[must_use]
     pub(crate) const fn starting_at(first: usize, minimum: usize, concurrency: usize) -> Self {
         Self { started: Cell::new(first), ..Self::new(minimum, concurrency) }
@@ -115,7 +117,8 @@ impl ContinuousClaimLoad {
         })
     }
 
-    /// Ends the load. Returns its number of claims; some of them may not have been created yet.
+    /// Ends the load as soon as it has its minimum. Returns its total number of claims, some of which may not
+    /// have been created yet.
     pub fn finish(&self) -> usize {
         self.is_finished.set(true);
         self.started.get().max(self.minimum)
@@ -138,7 +141,7 @@ impl Claims {
     /// Creates a namespace, and a StorageClass for the driver. Both have the name `name`.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects the namespace or the StorageClass, or is unreachable.
     pub async fn new(client: &Client, name: &str, driver: &str) -> Result<Self> {
         let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } }))?;
         Api::all(client.clone()).create(&PostParams::default(), &namespace).await?;
@@ -161,10 +164,10 @@ impl Claims {
         Api::all(self.client.clone())
     }
 
-    /// Creates the claims of these numbers.
+    /// Creates the claims of these numbers, without waiting until they are Bound.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a claim, or the repetitions of a request fail for 2 minutes.
     pub async fn create(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)
@@ -184,8 +187,8 @@ impl Claims {
             .await
     }
 
-    /// Checks that work is pending: a claim that is not Bound or is being deleted, or more PersistentVolumes
-    /// in the cluster than claims in the namespace.
+    /// Checks that the controllers have pending work: a claim that is not Bound or is being deleted, or more
+    /// PersistentVolumes in the cluster than claims in the namespace.
     ///
     /// # Errors
     /// If no work is pending, or a request fails.
@@ -204,7 +207,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Waits until work is pending, see [`ensure_unfinished`](Self::ensure_unfinished).
+    /// Waits until the controllers have pending work, see [`ensure_unfinished`](Self::ensure_unfinished).
     ///
     /// # Errors
     /// If no work becomes pending within `limit`.
@@ -212,10 +215,10 @@ impl Claims {
         until("claims or volumes are pending", limit, async || self.ensure_unfinished().await).await
     }
 
-    /// Creates claims continuously until `load` is finished.
+    /// Creates claims continuously until `load` is finished and has its minimum.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a claim, or the repetitions of a request fail for 2 minutes.
     pub async fn create_continuously(&self, load: &ContinuousClaimLoad) -> Result<()> {
         load.numbers()
             .map(|number| self.create(number..number + 1))
@@ -267,7 +270,7 @@ impl Claims {
     /// Requests another size for the claims of these numbers.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a patch, or the repetitions of a request fail for 2 minutes.
     pub async fn expand(&self, numbers: std::ops::Range<usize>, size: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "resources": { "requests": { "storage": size } } } })).await
     }
@@ -290,7 +293,7 @@ impl Claims {
     /// Requests another VolumeAttributesClass for the claims of these numbers.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a patch, or the repetitions of a request fail for 2 minutes.
     pub async fn modify(&self, numbers: std::ops::Range<usize>, class: &str) -> Result<()> {
         self.patch(numbers, json!({ "spec": { "volumeAttributesClassName": class } })).await
     }
@@ -346,10 +349,10 @@ impl Claims {
         .await
     }
 
-    /// Deletes the claims of these numbers, without waiting.
+    /// Deletes the claims of these numbers, without waiting until they are removed.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a deletion, or the repetitions of a request fail for 2 minutes.
     pub async fn delete(&self, numbers: std::ops::Range<usize>) -> Result<()> {
         let api = &self.api();
         stream::iter(numbers)

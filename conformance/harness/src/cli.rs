@@ -66,7 +66,8 @@ struct SuiteArgs {
     first_port: u16,
 }
 
-/// Runs the command line.
+/// Runs the command that the command line names. Prints an error to stderr, and then returns
+/// [`ExitCode::FAILURE`], as it does if a suite failed.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -137,8 +138,9 @@ struct FinishedSuite {
     seconds: f64,
 }
 
-/// Runs suites: first the exclusive ones, one at a time, then the parallel lanes at the same time. Within a
-/// lane suites run one after the other. Returns the results in the order of `selected`.
+/// Runs suites: first those of [`SuiteLane::Exclusive`], one at a time, then the lanes of
+/// [`SuiteLane::PARALLEL`] at the same time. Within a lane, suites run one after the other. Returns the
+/// results in the order of `selected`.
 async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) -> Result<Vec<FinishedSuite>> {
     let mut results: Vec<Option<FinishedSuite>> = selected.iter().map(|_| None).collect();
     let lane = |lane: SuiteLane| selected.iter().enumerate().filter(move |(_, suite)| suite.lane == lane);
@@ -169,7 +171,8 @@ async fn run_in_lanes(selected: &[&Suite], base: &Path, peers: &PeerPrograms) ->
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Runs a suite until it ends or its time limit is over, and prints its result. Fails if it is interrupted.
+/// Runs a suite until it ends or its time limit is over, and prints and returns its result. Fails only if the
+/// harness is interrupted: a failure of the suite is a result.
 async fn run_one(
     suite: &Suite,
     base: &Path,
@@ -238,7 +241,7 @@ fn run_suite(args: &SuiteArgs) -> Result<()> {
     result
 }
 
-/// The reason of a failed suite.
+/// The reason why a suite failed, from the file in its directory; a fixed text if there is no such file.
 fn failure_reason(directory: &Path) -> String {
     fs::read_to_string(run::failure_file(directory))
         .unwrap_or_else(|_| "it ended without a reason".to_owned())

@@ -74,9 +74,11 @@ impl MemoryDriver {
         format!("--config={}", self.configuration.display())
     }
 
-    /// The volumes in the driver's state file: name by handle. The names are derived from the handles; a
-    /// handle with a digest gives the digest. Only one process can open the file, so `cofferdam run` must not
-    /// run with the driver. There are none with [`in_memory`](Self::in_memory).
+    /// The volumes in the driver's state file: name by handle. The name is the handle without the prefix
+    /// `mem-`, because the driver derives handles from the names of the requested volumes. For a name that is
+    /// too long or has characters that handles do not have, the handle contains a digest instead. Only one
+    /// process can open the file, so `cofferdam run` must not run with the driver. The result is empty for a
+    /// driver with its state in memory ([`in_memory`](Self::in_memory)).
     ///
     /// # Errors
     /// If the call fails.
@@ -120,7 +122,8 @@ impl MemoryDriver {
     }
 }
 
-/// Starts `cofferdam run` with the roles and rights of an account, and waits until it is ready.
+/// Starts `cofferdam run` with the memory driver and the roles and rights of an account, and waits until the
+/// process is ready.
 ///
 /// # Errors
 /// If it does not become ready. The error contains the end of its log.
@@ -128,7 +131,7 @@ pub async fn start(run: &SuiteRun, account: &Account, driver: &MemoryDriver) -> 
     start_with_flags(run, account, driver, &[]).await
 }
 
-/// As [`start`], for roles that do not call a driver.
+/// As [`start`], without the memory driver, for roles that do not call a driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -136,7 +139,7 @@ pub(crate) async fn start_without_driver(run: &SuiteRun, account: &Account) -> R
     start_process(run, PROCESS_NAME, account, None, &[]).await
 }
 
-/// As [`start`], with the socket of an existing CSI driver.
+/// As [`start`], with the socket of a running CSI driver instead of the memory driver.
 ///
 /// # Errors
 /// As [`start`].
@@ -148,8 +151,8 @@ pub async fn start_with_csi_driver(
     start_with_csi_driver_and_flags(run, account, socket, &[]).await
 }
 
-/// Starts the role `registrar` for the node service of an existing CSI driver, below a kubelet root, and
-/// waits until it is healthy.
+/// Starts the role `registrar`, which registers the node service of a running CSI driver with the kubelet of
+/// this root directory, and waits until the process is healthy.
 ///
 /// # Errors
 /// If it does not become healthy. The error contains the end of its log.
@@ -234,7 +237,8 @@ async fn start_process(
     Ok(process)
 }
 
-/// The command `cofferdam run` with these roles and this port of its HTTP endpoint.
+/// The command `cofferdam run` with these roles and the memory driver. `port` is the port of the HTTP
+/// endpoint. Does not start the command.
 pub(crate) fn command_for(
     run: &SuiteRun,
     kubeconfig: &Path,

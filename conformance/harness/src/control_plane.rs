@@ -42,12 +42,13 @@ pub const BINDER_CONTROLLERS: &str = "persistentvolume-binder-controller,\
 /// Options of a control plane.
 #[derive(Clone, Debug, Default)]
 pub struct ControlPlaneOptions {
-    /// Value of kube-controller-manager's `--controllers`. If `None`, it is not started.
+    /// Value of kube-controller-manager's `--controllers`. If `None`, kube-controller-manager is not started.
     pub controllers: Option<String>,
     /// Start kube-scheduler.
     pub has_scheduler: bool,
     /// Node monitor grace period of kube-controller-manager in whole seconds, with a monitor period of 1 s.
-    /// If `None`, the defaults. Only the first kube-controller-manager has it; later ones have the defaults.
+    /// If `None`, the defaults of both. Only [`ControlPlane::start`] uses this period; when
+    /// kube-controller-manager is started later, it has the defaults.
     pub node_monitor_grace: Option<Duration>,
     /// Disable priority and fairness of the API server, and raise its limits of concurrent requests.
     pub is_unlimited: bool,
@@ -137,8 +138,8 @@ impl ClusterCredentials {
         Ok(path)
     }
 
-    /// A client without credentials for any server of the cluster, with a certificate of this authority or
-    /// without TLS.
+    /// A client that sends no credentials. The server at `url` uses a certificate of this authority, or no
+    /// TLS.
     fn client_for_url(&self, url: &str) -> Result<Client> {
         let mut config = Config::new(url.parse()?);
         config.root_cert = Some(vec![self.authority.der()]);
@@ -308,7 +309,8 @@ impl ControlPlane {
         copy(&run.scratch().join(name), &store).await
     }
 
-    /// Compacts etcd, kills the API server and starts it again: watches from earlier versions fail.
+    /// Compacts etcd, kills the API server and starts it again: watches that continue from an earlier
+    /// resource version fail.
     ///
     /// # Errors
     /// If etcd rejects the compaction, or the API server does not become ready again.
@@ -325,8 +327,8 @@ impl ControlPlane {
         self.restart_api().await
     }
 
-    /// Kills etcd and the API server, restores a copy of etcd and restarts both, as an operator restores a
-    /// cluster.
+    /// Kills etcd and the API server, restores the copy `name` of [`snapshot_etcd`](Self::snapshot_etcd) and
+    /// restarts both, as an administrator restores a cluster from a backup.
     ///
     /// # Errors
     /// If there is no such copy, or etcd or the API server does not become ready again.

@@ -99,7 +99,8 @@ impl CsiDriverProcess {
         Ok(volumes.into_iter().map(|(id, volume)| (id, tier(volume))).collect())
     }
 
-    /// Node of each publication: a volume that is published to two nodes adds both.
+    /// Node of each publication by ControllerPublishVolume: for a volume that is published to two nodes, the
+    /// list contains both.
     ///
     /// # Errors
     /// If the driver does not respond.

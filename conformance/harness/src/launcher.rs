@@ -41,8 +41,8 @@ pub enum SuiteOutput {
     Prefixed,
 }
 
-/// Checks that the user is root, and that a run's mounts do not hide `directory`, which gets its logs. Does
-/// not check other requirements, such as installed programs.
+/// Checks that the user is root, and that a run's mounts do not hide `directory`, which gets the run's logs.
+/// Does not check other requirements, such as installed programs.
 ///
 /// # Errors
 /// If the user is not root, or `directory` is below one that a run mounts over.
@@ -83,7 +83,8 @@ pub fn lock(directory: &Path) -> Result<File> {
 /// `lane` is the number of the lane that runs it: suites of different lanes may run at the same time.
 ///
 /// # Errors
-/// If `unshare` cannot be started, or something is left after the clean-up by process 1 of the namespaces.
+/// If `directory` cannot be created, `unshare` cannot be started, or a loop device, cgroup or mount of the
+/// suite is left after the clean-up by process 1 of the namespaces.
 pub async fn run(
     suite: &str,
     directory: &Path,

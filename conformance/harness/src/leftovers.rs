@@ -1,7 +1,8 @@
 //! Loop devices and cgroups that a suite leaves behind.
 //!
 //! They belong to no namespace, so the kernel does not remove them with the namespaces of the suite. They are
-//! found by the run's name: a cgroup has it, and the path of a loop device's backing file contains it.
+//! found by the run's name, which is the name of a cgroup and a part of the path of a loop device's backing
+//! file.
 
 use std::{
     fs, io,
@@ -16,18 +17,19 @@ use anyhow::{Context as _, Result, bail, ensure};
 const RUN_PREFIX: &str = "cofferdam-";
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The name of a suite's run: the process id of its harness, and the suite.
+/// The name of a suite's run: the process ID of its harness, which is the process of the program
+/// `conformance` that starts the suite, and the suite's name.
 #[must_use]
 pub fn run_name(harness: u32, suite: &str) -> String {
     format!("{RUN_PREFIX}{harness}-{suite}")
 }
 
-/// The process id in the name of a run, or `None` if the name is not of a run.
+/// The harness' process ID in the name of a run, or `None` if the name is not that of a run.
 fn harness_of(name: &str) -> Option<u32> {
     name.strip_prefix(RUN_PREFIX)?.split_once('-')?.0.parse().ok()
 }
 
-/// Loop devices and cgroups of a run.
+/// Paths of the loop devices and cgroups of a run.
 ///
 /// # Errors
 /// If they cannot be listed.
@@ -36,7 +38,7 @@ pub fn list(run: &str) -> Result<Vec<PathBuf>> {
     Ok(devices.chain(cgroups()?.into_iter().filter(|group| group.ends_with(run))).collect())
 }
 
-/// Removes the leftovers of a run, and returns them.
+/// Removes the loop devices and cgroups of a run, and returns their paths.
 ///
 /// # Errors
 /// If one cannot be removed.
@@ -55,7 +57,7 @@ pub fn remove(run: &str) -> Result<Vec<PathBuf>> {
     Ok(leftovers)
 }
 
-/// Removes the leftovers of runs whose harness process has ended.
+/// Removes the loop devices and cgroups of runs whose harness process has ended, and returns their paths.
 ///
 /// A harness is looked up by its process ID in `/proc`. Do not call this function inside a PID namespace
 /// while suites run outside that namespace: their harnesses would seem to have ended, and their loop devices
@@ -76,7 +78,8 @@ pub fn remove_stale() -> Result<Vec<PathBuf>> {
 /// Checks that a run left no loop device, cgroup or mount behind, and removes left loop devices and cgroups.
 ///
 /// # Errors
-/// If there are leftovers. The error lists them.
+/// If there are leftovers, or one cannot be removed. The error lists the removed loop devices and cgroups; if
+/// there were none, it contains the first mount.
 pub fn check(run: &str) -> Result<()> {
     let removed = remove(run)?;
     ensure!(removed.is_empty(), "leftovers, removed now: {removed:?}");
@@ -91,8 +94,8 @@ fn is_stale(run: &str) -> bool {
     harness_of(run).is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists())
 }
 
-/// Loop devices of all runs, each with the run's name. The name is searched in the whole path of the backing
-/// file, because the kernel shows that path relative to a file system that may be unmounted.
+/// Loop devices of all runs, each with its run's name. The whole path of the backing file is searched for the
+/// name, because the kernel shows that path relative to a file system that may be unmounted.
 fn loop_devices() -> Result<Vec<(PathBuf, String)>> {
     let mut devices = Vec::new();
     let Ok(entries) = fs::read_dir("/sys/block") else { return Ok(devices) };

@@ -1,5 +1,5 @@
-//! The conformance suites and the benchmarks against upstream: a real Kubernetes on this machine, the CSI
-//! sidecars, and Cofferdam.
+//! The conformance suites of Cofferdam, and the benchmarks that compare Cofferdam with upstream, which is
+//! kube-controller-manager and the CSI sidecars. Both run on a real Kubernetes on this machine.
 //!
 //! No other crate of the workspace depends on this one. `make peers` builds the upstream programs. Each suite
 //! runs in Linux namespaces of its own, which remove its processes and mounts however it ends (see

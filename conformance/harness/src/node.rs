@@ -68,7 +68,7 @@ impl NodePaths {
     }
 }
 
-/// A running node.
+/// A running node: kubelet and containerd, which are processes of this machine.
 #[derive(Debug)]
 pub struct KubeletNode {
     name: String,
@@ -294,7 +294,7 @@ struct ProcessInfo {
     arguments: String,
 }
 
-/// The shims of this containerd, and their descendants.
+/// The process IDs of the shims of the containerd with this socket, and of their descendants.
 fn containerd_descendants(all: &[ProcessInfo], socket: &str) -> BTreeSet<u32> {
     let is_shim =
         |one: &ProcessInfo| one.arguments.contains("containerd-shim") && one.arguments.contains(socket);

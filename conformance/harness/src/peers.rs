@@ -14,7 +14,7 @@ pub const RUNC: &str = "/usr/sbin/runc";
 /// Debian's static busybox.
 pub const BUSYBOX: &str = "/bin/busybox";
 
-/// The directory of the programs.
+/// The programs that `make peers` builds, by their directory.
 #[derive(Clone, Debug)]
 pub struct PeerPrograms {
     directory: PathBuf,

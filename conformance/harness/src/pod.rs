@@ -1,4 +1,4 @@
-//! Objects of several suites: a pod with one claim, and a CSIDriver.
+//! Kubernetes objects that several suites create: a pod with one claim, and a CSIDriver.
 
 use serde_json::{Value, json};
 

@@ -17,7 +17,7 @@ use crate::{run::SuiteRun, wait::until};
 
 /// Time between SIGTERM and SIGKILL. kube-apiserver waits up to a minute for open requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(150);
-/// Lines of a log in an error.
+/// Number of lines at the end of a process's log that an error contains.
 const LOG_TAIL_LINES: usize = 12;
 
 /// A command line, its environment and the name of its log.
@@ -30,7 +30,7 @@ pub struct CommandSpec {
 }
 
 impl CommandSpec {
-    /// A command of a program, with the name of its log.
+    /// A command of a program without arguments. `name` is the name of the process and of its log.
     pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
         Self { name: name.into(), program: program.into(), arguments: Vec::new(), environment: Vec::new() }
     }
@@ -57,7 +57,7 @@ impl CommandSpec {
     }
 }
 
-/// A process that was started at least once.
+/// A program that the harness has started at least once. It may have been stopped or killed since then.
 #[derive(Debug)]
 pub struct ManagedProcess {
     spec: CommandSpec,
@@ -71,7 +71,7 @@ impl ManagedProcess {
     /// Starts a program.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the program cannot be started, or its log cannot be opened.
     pub fn start(run: &SuiteRun, spec: CommandSpec) -> Result<Self> {
         let log = run.log(&spec.name);
         let mut process = Self { spec, home: run.scratch().to_owned(), log, child: None };
@@ -114,13 +114,13 @@ impl ManagedProcess {
         &self.spec.name
     }
 
-    /// The log file of all its runs.
+    /// The log file, to which every run of the program appends its output.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// The process id while it runs.
+    /// The process ID. `None` if the program was stopped or killed, or its exit was detected.
     #[must_use]
     pub fn id(&self) -> Option<u32> {
         self.child.as_ref().and_then(Child::id)
@@ -161,10 +161,10 @@ impl ManagedProcess {
     }
 
     /// Fails if the program has exited by itself since its last start and no method has reported that yet.
-    /// Succeeds if it was stopped or killed.
+    /// Also succeeds if the harness has stopped or killed the program.
     ///
     /// # Errors
-    /// If it has exited. The error contains its status and the end of its log.
+    /// If the program has exited. The error contains the exit status and the end of the log.
     pub fn ensure_running(&mut self) -> Result<()> {
         let status = self.child.as_mut().map_or(Ok(None), Child::try_wait)?;
         match status {
@@ -177,11 +177,11 @@ impl ManagedProcess {
     }
 
     /// Stops the program and its process group with SIGTERM, and with SIGKILL if the program does not exit in
-    /// time. Ignores its exit status. Does nothing if it was stopped or killed before, or its exit was
-    /// reported.
+    /// time. Ignores the program's exit status. Does nothing if the program was stopped or killed before, or
+    /// its exit was reported.
     ///
     /// # Errors
-    /// If it had exited by itself without a report of that, or had to be killed.
+    /// If the program had exited by itself and no method has reported that yet, or SIGKILL was necessary.
     pub async fn stop(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -203,7 +203,7 @@ impl ManagedProcess {
     /// nothing if it was stopped or killed before, or its exit was reported.
     ///
     /// # Errors
-    /// If it had exited by itself without a report of that.
+    /// If the program had exited by itself and no method has reported that yet.
     pub async fn kill(&mut self) -> Result<()> {
         self.ensure_running()?;
         let Some(mut child) = self.child.take() else { return Ok(()) };
@@ -212,7 +212,8 @@ impl ManagedProcess {
         Ok(())
     }
 
-    /// Pauses the program and its process group: its connections stay open without responses.
+    /// Pauses the program and its process group with SIGSTOP: connections to the program stay open without
+    /// responses.
     ///
     /// # Errors
     /// If it does not run.
@@ -228,10 +229,10 @@ impl ManagedProcess {
         self.signal(Signal::CONT)
     }
 
-    /// Waits until it exits by itself.
+    /// Waits until the program exits by itself, and returns its exit status.
     ///
     /// # Errors
-    /// If it does not run, or does not end within `limit`.
+    /// If the program does not run, or does not exit within `limit`.
     pub async fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = &self.spec.name;
         let Some(child) = &mut self.child else { bail!("{name} does not run") };

@@ -130,7 +130,7 @@ impl Proxy {
         self.state.closed_connections.load(Ordering::SeqCst)
     }
 
-    /// Closes every connection, also during requests.
+    /// Closes every connection of a client to the proxy, also during requests.
     pub fn close_connections(&self) {
         self.state.disconnect.send_replace(());
     }
@@ -201,7 +201,8 @@ impl ProxyState {
         Ok(Response::from_parts(parts, body.map_err(io::Error::other).boxed_unsync()))
     }
 
-    /// A Status response of an overloaded or failing API server.
+    /// A response with this HTTP status and a Kubernetes `Status` object, as of an overloaded or failing API
+    /// server.
     fn error_response(&self, status: StatusCode) -> Response<ProxyBody> {
         self.failed_responses.fetch_add(1, Ordering::SeqCst);
         let reason = match status {

@@ -1,4 +1,5 @@
-//! API requests of users, repeated while they fail with 429 or 5xx, or the API server is unreachable.
+//! API requests that suites make as users of the cluster, repeated while they fail with 429 or 5xx, or the
+//! API server is unreachable.
 
 use std::{fmt::Debug, ops::ControlFlow, time::Duration};
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::wait::repeat;
 
-/// A request is repeated for this long.
+/// A failing request is repeated for at most this long.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Minimum delay between two attempts.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -43,7 +44,8 @@ pub(crate) async fn request<T>(mut send: impl AsyncFnMut(u32) -> kube::Result<T>
     if failed == 0 { result } else { result.with_context(|| format!("after {failed} transient errors")) }
 }
 
-/// Creates an object. A request whose response was lost may have created it: a repeated one accepts that.
+/// Creates an object. A repeated request accepts that the object exists: an earlier one, whose response was
+/// lost, may have created it.
 ///
 /// # Errors
 /// As [`request`].
@@ -58,7 +60,7 @@ where
     .await
 }
 
-/// Deletes an object. A repeated request accepts that it is deleted already.
+/// Deletes an object. A repeated request accepts that the object does not exist.
 ///
 /// # Errors
 /// As [`request`].

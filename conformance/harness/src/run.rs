@@ -15,19 +15,21 @@ use anyhow::{Result, bail};
 
 use crate::{peers::PeerPrograms, print_status};
 
-/// The first port of any run. All ports of runs are below 30000, and so outside of the range from which Linux
-/// takes the local ports of outgoing connections (32768 to 60999 by default). A port of that range may be
-/// taken by a connection between the choice of the port and the start, or restart, of its server.
+/// The lowest port of all runs. All ports of runs are below 30000, and so outside of the range from which
+/// Linux takes the local ports of outgoing connections (32768 to 60999 by default). A connection may take a
+/// port of that range between the choice of the port and the start, or restart, of the server on this port.
 const FIRST_PORT: u16 = 10_000;
 /// Number of ports of one suite.
 const PORTS_PER_SUITE: u16 = 2_000;
 /// Maximum suites that one harness runs at the same time.
 pub(crate) const MAX_PARALLEL_SUITES: u16 = 2;
-/// Number of port ranges. A harness uses the range of its process ID modulo this number. Two harnesses may
-/// use the same range, so each port is also checked to be free.
+/// Number of port ranges for harnesses, which are processes of the program `conformance`. A harness uses the
+/// range with the number "process ID modulo this constant". Two harnesses may use the same range, so each
+/// port is also checked to be free.
 const HARNESSES: u32 = 5;
 
-/// The first port of a suite that runs in this lane of this harness.
+/// The first port of a suite. `harness` is the process ID of the harness that starts the suite, and `lane` is
+/// the number of the suite's lane, from 0.
 pub(crate) fn first_port(harness: u32, lane: u16) -> u16 {
     let harness = u16::try_from(harness % HARNESSES).unwrap_or_default();
     FIRST_PORT + (harness * MAX_PARALLEL_SUITES + lane % MAX_PARALLEL_SUITES) * PORTS_PER_SUITE
@@ -38,8 +40,8 @@ pub(crate) fn notes_file(directory: &Path) -> PathBuf {
     directory.join("notes.txt")
 }
 
-/// File of the reason why a suite failed. Missing if the suite did not return an error, for example because
-/// it panicked.
+/// File of the reason why a suite failed, in the suite's directory. Missing if the suite passed, could not be
+/// set up, panicked or was killed.
 pub(crate) fn failure_file(directory: &Path) -> PathBuf {
     directory.join("failure.txt")
 }
@@ -60,7 +62,7 @@ impl SuiteRun {
     /// run's namespaces see. Its ports start at `first_port`.
     ///
     /// # Errors
-    /// If a directory cannot be created, or the program `cofferdam` has not been built next to this one.
+    /// If a directory cannot be created, or the program `cofferdam` has not been built next to this program.
     pub fn new(directory: PathBuf, scratch: PathBuf, peers: PeerPrograms, first_port: u16) -> Result<Self> {
         fs::create_dir_all(directory.join("logs"))?;
         fs::create_dir_all(&scratch)?;
@@ -72,7 +74,8 @@ impl SuiteRun {
     }
 
     /// The same run with subdirectories for logs and files, for a suite that starts a program more than once.
-    /// It shares the ports. Its notes are printed, but are not part of the results.
+    /// The returned run shares its range of ports with this one. Notes that are added to the returned run are
+    /// printed, but are not part of the results.
     ///
     /// # Errors
     /// If the directories cannot be created.
@@ -125,7 +128,7 @@ impl SuiteRun {
         &self.program
     }
 
-    /// A free port that this run has not returned before.
+    /// A free port that neither this run nor one of its subdirectories has returned before.
     ///
     /// # Errors
     /// If no port of the run's range is left.

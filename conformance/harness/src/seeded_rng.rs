@@ -7,7 +7,8 @@ use crate::print_status;
 /// Environment variable with the seed.
 const SEED_VARIABLE: &str = "CONFORMANCE_SEED";
 
-/// A generator with the seed of the environment variable, or with a random seed. Prints the seed.
+/// A generator with the seed of the environment variable `CONFORMANCE_SEED`, or with a random seed if the
+/// variable is not set. Prints the seed.
 ///
 /// # Errors
 /// If the variable is not a number, or there is no random source.

@@ -13,7 +13,7 @@ use cofferdam_domain::{
 };
 use futures::future::BoxFuture;
 
-/// Options of a call, beside its arguments.
+/// Options of a call to a storage driver, beside the arguments of the method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Maximum duration of the call. The backend's own limit applies too; the smaller one wins.
@@ -24,7 +24,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call without secrets.
+    /// Options without secrets of the call itself. The secrets that the operator configured for the driver
+    /// are sent all the same.
     pub fn with_deadline(deadline: Duration) -> Self {
         Self { deadline, secrets: Secrets::default() }
     }
@@ -44,10 +45,10 @@ pub fn unimplemented<T: Send + 'static>(ability: Ability) -> BackendFuture<'stat
 ///
 /// Calls are independent and idempotent by name or handle. The
 /// [`Finality`](cofferdam_domain::storage::Finality) of an error tells if the call may still have an effect.
-/// After an error that is not `Final`, only a retry with the same arguments or the inverse call may follow.
-/// A method whose ability is not in [`abilities`](Self::abilities) fails with `Unimplemented`. The error is
-/// final, except for create methods of existing CSI drivers: an earlier attempt may have reached the driver
-/// when it still had the ability.
+/// After an error that is not `Final`, the caller must change the object only by a retry with the same
+/// arguments or by the inverse call, such as a delete after a create. A method whose ability is not in
+/// [`abilities`](Self::abilities) fails with `Unimplemented`. The error is final, except for create methods
+/// of existing CSI drivers: an earlier attempt may have reached the driver when it still had the ability.
 pub trait Backend: Send + Sync + 'static {
     /// The driver's description of itself. It is read once, when the driver is loaded.
     fn description(&self) -> &Description;

@@ -45,7 +45,8 @@ impl CallContext {
     }
 
     /// Records that the driver may have seen the request: from now on, a call that ends without a result
-    /// leaves its operation in doubt. An exchange calls it immediately before it sends the request.
+    /// leaves its operation in doubt. An exchange calls this function immediately before it sends the
+    /// request.
     pub fn reached(&self) {
         if let Some(permit) = &self.operation_permit {
             permit.reached();
@@ -66,7 +67,7 @@ pub trait Exchange: Send {
     /// Reasons for a call without a usable response.
     type Failure: From<OperationConflict> + From<Overloaded> + From<ContractViolation> + Send;
 
-    /// Admits a call before its operation is registered.
+    /// Admits a call before its operation is registered. By default, every call is admitted.
     ///
     /// # Errors
     /// The call must not start, e.g. because a circuit breaker is open.
@@ -94,7 +95,7 @@ pub trait Exchange: Send {
     fn storage_error(&self, failure: Self::Failure, redactor: &Redactor) -> StorageError;
 }
 
-/// Limit of concurrent calls.
+/// Limit of the concurrent calls of a driver, or of one kind of its calls.
 #[derive(Debug)]
 pub struct ConcurrencyLimit {
     running: Semaphore,
@@ -108,7 +109,7 @@ impl ConcurrencyLimit {
         Self { running: Semaphore::new(running), admitted: None }
     }
 
-    /// The same with a limit of running and waiting calls together. Further calls fail immediately.
+    /// Adds a limit of running and waiting calls together. Calls above it fail immediately.
     #[must_use]
     pub fn with_queue(self, admitted: usize) -> Self {
         Self { admitted: Some(Semaphore::new(admitted)), ..self }
@@ -129,8 +130,9 @@ impl ConcurrencyLimit {
 
 /// The response of a create call, which has the handle that the driver gave to the new object.
 pub trait CreatedObject {
-    /// The operation key of the handle, which becomes an alias of the name's key. `None` for a volume that
-    /// the caller does not receive: its handle must not become an alias.
+    /// The operation key of the handle, which becomes an alias of the name's key. `None` for a volume of an
+    /// existing CSI driver that the host withholds from the caller, e.g. because an earlier deletion of the
+    /// volume may still take effect: its handle must not become an alias.
     fn operation_key(&self) -> Option<OperationKey>;
 }
 
@@ -170,7 +172,7 @@ type ResponseConverter<R, U> = Box<dyn FnOnce(R, &Redactor) -> Result<U, Contrac
 pub struct CallSpec<R, U> {
     /// gRPC path of the CSI method, the sidecars' metric label `method_name`.
     method: &'static str,
-    /// Absent for calls that change nothing.
+    /// The operation of the call; `None` for a call that changes nothing.
     operation: Option<OperationRequest>,
     convert: ResponseConverter<R, U>,
     alias_update: AliasUpdate<U>,
@@ -185,7 +187,8 @@ impl<R, U> fmt::Debug for CallSpec<R, U> {
     }
 }
 
-/// Constructors for the CSI methods whose responses have fields. `convert` converts and checks the response.
+/// Constructors of the calls to CSI methods whose responses have fields. `convert` converts and checks the
+/// response.
 impl<R, U> CallSpec<R, U> {
     fn new(method: &'static str, operation: Option<OperationRequest>, convert: impl Convert<R, U>) -> Self {
         Self { method, operation, convert: Box::new(convert), alias_update: AliasUpdate::None }
@@ -196,12 +199,12 @@ impl<R, U> CallSpec<R, U> {
         self.method
     }
 
-    /// `Probe`.
+    /// A call of the CSI method `Probe`.
     pub fn probe(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Identity/Probe", None, convert)
     }
 
-    /// `CreateVolume`.
+    /// A call of the CSI method `CreateVolume`.
     pub fn create_volume(request: &CreateVolume, convert: impl Convert<R, U>) -> Self
     where
         U: CreatedObject,
@@ -220,25 +223,25 @@ impl<R, U> CallSpec<R, U> {
         Self::new("/csi.v1.Controller/CreateVolume", Some(operation), convert).adding_alias()
     }
 
-    /// `ValidateVolumeCapabilities`.
+    /// A call of the CSI method `ValidateVolumeCapabilities`.
     pub fn validate_volume(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/ValidateVolumeCapabilities", None, convert)
     }
 
-    /// `ControllerPublishVolume`.
+    /// A call of the CSI method `ControllerPublishVolume`.
     pub fn publish_volume(request: &PublishVolume, convert: impl Convert<R, U>) -> Self {
         let operation = volume_operation(&request.handle, "publish", request);
         let operation = operation.on_node(Some(request.node_id.clone()));
         Self::new("/csi.v1.Controller/ControllerPublishVolume", Some(operation), convert)
     }
 
-    /// `ControllerExpandVolume`.
+    /// A call of the CSI method `ControllerExpandVolume`.
     pub fn expand_volume(request: &ExpandVolume, convert: impl Convert<R, U>) -> Self {
         let operation = volume_operation(&request.handle, "expand", request);
         Self::new("/csi.v1.Controller/ControllerExpandVolume", Some(operation), convert)
     }
 
-    /// `CreateSnapshot`.
+    /// A call of the CSI method `CreateSnapshot`.
     pub fn create_snapshot(request: &CreateSnapshot, convert: impl Convert<R, U>) -> Self
     where
         U: CreatedObject,
@@ -249,17 +252,17 @@ impl<R, U> CallSpec<R, U> {
         Self::new("/csi.v1.Controller/CreateSnapshot", Some(operation), convert).adding_alias()
     }
 
-    /// `GetSnapshot`.
+    /// A call of the CSI method `GetSnapshot`.
     pub fn get_snapshot(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/GetSnapshot", None, convert)
     }
 
-    /// `ListSnapshots`.
+    /// A call of the CSI method `ListSnapshots`.
     pub fn list_snapshots(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/ListSnapshots", None, convert)
     }
 
-    /// `CreateVolumeGroupSnapshot`.
+    /// A call of the CSI method `CreateVolumeGroupSnapshot`.
     pub fn create_group_snapshot(request: &CreateGroupSnapshot, convert: impl Convert<R, U>) -> Self
     where
         U: CreatedObject,
@@ -271,22 +274,22 @@ impl<R, U> CallSpec<R, U> {
             .adding_alias()
     }
 
-    /// `GetVolumeGroupSnapshot`.
+    /// A call of the CSI method `GetVolumeGroupSnapshot`.
     pub fn get_group_snapshot(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.GroupController/GetVolumeGroupSnapshot", None, convert)
     }
 
-    /// `ListVolumes`.
+    /// A call of the CSI method `ListVolumes`.
     pub fn list_volumes(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/ListVolumes", None, convert)
     }
 
-    /// `ControllerGetVolume`.
+    /// A call of the CSI method `ControllerGetVolume`.
     pub fn get_volume(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/ControllerGetVolume", None, convert)
     }
 
-    /// `GetCapacity`.
+    /// A call of the CSI method `GetCapacity`.
     pub fn get_capacity(convert: impl Convert<R, U>) -> Self {
         Self::new("/csi.v1.Controller/GetCapacity", None, convert)
     }
@@ -299,7 +302,7 @@ impl<R, U> CallSpec<R, U> {
     }
 }
 
-/// Constructors for the CSI methods whose responses are empty.
+/// Constructors of the calls to CSI methods whose responses are empty.
 impl<R> CallSpec<R, ()> {
     fn without_response(method: &'static str, operation: OperationRequest) -> Self {
         Self::new(method, Some(operation), |_, _| Ok(()))
@@ -309,33 +312,33 @@ impl<R> CallSpec<R, ()> {
         Self { alias_update: AliasUpdate::Remove, ..Self::without_response(method, operation) }
     }
 
-    /// `DeleteVolume`.
+    /// A call of the CSI method `DeleteVolume`.
     pub fn delete_volume(handle: &VolumeHandle) -> Self {
         let key = OperationKey::Volume(handle.clone());
         let operation = OperationRequest::deletion(key, DELETE_VOLUME, &());
         Self::deletion("/csi.v1.Controller/DeleteVolume", operation)
     }
 
-    /// `ControllerUnpublishVolume`.
+    /// A call of the CSI method `ControllerUnpublishVolume`.
     pub fn unpublish_volume(handle: &VolumeHandle, node: Option<&NodeId>) -> Self {
         let operation = volume_operation(handle, "unpublish", &node).inverse("publish", node.cloned());
         Self::without_response("/csi.v1.Controller/ControllerUnpublishVolume", operation)
     }
 
-    /// `ControllerModifyVolume`.
+    /// A call of the CSI method `ControllerModifyVolume`.
     pub fn modify_volume(handle: &VolumeHandle, parameters: &Parameters) -> Self {
         let operation = volume_operation(handle, "modify", parameters);
         Self::without_response("/csi.v1.Controller/ControllerModifyVolume", operation)
     }
 
-    /// `DeleteSnapshot`.
+    /// A call of the CSI method `DeleteSnapshot`.
     pub fn delete_snapshot(handle: &SnapshotHandle) -> Self {
         let key = OperationKey::Snapshot(handle.clone());
         let operation = OperationRequest::deletion(key, "delete-snapshot", &());
         Self::deletion("/csi.v1.Controller/DeleteSnapshot", operation)
     }
 
-    /// `DeleteVolumeGroupSnapshot`.
+    /// A call of the CSI method `DeleteVolumeGroupSnapshot`.
     pub fn delete_group_snapshot(handle: &GroupSnapshotHandle, snapshots: &BTreeSet<SnapshotHandle>) -> Self {
         let key = OperationKey::GroupSnapshot(handle.clone());
         let operation = OperationRequest::deletion(key, "delete-group-snapshot", snapshots);

@@ -20,8 +20,8 @@ type CheckResult = Result<(), ContractViolation>;
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
 
-/// Limits for ids and maps in responses, except for node ids. A csi-server derives its limits for requests
-/// from them.
+/// Limits for ids and maps in responses, except for node ids. The role `csi-server`, which serves a driver as
+/// a CSI controller plugin, derives its limits for requests from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLimits {
     /// Longest id and longest key of a map, in bytes.
@@ -38,8 +38,8 @@ impl ResponseLimits {
     /// logs; their limit is that of Linux for paths, 4 KiB.
     pub const KUBERNETES_API: Self = Self { max_id_bytes: 4 << 10, max_map_bytes: 256 << 10 };
 
-    /// Checks a created volume. The caller compares its capacity with the request: a volume that is too small
-    /// exists, and its handle is needed to delete it.
+    /// Checks a created volume. The volume's capacity is not compared with the request. The caller does that:
+    /// a volume that is too small exists, and its handle is needed to delete it.
     ///
     /// # Errors
     /// The first rule that the volume breaks.
@@ -412,7 +412,7 @@ fn is_qualified_name(key: &str) -> bool {
     }
 }
 
-/// Up to 63 of letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+/// Returns true for 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
 fn is_label_value(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     name.len() <= 63 && name.bytes().all(inner) && has_alphanumeric_ends(name)
@@ -422,7 +422,7 @@ fn is_dns_subdomain(name: &str) -> bool {
     name.split('.').all(is_dns_label)
 }
 
-/// Up to 63 of `a-z`, `0-9` and `-`, with a letter or digit at both ends.
+/// Returns true for 1 to 63 of `a-z`, `0-9` and `-`, with a letter or digit at both ends.
 fn is_dns_label(word: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     word.len() <= 63 && word.bytes().all(inner) && has_alphanumeric_ends(word)

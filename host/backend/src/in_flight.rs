@@ -6,8 +6,8 @@
 //! in doubt for one node blocks only operations for that node: after a forced detach its caller never retries
 //! it, and other nodes must not wait.
 //!
-//! A permit is shared. Work that outlives its call, such as an HTTP exchange or the copy of a pool volume,
-//! keeps the operation in flight until the work has ended.
+//! The permit of a running operation is shared. Work that outlives its call, such as an HTTP exchange or the
+//! copy of a pool volume, keeps the operation in flight until the work has ended.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
@@ -24,8 +24,9 @@ use cofferdam_domain::{
 };
 use parking_lot::Mutex;
 
-/// Maximum operations in doubt of a driver, and maximum pairs of aliases. If there are more operations, the
-/// oldest is dropped: the table then accepts calls that conflict with it.
+/// Maximum operations in doubt of a driver. If there are more, the oldest is dropped: the table then accepts
+/// calls that conflict with it. Also the maximum objects whose name and handle the table knows as aliases of
+/// each other.
 const MAX_IN_DOUBT: usize = 10_240;
 
 /// The object of an operation.
@@ -50,7 +51,7 @@ pub enum OperationKey {
 struct Operation {
     method: &'static str,
     arguments_hash: u64,
-    /// The node, for operations on one node.
+    /// The node, for operations on one node; `None` for others.
     node: Option<NodeId>,
 }
 
@@ -97,7 +98,7 @@ impl OperationRequest {
         Self { inverse_of: InverseOf::MethodOnNode(method), ..self.on_node(node) }
     }
 
-    /// The same operation for a node.
+    /// Sets the node of the operation; `None` for an operation that is not on one node.
     pub fn on_node(mut self, node: Option<NodeId>) -> Self {
         self.operation.node = node;
         self
@@ -115,7 +116,8 @@ pub enum OperationConflict {
     /// Another operation, or work that outlived its call, changes or reads the object, or changes a source of
     /// this operation.
     Busy,
-    /// An operation of this method on the object is in doubt.
+    /// An operation on the object is in doubt, and the new one is neither its retry nor a deletion or
+    /// unpublish. The text is the method of the operation in doubt, such as `publish`.
     PendingOperation(&'static str),
 }
 

@@ -9,10 +9,11 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Histogram buckets of the Go sidecars, in seconds. Their dashboards and alerts keep working.
+/// Histogram buckets of the Go sidecars, in seconds: dashboards and alerts that were written for the sidecars
+/// keep working.
 const SIDECAR_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
-/// The sidecars' driver name label before the driver has reported its name.
+/// Value of the label `driver_name` before the driver has reported its name, as in the sidecars.
 const UNKNOWN_DRIVER: &str = "unknown-driver";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,8 +107,9 @@ impl CallMetrics {
         InFlightGuard(self.in_flight.clone())
     }
 
-    /// Records a finished call: the gRPC path of the CSI method, the gRPC code in Go's spelling, and the
-    /// outcome, which is `ok` or [`Exchange::outcome_label`](crate::Exchange::outcome_label).
+    /// Records a finished call: the gRPC path of the CSI method, the gRPC code in Go's spelling, the outcome,
+    /// which is `ok` or [`Exchange::outcome_label`](crate::Exchange::outcome_label), and the duration of the
+    /// call, in which the waiting for a permit is included.
     pub fn observe(
         &self,
         method_name: &'static str,
@@ -124,7 +126,7 @@ impl CallMetrics {
             .inc();
     }
 
-    /// Sets the number of operations in doubt.
+    /// Sets the number of operations in doubt, see [`in_flight`](crate::in_flight).
     pub fn set_in_doubt(&self, operations: usize) {
         self.in_doubt.set(i64::try_from(operations).unwrap_or(i64::MAX));
     }

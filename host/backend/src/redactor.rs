@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use cofferdam_domain::storage::{Secret, Secrets};
 use parking_lot::Mutex;
 
-/// Replacement for a secret.
+/// Text that replaces a secret in a redacted text.
 const PLACEHOLDER: &str = "[secret]";
 
 /// Redacts the secrets of a call in texts of the driver. It redacts all secrets of the call, not only those

@@ -25,7 +25,7 @@ use crate::{Backend, BackendFuture, Call};
 /// | `open` | `Internal`, outcome unknown |
 /// | `panic` | a panic |
 /// | `hang` | the call never ends |
-/// | none of them | success, with fixed fields |
+/// | none of them | success, with fixed fields; if made with `unresponsive`, the call never ends |
 ///
 /// The ids are the handle, or the handle and the node of a publish. For a new volume, the id is its name or
 /// the handle of its content source; for a new snapshot or group snapshot, the handles of the source volumes.

@@ -2,7 +2,7 @@
 
 use cofferdam_domain::names::RESERVED_ATTRIBUTE_PREFIX;
 
-/// A rule of the contract that a driver's response breaks.
+/// A rule of the driver contract (WIT or CSI) that a driver's response breaks.
 ///
 /// Quoted texts are the driver's. They have no control characters and a bounded length
 /// ([`printable`](crate::checks::printable)), but may contain secrets of the call: redact the message before

@@ -37,8 +37,8 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Readiness of the controllers. Without controllers the process is always ready: its sockets are bound
-    /// before it starts.
+    /// Readiness of the controllers. Without controllers the process is always ready: the sockets of the
+    /// CSI servers and of the role `node` are bound before the workload is created.
     fn readiness(&self) -> watch::Receiver<bool> {
         match &self.controllers {
             Some(controllers) => controllers.ready(),

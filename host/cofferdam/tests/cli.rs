@@ -329,7 +329,7 @@ fn roles_run_against_an_api_and_drain_on_sigterm() {
     assert!(!Path::new(&kubeconfig).exists(), "the kubeconfig is removed");
 }
 
-/// Files that a process left in its temporary directory.
+/// Names of the files and directories that a process left in its temporary directory.
 fn leftover_files(scratch: &TestDirectory) -> Vec<String> {
     let names = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("cofferdam-")).collect()

@@ -18,7 +18,8 @@ type Receiver = Box<dyn Fn(&dyn Any) + Send + Sync>;
 pub(crate) struct Channels(RwLock<HashMap<TypeId, Vec<Receiver>>>);
 
 impl Channels {
-    /// Calls `receiver` for every message of type `M`. It runs in the sender's task and must not block.
+    /// Calls `receiver` for every later message of type `M`. `receiver` runs in the sender's task and must
+    /// not block.
     pub(crate) fn subscribe<M: Any>(&self, receiver: impl Fn(&M) + Send + Sync + 'static) {
         let receiver: Receiver = Box::new(move |message| {
             if let Some(message) = message.downcast_ref() {

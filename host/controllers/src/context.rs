@@ -1,5 +1,5 @@
-//! Dependencies, settings and drivers of a process. A controller's declaration takes from them what the
-//! controller uses.
+//! Dependencies, settings and drivers of a process that runs controllers. A controller's declaration takes
+//! from them what the controller uses.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -20,7 +20,8 @@ use crate::{
     step_recorder::StepRecorders,
 };
 
-/// Dependencies, settings and drivers of a process. The manager creates them with each cache.
+/// Dependencies, settings and drivers of a process. The manager creates a new context for each new cache:
+/// when the process starts, and after each detected restore of the cluster from a backup.
 pub(crate) struct ProcessContext {
     pub(crate) cache: Arc<Cache>,
     pub(crate) writer: Writer,
@@ -30,15 +31,17 @@ pub(crate) struct ProcessContext {
     pub(crate) settings: Settings,
     pub(crate) cluster: ClusterId,
     pub(crate) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
-    /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
+    /// The node of this process, and those drivers of the process that are node-local, perhaps none. `None`
+    /// without `--node-name`.
     pub(crate) local_node: Option<LocalNode>,
-    /// Drivers whose provisioner runs in this process. Excludes node-local drivers: their provisioner runs on
-    /// every node, and other controllers communicate with it through the API only.
+    /// The drivers that are not node-local, if this process runs the provisioner; empty otherwise. The
+    /// provisioner of a node-local driver runs on every node, so other controllers communicate with it
+    /// through the API only, even if it also runs in this process.
     pub(crate) provisioned_drivers: Arc<BTreeSet<DriverName>>,
     /// Messages between the controllers of this process.
     pub(crate) channels: Arc<Channels>,
     pub(crate) restore_check: RestoreCheck,
-    /// Metrics that all controllers share. A controller uses those of work queues.
+    /// The metrics that all controllers of the process share. Controllers register their work queues in them.
     pub(crate) queue_metrics: Metrics,
 }
 
@@ -48,7 +51,7 @@ impl ProcessContext {
         self.drivers.iter().map(|(name, driver)| (name.clone(), Arc::clone(&driver.backend))).collect()
     }
 
-    /// The step recorders of a role.
+    /// Step recorders for the controller of a role: they report its steps to the observer and to the log.
     pub(crate) fn recorders(&self, role: Role) -> StepRecorders {
         StepRecorders::new(Arc::clone(&self.observer), role)
     }

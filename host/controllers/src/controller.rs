@@ -22,8 +22,8 @@ type Check = fn(&Settings, &[Arc<dyn Backend>]) -> Result<(), ControllerManagerE
 /// Function type of [`DeclaredController::watches`].
 type Watches = fn(&Settings, &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
-/// A controller. It works on one cache: after a detected restore, the manager creates a new cache and new
-/// controllers.
+/// A controller. It works on one cache: after a detected restore of the cluster from a backup, the manager
+/// creates a new cache and new controllers.
 pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// Dependencies of the controller: cache, writer, drivers, settings, metrics.
     type Context;
@@ -35,20 +35,21 @@ pub(crate) trait Controller: Send + Sync + Sized + 'static {
     /// that the controller is notified of every object in the first list.
     fn subscribe(self: &Arc<Self>);
 
-    /// Processes the queues, and performs periodic work, until `stop`. The manager calls it after the
-    /// required kinds are synced and the journals are loaded.
+    /// Processes the queues, and performs periodic work, until `stop`. The manager calls it after the first
+    /// list of every kind with a required watch ([`WatchSpec::required`]), and in a process with the
+    /// provisioner after the drivers' journals are loaded.
     fn run(self: Arc<Self>, stop: CancellationToken) -> impl Future<Output = ()> + Send;
 }
 
 /// The declaration of a controller.
 pub(crate) trait DeclaredController: Controller {
-    /// The role that runs the controller.
+    /// The controller's name in `--role`.
     const ROLE: Role;
     /// One line for help texts: the objects that the controller acts on, and the result.
     const HELP: &'static str;
-    /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
+    /// The CSI sidecar, or the controller of kube-controller-manager, that this controller replaces.
     const REPLACES: &'static str;
-    /// True if a process that has the role and no driver is rejected.
+    /// True if a process that has the role and no driver does not start.
     const NEEDS_DRIVER: bool = false;
     /// True if the controller creates and deletes volumes of the process's drivers. With such a controller,
     /// the manager loads the drivers' journals before it starts any controller of the process.
@@ -69,8 +70,8 @@ pub(crate) trait DeclaredController: Controller {
     /// [`crate::watches::common`], with these settings and drivers.
     fn watches(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Vec<WatchSpec>;
 
-    /// RBAC rules of the controller, beside those of every process: an upper bound for all settings and
-    /// abilities of drivers with this placement.
+    /// RBAC rules that the controller needs in addition to those of every process. They suffice for all
+    /// settings, and for all abilities of drivers with this placement.
     fn rbac_rules(placement: DriverPlacement) -> RuleSet;
 
     /// Registers the controller's metrics.
@@ -83,13 +84,13 @@ pub(crate) trait DeclaredController: Controller {
 /// A controller as a row of [`CONTROLLERS`](crate::table::CONTROLLERS).
 #[derive(Clone, Copy, Debug)]
 pub struct Declaration {
-    /// The role that runs the controller.
+    /// The controller's name in `--role`.
     pub role: Role,
     /// One line for help texts.
     pub help: &'static str,
-    /// The CSI sidecar, or the controller of kube-controller-manager, that it replaces.
+    /// The CSI sidecar, or the controller of kube-controller-manager, that this controller replaces.
     pub replaces: &'static str,
-    /// True if a process that has the role and no driver is rejected.
+    /// True if a process that has the role and no driver does not start.
     pub needs_driver: bool,
     /// True if the controller creates and deletes volumes of the process's drivers.
     pub provisions: bool,
@@ -100,7 +101,7 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// The row of a controller.
+    /// The row of the controller `C`.
     pub(crate) const fn of<C: DeclaredController>() -> Self {
         Self {
             role: C::ROLE,

@@ -9,7 +9,8 @@ use cofferdam_domain::DriverName;
 /// The drivers of a process, by name.
 pub(crate) type Backends = HashMap<DriverName, Arc<dyn Backend>>;
 
-/// A driver with its journal, and the names that this process writes for it.
+/// A driver with its journal, and the names by which this process identifies itself in the driver's
+/// PersistentVolumes and in events.
 #[derive(Clone)]
 pub(crate) struct ManagedDriver {
     pub(crate) backend: Arc<dyn Backend>,

@@ -1,4 +1,4 @@
-//! Live reads that concurrent callers share.
+//! Live reads (reads from the API server, not from the cache) that concurrent callers share.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,4 +1,7 @@
 //! The manager of one process: one cache, one set of watches, and the controllers of the process's roles.
+//!
+//! A restore is the restore of the cluster's etcd from a backup. After the process detects one, the manager
+//! writes the restore marker, a ConfigMap that freezes deletions, and replaces the cache and the controllers.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -39,7 +42,7 @@ const RESTART_BACKOFF: ExponentialBackoff =
 
 /// Dependencies of a process.
 pub struct Dependencies {
-    /// Client of the API server; it does not retry.
+    /// Client of the API server. It must not retry requests itself.
     pub client: kube::Client,
     /// The drivers. [`ControllerManager::new`] rejects two drivers of the same name.
     pub backends: Vec<Arc<dyn Backend>>,
@@ -64,7 +67,7 @@ pub struct ControllerManager {
 enum LifetimeEnd {
     /// The process was asked to stop, perhaps during a restore.
     Stopped,
-    /// A restore was detected, and its marker written. The controllers continue with a new cache.
+    /// A restore was detected, and the restore marker was written. New controllers continue with a new cache.
     Restored,
 }
 
@@ -131,8 +134,9 @@ impl ControllerManager {
         })
     }
 
-    /// Readiness: true once the required kinds are synced and the journals of a process with the provisioner
-    /// are loaded, until the controllers have ended. False again while a new cache syncs after a restore.
+    /// Readiness: true once the first list of every required watch is in the cache and, in a process with the
+    /// provisioner, the drivers' journals are loaded, until the controllers have ended. False again while a
+    /// new cache syncs after a restore.
     pub fn ready(&self) -> watch::Receiver<bool> {
         self.ready.subscribe()
     }

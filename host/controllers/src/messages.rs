@@ -11,14 +11,14 @@ pub(crate) struct ClaimNeedsVolume {
     pub(crate) claim: Uid,
 }
 
-/// The PersistentVolume controller has set the phase of a volume to Released, after a live read found its
-/// claim deleted, or bound to another volume. The provisioner does not repeat this read if it deletes the
-/// volume within a second after the read, and the volume has not changed since.
+/// The PersistentVolume controller has set the phase of a PersistentVolume to Released, after a live read
+/// found that its claim is deleted or bound to another PersistentVolume. The provisioner does not repeat this
+/// read if it deletes the volume within a second after the read, and the volume has not changed since.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeReleased {
-    /// The volume.
+    /// The PersistentVolume.
     pub(crate) volume: VolumeName,
-    /// The volume's version after the write.
+    /// The PersistentVolume's resourceVersion after the write of the phase.
     pub(crate) resource_version: ResourceVersion,
     /// The start of the live read of the claim.
     pub(crate) claim_read_at: Instant,

@@ -1,6 +1,6 @@
 //! Node-local drivers: external-provisioner's "node deployment". Each node runs its own process, which
-//! creates and deletes only the volumes of its node. There is no leader: processes that compete for a claim
-//! are serialized by one write of the claim.
+//! creates and deletes only the volumes of its node. There is no leader: each process that competes for a
+//! claim writes its own node to the claim's annotation `selected-node`, and only the first write succeeds.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,12 +18,14 @@ pub struct NodeDeployment {
     pub node: NodeName,
     /// All drivers of the process are node-local, whether they declare it or not (`--node-deployment`).
     pub every_driver: bool,
-    /// Compete for claims without a selected node (`--node-deployment-immediate-binding`).
+    /// True if this process competes with those of other nodes for claims of binding mode Immediate without a
+    /// selected node (`--node-deployment-immediate-binding`).
     pub immediate_binding: bool,
-    /// Maximum delay before the first attempt to select this node (`--node-deployment-base-delay`).
+    /// Maximum delay before this process's first attempt to select its node for a claim
+    /// (`--node-deployment-base-delay`).
     pub base_delay: Duration,
-    /// Maximum delay before a later attempt to select this node. The delay doubles up to this limit
-    /// (`--node-deployment-max-delay`).
+    /// Maximum delay before a later attempt to select the node for the same claim. The delay doubles with
+    /// each attempt, up to this limit (`--node-deployment-max-delay`).
     pub max_delay: Duration,
 }
 
@@ -70,7 +72,8 @@ pub struct LocalNode {
     /// The node-local drivers, with the topology keys that each declares. The keys of a driver that declares
     /// none are read from the CSINode.
     pub drivers: BTreeMap<DriverName, Vec<String>>,
-    /// Compete for claims without a selected node (see [`NodeDeployment::immediate_binding`]).
+    /// True if this process competes for claims without a selected node (see
+    /// [`NodeDeployment::immediate_binding`]).
     pub immediate_binding: bool,
 }
 

@@ -1,4 +1,4 @@
-//! RBAC rules: those that a controller declares, and their union over a process.
+//! RBAC rules: those that each controller declares, and the union of the rules of a process's controllers.
 
 use std::collections::BTreeSet;
 
@@ -85,7 +85,7 @@ impl Rule {
         Self { scope: RuleScope::OwnNamespace, group: CORE, resource: "configmaps", name: None, verbs }
     }
 
-    /// Restricts the rule to one object.
+    /// Restricts the rule to the object of this name.
     const fn named(self, name: &'static str) -> Self {
         Self { name: Some(name), ..self }
     }
@@ -146,8 +146,8 @@ impl DriverPlacement {
     ];
 }
 
-/// Merges the rules of a process's controllers, and those of every process. Returns one rule, with the union
-/// of the verbs, for each scope, resource and object name.
+/// Merges [`EVERY_PROCESS`] with the rules that the controllers of a process declare. Returns one rule, with
+/// the union of the verbs, for each scope, resource and object name.
 pub(crate) fn merge(declared: impl IntoIterator<Item = RuleSet>) -> Vec<PolicyRule> {
     let declared = declared.into_iter().flatten().copied().flatten();
     let mut merged: Vec<PolicyRule> = Vec::new();

@@ -9,7 +9,8 @@ use cofferdam_cluster::{
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-/// Maximum effects per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
+/// Maximum effects per reconcile. The attach-detach controller adds four for each desired and each actual
+/// attachment of the volume. A reconcile that reaches the limit is racing with other writers and is requeued.
 pub(crate) const MAX_EFFECTS: usize = 16;
 
 /// Interval after which the event of a lasting problem is repeated: the API server keeps events for an hour.

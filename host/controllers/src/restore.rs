@@ -1,4 +1,5 @@
-//! Handling of a detected restore: stop the work, then write the restore marker that freezes deletions.
+//! Handling of a detected restore of the cluster from a backup: stop the controllers, and write the restore
+//! marker, a ConfigMap that freezes deletions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Delay between attempts to write the restore marker. No controller starts again before it is written.
 const MARKER_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Attempts to write the restore marker after the process was asked to stop: its supervisor may wait for less
-/// time than the API server needs.
+/// Maximum attempts to write the restore marker after the process was asked to stop. The attempts are
+/// limited, because a supervisor such as kubelet kills a process that exceeds its grace period.
 const MARKER_ATTEMPTS_AFTER_STOP: usize = 20;
 
 /// Handles a restore that is detected with one cache.
@@ -37,9 +38,9 @@ impl RestoreHandler<'_> {
         });
     }
 
-    /// Sets the metric from the cache. The previous cache may have set it to 1, and a change of the marker
-    /// may not reset it: the marker may have been deleted before this cache was created, and a process
-    /// without the provisioner does not watch it.
+    /// Sets the metric `deletions_frozen` from the cache. The previous cache may have set it to 1, and a
+    /// change of the marker may not reset it: the marker may have been deleted before this cache was created,
+    /// and a process without the provisioner does not watch it.
     pub(crate) fn update_metric(&self) {
         self.metrics.deletions_frozen.set(i64::from(deletion_freeze::is_frozen(self.cache)));
     }

@@ -1,4 +1,4 @@
-//! Detection of a restore before an effect that cannot be undone.
+//! Detection of a restore of the cluster from a backup, before an effect that cannot be undone.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ impl RestoreCheck {
         Self { writer, reads: Arc::default() }
     }
 
-    /// As [`deletion_freeze::detect_restore_live`]. Concurrent callers share the reads.
+    /// As [`deletion_freeze::detect_restore_live`]: a detected restore is not an error, but freezes
+    /// deletions. Concurrent callers share the reads.
     ///
     /// # Errors
     /// [`ApiError`] of the reads.

@@ -14,9 +14,9 @@ use crate::{
     role::Role,
 };
 
-/// First delay of the back-off of API writes. client-go starts at 5 ms.
+/// First delay of [`CallSettings::api_backoff`]. client-go starts at 5 ms.
 const API_BACKOFF_INITIAL: Duration = Duration::from_millis(50);
-/// Longest delay of the back-off of API writes, as client-go's `DefaultControllerRateLimiter`.
+/// Longest delay of [`CallSettings::api_backoff`], as in client-go's `DefaultControllerRateLimiter`.
 const API_BACKOFF_MAX: Duration = Duration::from_secs(1000);
 
 /// Settings of a process, with the flags that set them.
@@ -29,7 +29,7 @@ pub struct Settings {
     /// Name of the process in the events of the provisioner and of the scan for orphaned volumes, and in the
     /// provisioner identity of volumes: host name or pod name. The time of the next scan depends on it, too.
     pub identity: String,
-    /// Deadline and back-off of calls.
+    /// Deadline of driver calls, and back-off of driver calls and API writes.
     pub calls: CallSettings,
     /// The node of the process and the options of node-local drivers. `None` without `--node-name`: every
     /// driver then serves the whole cluster.
@@ -59,7 +59,7 @@ pub struct CallSettings {
 }
 
 impl Settings {
-    /// Returns true if the driver is node-local to the node of the process.
+    /// Returns true if the driver is node-local. False for every driver without `--node-name`.
     pub(crate) fn is_node_local(&self, backend: &dyn Backend) -> bool {
         self.node.as_ref().is_some_and(|node| node.is_node_local(backend))
     }
@@ -72,7 +72,8 @@ impl Settings {
         backends.iter().filter(|backend| !self.is_node_local(&***backend))
     }
 
-    /// The node of the process, with those of its drivers that are node-local. `None` without `--node-name`.
+    /// The node of the process, with those drivers of the process that are node-local. `None` without
+    /// `--node-name`.
     pub(crate) fn local_node(&self, backends: &[Arc<dyn Backend>]) -> Option<LocalNode> {
         let deployment = self.node.as_ref()?;
         let describe = |backend: &Arc<dyn Backend>| {

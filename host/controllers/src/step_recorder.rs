@@ -1,4 +1,5 @@
-//! Recording of steps, for the observer of the process and for the log.
+//! Recording of steps, for the observer of the process and for the log. A step is one effect of a controller,
+//! or its decision that no effect is possible or needed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -79,8 +80,8 @@ impl StepRecorder {
         self.observer.on_step(Step { component: self.role.as_str(), object, result, text, duration: took });
     }
 
-    /// Performs one effect and records its result; `text` names it in the present tense. A conflict is not
-    /// recorded: it is not a failure, since the rules decide again.
+    /// Performs one effect and records its result; `text` names the effect in the present tense. A conflict
+    /// is not recorded, because the controller decides again.
     pub(crate) async fn record_effect<T>(
         &self,
         text: &str,

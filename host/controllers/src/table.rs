@@ -1,5 +1,5 @@
 //! The table of controllers, and what follows from it: the names of controllers in `--role`, and RBAC rules.
-//! A new role is a folder with a `Controller` and one line in this table.
+//! A new role is a folder with a `DeclaredController` and one line in this table.
 
 use std::{collections::BTreeSet, str::FromStr};
 

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 /// The waiters that a release wakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WakePolicy {
-    /// All of them. The lock is free, and the first owner to acquire it gets it.
+    /// All waiters. The lock is free, and the first of them to acquire it gets it.
     All,
-    /// The first one. The lock is reserved for it until it acquires it or gives up the reservation.
+    /// The waiter that registered first. The lock is reserved for this waiter until it acquires the lock or
+    /// gives up the reservation.
     Next,
 }
 
@@ -104,7 +105,8 @@ impl<V: Clone + Eq + Hash, O: Clone + Eq + Hash> VolumeLocks<V, O> {
         None
     }
 
-    /// Registers a waiter. Returns false if the lock is free: the caller can then acquire it.
+    /// Registers `owner` as a waiter. If the lock is free, returns false and registers nothing: the caller
+    /// can then acquire the lock.
     pub(crate) fn add_waiter(&self, volume: &V, owner: &O) -> bool {
         self.state.lock().add_waiter(volume, owner)
     }

@@ -42,7 +42,8 @@ impl WatchSpec {
         Self::scoped::<K>(Scope { field_selector: Some(format!("metadata.name={name}")), ..Scope::default() })
     }
 
-    /// Lets work start before the first list of the kind. Its controller waits for the list itself.
+    /// Lets the controllers start before the first list of the kind. The controller that declares the watch
+    /// waits for the list itself.
     #[must_use]
     pub fn optional(self) -> Self {
         Self { required: false, ..self }
@@ -104,8 +105,8 @@ struct ReflectorInput {
     stop: CancellationToken,
 }
 
-/// Watches of every process. Each reflector detects restores; claims and PersistentVolumes are watched
-/// whatever the roles are, so every process detects them.
+/// Watches of every process. Every watch detects a restore of the cluster from a backup. Claims and
+/// PersistentVolumes are watched whatever the roles are, so every process detects a restore.
 pub fn common() -> Vec<WatchSpec> {
     vec![WatchSpec::all::<Claim>(), WatchSpec::all::<Volume>(), WatchSpec::all::<StorageClass>()]
 }

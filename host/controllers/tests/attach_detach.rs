@@ -6,10 +6,10 @@
 //! controller creates or deletes a VolumeAttachment: a single-node volume never has VolumeAttachments for two
 //! nodes, a volume that is in `volumesAttached` or that a pod on the node uses is never detached, and a
 //! volume in `volumesInUse` is detached only from a node with the taint `out-of-service`, or by force-detach
-//! from a node that is not ready or is deleted. At the end
-//! a shared volume is attached to every existing node with a pod that uses it. A single-node volume is
-//! attached to at most one node, and to one if an existing node has such a pod. No volume is attached to a
-//! node without such a pod; a deleted node may still have its pods.
+//! from a node that is not ready or is deleted. At the end, a shared volume is attached to every existing
+//! node with a pod that uses the volume. A single-node volume is attached to at most one node, and to one
+//! node if an existing node has a pod that uses the volume. No volume is attached to a node without a pod
+//! that uses the volume; pods of a deleted node count if they still exist.
 //!
 //! proptest generates the cases, because it shrinks failing ones. Its seed is fixed, so that all runs are the
 //! same.
@@ -39,15 +39,16 @@ use serde_json::json;
 const VOLUMES: [(&str, &str); 2] = [("v", "ReadWriteOnce"), ("w", "ReadWriteMany")];
 const NODES: [&str; 3] = ["node-0", "node-1", "node-2"];
 const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// Number of cases.
+/// Number of cases of the property test.
 const CASES: u32 = 48;
 
-/// A change of the cluster. It is skipped if its object does not exist.
+/// A change of the cluster. It is skipped if its object does not exist. `node` is an index of [`NODES`], and
+/// `volume` an index of [`VOLUMES`].
 #[derive(Clone, Debug)]
 enum ClusterChange {
     /// A pod with a volume is created on a node.
     PodCreated { node: usize, volume: usize },
-    /// The pod with this number, modulo the existing pods, is deleted.
+    /// The pod with this index, modulo the number of existing pods, is deleted.
     PodDeleted(usize),
     /// A node reports a volume in use, or not in use.
     VolumeInUse { node: usize, volume: usize, in_use: bool },
@@ -116,7 +117,7 @@ fn api_fault() -> impl Strategy<Value = ApiFault> {
     })
 }
 
-/// State of the cluster as its user knows it.
+/// The objects of the cluster after the changes so far, and the user actions of these changes.
 #[derive(Default)]
 struct ClusterModel {
     pods: BTreeMap<String, (usize, usize)>,

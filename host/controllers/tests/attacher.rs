@@ -31,7 +31,7 @@ async fn wait_for_attachment(simulation: &Simulation, name: &str) {
     }
 }
 
-/// The metric of one work queue.
+/// Returns the value of a metric, `length` or `age_seconds`, of one of the attacher's work queues.
 fn queue_metric(simulation: &Simulation, metric: &str, queue: &str) -> f64 {
     let line =
         format!("cofferdam_attacher_queue_{metric}{{driver_name=\"sim.cofferdam.dev\",queue=\"{queue}\"}} ");

@@ -1,5 +1,6 @@
-//! Simulations of the scan for orphaned volumes and of their deletion on request, on paused time. A run of a
-//! simulation starts a new process; objects and array remain.
+//! Simulations of the scan for orphaned volumes and of their deletion on request, on paused time. Each run of
+//! a simulation starts a new process; the API objects and the volumes of the simulated storage array remain
+//! from run to run.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a missing value fails the test")]
 
 use std::time::Duration;

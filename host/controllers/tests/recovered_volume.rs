@@ -14,7 +14,8 @@ use serde_json::json;
 
 const CLAIM: &str = "/api/v1/namespaces/default/persistentvolumeclaims/a";
 
-/// Runs the actions after `CreateVolume` has succeeded and its response is lost.
+/// Runs the actions after `CreateVolume` has succeeded and its response is lost. Returns the final state, and
+/// the effects (API writes and driver calls) as text.
 async fn run_after_lost_response(
     next_actions: impl IntoIterator<Item = UserAction>,
 ) -> (FinalState, Vec<String>) {

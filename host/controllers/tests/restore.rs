@@ -1,5 +1,5 @@
-//! Restores of the cluster from a backup: no volume is deleted after a restore before it is detected, nor
-//! while the restore marker exists. A process that detects a restore writes the marker, also during its
+//! Restores of the cluster from a backup: no volume is deleted between a restore and its detection, nor while
+//! the restore marker exists. A process that detects a restore writes the marker, also during its
 //! shutdown, and continues with a new cache unless it was asked to stop.
 #![allow(clippy::unwrap_used, reason = "a missing value fails the test")]
 
@@ -101,7 +101,7 @@ async fn no_unclaimed_volume_is_deleted_before_a_restore_is_detected() {
 }
 
 /// An API server that responds with 503 to requests with the method and the part of the path in
-/// `failing_request`, while `failures_left` is above 0. Each of them decrements it.
+/// `failing_request`, while `failures_left` is above 0. Each such response decrements `failures_left`.
 #[derive(Clone)]
 struct FailingApi {
     api: ApiService,
@@ -142,8 +142,8 @@ struct TestProcess {
     failures_left: Arc<AtomicUsize>,
 }
 
-/// Starts a process with the role `protection`, and waits until it is ready. Its API server responds to
-/// `failing_request` with 503 as often as `failures_left`, which is 0 at first.
+/// Starts a process with the role `protection`, and waits until the process is ready. Afterwards, the caller
+/// sets `failures_left`: the number of times that the API server responds to `failing_request` with 503.
 async fn start_process(failing_request: (Method, &'static str)) -> TestProcess {
     let api = ApiServer::new(Options { uid_seed: Some(7), ..Options::default() });
     let failures_left = Arc::new(AtomicUsize::new(0));

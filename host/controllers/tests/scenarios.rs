@@ -26,8 +26,9 @@ use cofferdam_sim::{FinalState, Scenario, Simulation, UsedRules, scenarios};
 use tokio::runtime::Builder;
 
 /// Runs a scenario. `crashing_process` is the index of the process that may crash: with a node-local driver
-/// the index of its node in `storage_nodes`, otherwise 0. Returns the final state, and the number of effects
-/// of this process.
+/// the index of its node in `storage_nodes`, otherwise 0. The process crashes after the effect of the number
+/// `crash_after`, counted from 1; not at all with `None`. Returns the final state, and the number of effects
+/// of the process before the crash.
 async fn run_scenario(
     scenario: &Scenario,
     crashing_process: usize,

@@ -22,7 +22,7 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Creates and registers the metrics. Once per process.
+    /// Creates and registers the metrics. To be called once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(

@@ -48,7 +48,7 @@ impl OneShotConnection {
     }
 }
 
-/// Returns true if a call failed because the connection was lost. Its result is then unknown.
+/// Returns true if a call failed because the connection was lost. The result of the call is then unknown.
 pub fn is_connection_lost(status: &Status) -> bool {
     std::error::Error::source(status).is_some_and(|source| source.is::<ConnectionLost>())
 }

@@ -1,4 +1,5 @@
-//! Conversion and checks of CSI's responses. An error is the rule that a response breaks.
+//! Conversion and checks of a driver's responses. The error of a conversion is the rule of CSI that the
+//! response breaks.
 
 use cofferdam_backend::{
     ContractViolation,
@@ -78,7 +79,8 @@ pub(crate) fn has_content_source(volume: Option<&v1::Volume>, requested: &v1::Vo
     volume.and_then(|volume| volume.content_source.as_ref()) == Some(requested)
 }
 
-/// `Confirmed` if the driver confirms every requested capability, else `Refused`.
+/// Converts the response of ValidateVolumeCapabilities: `Confirmed` if the driver confirms every requested
+/// capability, else `Refused`.
 pub(crate) fn validation(
     response: v1::ValidateVolumeCapabilitiesResponse,
     requested: &[v1::VolumeCapability],
@@ -93,7 +95,7 @@ pub(crate) fn validation(
     }
 }
 
-/// An expanded volume. A size below the required one is a violation.
+/// Converts and checks the response of ControllerExpandVolume. A size below `required` is a violation.
 pub(crate) fn expanded_volume(
     response: v1::ControllerExpandVolumeResponse,
     required: Option<u64>,
@@ -125,7 +127,8 @@ pub(crate) fn snapshot(response: Option<v1::Snapshot>) -> Result<Snapshot, Contr
     RESPONSE_LIMITS.check_snapshot(&snapshot).map(|()| snapshot)
 }
 
-/// A page of snapshots. If `source` is set, all must be of that volume.
+/// Converts and checks the response of ListSnapshots. If `source` is set, all snapshots must be of that
+/// volume.
 pub(crate) fn snapshot_page(
     response: v1::ListSnapshotsResponse,
     request: &PageRequest,
@@ -141,7 +144,8 @@ pub(crate) fn snapshot_page(
     RESPONSE_LIMITS.check_snapshot_page(&page, request, source).map(|()| page)
 }
 
-/// A group snapshot with its members. A member without a group id belongs to the group of the response.
+/// Converts and checks the group snapshot of a response, with its members. A member without a group id
+/// belongs to the group of the response.
 pub(crate) fn group_snapshot(
     response: Option<v1::VolumeGroupSnapshot>,
 ) -> Result<GroupSnapshot, ContractViolation> {
@@ -189,7 +193,7 @@ pub(crate) fn volume_status(
     checked_volume_status(response.volume, state.published_node_ids, state.volume_condition)
 }
 
-/// A page of volumes.
+/// Converts and checks the response of ListVolumes.
 pub(crate) fn volume_page(
     response: v1::ListVolumesResponse,
     request: &PageRequest,

@@ -41,7 +41,7 @@ pub(crate) struct ClusterClient {
     observer: Arc<dyn StepObserver>,
 }
 
-/// A watched kind.
+/// A kind whose objects [`ClusterClient`] watches.
 pub(crate) trait WatchedKind: Indexed {
     /// The cache of the kind's objects.
     fn store(client: &ClusterClient) -> &ObjectStore<Self>;
@@ -112,8 +112,8 @@ impl ClusterClient {
         (cluster_client, event_loop)
     }
 
-    /// Runs the reflectors until `stop`. A detected restore from backup is logged and ends the kind's watch:
-    /// dev mode's cluster is never restored.
+    /// Runs the reflectors until `stop`. A reflector that detects that the API server was restored from a
+    /// backup logs an error and ends: dev mode's cluster is never restored.
     pub(crate) async fn run_reflectors(&self, stop: &CancellationToken) {
         let first = futures::future::join5(
             self.run_reflector::<FullPod>(stop),
@@ -310,7 +310,8 @@ impl ClusterClient {
         });
     }
 
-    /// Performs an effect and reports its result to the observer.
+    /// Performs an effect, such as a write to the API server, and reports it to the observer as an applied or
+    /// failed step with its duration. `text` describes the effect.
     pub(crate) async fn perform<T, E: std::fmt::Display>(
         &self,
         component: &'static str,

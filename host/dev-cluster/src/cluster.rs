@@ -1,6 +1,6 @@
-//! The simulated part of dev mode's cluster: the scheduler, the ephemeral volume controller, and the nodes
-//! with their Node objects, their kubelets, and on real sockets Cofferdam's Node services and the
-//! registrations of all drivers.
+//! The simulated part of dev mode's cluster: the scheduler, the ephemeral volume controller, and the nodes.
+//! Each node has a Node object, a simulated kubelet, and on real sockets a registration service for each of
+//! its drivers and a Node service for each driver without its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,10 +35,10 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Kubelet's root directory for the volumes of a built-in driver if mounts are recorded. It exists in the
-/// fake host only.
+/// Kubelet's root directory for the volumes of a driver with Cofferdam's Node service if mounts are
+/// recorded. The directory exists in the fake host only.
 const RECORDED_KUBELET_ROOT: &str = "/var/lib/kubelet";
-/// Timeout of CSI calls without a gRPC deadline.
+/// Timeout of calls to Cofferdam's Node services without a gRPC deadline.
 const DEFAULT_CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Root of directories and images in the policy for recorded mounts if the driver has no root; the directory
 /// does not exist.
@@ -50,8 +50,9 @@ const NONEXISTENT_ROOT: &str = "/nonexistent";
 pub enum Mounts {
     /// Mounts are recorded in memory by a fake host, which also records violated rules.
     Recorded,
-    /// The kernel mounts volumes, within the operator's policy. Directories and images beneath a built-in
-    /// driver's `root` are allowed, too. This needs Linux and CAP_SYS_ADMIN.
+    /// The kernel mounts the volumes that this policy allows. If a [`NodePlugin::BuiltIn`] has a `root`,
+    /// directories and images are allowed, too: beneath the root that the policy sets for them, else beneath
+    /// the driver's `root`. Real mounts need Linux and CAP_SYS_ADMIN.
     Real(Box<NodePolicy>),
 }
 
@@ -69,15 +70,16 @@ pub struct NodeDriver {
 /// The node plugin of a driver.
 #[derive(Clone, Debug)]
 pub enum NodePlugin {
-    /// Cofferdam's Node service.
+    /// Cofferdam's Node service. The cluster runs one for the driver on each of the driver's nodes.
     BuiltIn {
         /// Description of the driver, as `cofferdam backend inspect --output manifest` prints it.
         manifest: Box<DriverManifest>,
-        /// Directory that contains all directories and images in the driver's ConnectionInfo: that of a pool
-        /// driver. `None` for other drivers.
+        /// For a driver that stores its volumes in a directory of this machine (a pool): that directory. It
+        /// contains the directories and images that the driver's connection info names. `None` for other
+        /// drivers.
         root: Option<PathBuf>,
     },
-    /// The driver's own Node service, on this socket.
+    /// The driver's own Node service, which listens on this socket. The cluster does not run it.
     External(Address),
 }
 
@@ -87,9 +89,9 @@ pub struct DevClusterOptions {
     pub client: kube::Client,
     /// The wall clock.
     pub clock: Clock,
-    /// Observer of steps.
+    /// Observer that receives the steps of the simulated components.
     pub observer: Arc<dyn StepObserver>,
-    /// Names of the nodes.
+    /// Names of the nodes. The first one has all drivers.
     pub nodes: Vec<String>,
     /// A directory for sockets, volume records, and kubelet's files and mounts on this machine. Only this
     /// cluster uses it.
@@ -100,7 +102,7 @@ pub struct DevClusterOptions {
     pub mounts: Mounts,
 }
 
-/// A cluster could not be created or has stopped. The message has one line.
+/// A cluster could not be created, or one of its servers failed while it ran. The message has one line.
 #[derive(Debug, thiserror::Error)]
 pub enum DevError {
     /// The Node could not be created, or its not-ready taint could not be removed.
@@ -111,7 +113,7 @@ pub enum DevError {
         /// The error.
         source: ApiError,
     },
-    /// A server could not listen on its socket.
+    /// The server of a driver's Node service or registration socket could not listen on its socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
     /// A directory could not be created.
@@ -133,7 +135,7 @@ struct SimulatedNode {
     registration_sockets: BTreeSet<PathBuf>,
 }
 
-/// The nodes, the scheduler and the ephemeral volume controller.
+/// The simulated nodes, scheduler and ephemeral volume controller. They run during [`Self::run`].
 pub struct DevCluster {
     client: Arc<ClusterClient>,
     events: EventLoop,
@@ -152,7 +154,7 @@ pub struct NodesView {
 }
 
 impl NodesView {
-    /// Waits until every driver has been registered at least once on each of its nodes.
+    /// Waits until kubelet has registered every driver at least once on each of the driver's nodes.
     pub async fn wait_until_registered(&self) {
         for (kubelet, _, sockets) in &self.nodes {
             // The kubelet owns the sender, so waiting cannot fail.
@@ -388,8 +390,8 @@ impl DevCluster {
     }
 }
 
-/// Serves a registrar and reports its socket to kubelet each time it appears, in place of kubelet's plugin
-/// watcher.
+/// Serves a driver's registration socket. Reports the socket to kubelet each time that the registrar creates
+/// it, in place of kubelet's plugin watcher.
 async fn serve_registrar(
     registrar: Arc<Registrar>,
     kubelet: Arc<Kubelet>,
@@ -483,8 +485,8 @@ fn make_directory(path: &Path) -> Result<(), DevError> {
     Ok(LocalFiles.make_directory(&path.display().to_string())?)
 }
 
-/// Labels of a node. Each topology label of a built-in driver gets the node's zone, as an administrator would
-/// set it. The hostname, OS, region and zone labels keep their values.
+/// Labels of a node. The node's zone is the value of each topology label of a driver with Cofferdam's Node
+/// service, as an administrator would set it. The hostname, OS, region and zone labels keep their values.
 fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Labels {
     let zone = format!("zone-{}", number + 1);
     let mut labels: Labels = BTreeMap::from([
@@ -503,7 +505,8 @@ fn node_labels(name: &NodeName, number: usize, drivers: &[&NodeDriver]) -> Label
     labels
 }
 
-/// Creates a Ready Node, with the fields that kubelet and the node lifecycle controller set.
+/// Creates a Ready Node with fields that kubelet sets. Then removes the not-ready taint, as the node
+/// lifecycle controller does for a Ready Node.
 async fn create_node(
     client: &ClusterClient,
     name: &NodeName,

@@ -1,4 +1,5 @@
-//! Claims of generic ephemeral volumes: the ephemeral volume controller of kube-controller-manager.
+//! Creates the claims of generic ephemeral volumes, as the ephemeral volume controller of
+//! kube-controller-manager does.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ pub(crate) enum EphemeralClaimDecision {
     /// The claim exists, and the pod controls it.
     Exists,
     /// A claim with the name that the volume's claim must have exists, and the pod does not control it. The
-    /// event's message ends with the text.
+    /// text describes the conflict for the message of the pod's FailedBinding event.
     NameConflict(String),
     /// The claim does not exist and has to be created with this body.
     Create(Value),
@@ -115,7 +116,7 @@ impl EphemeralVolumeController {
         self.queue.run(WORKERS, stop, work).await;
     }
 
-    /// Enqueues the pods with a generic ephemeral volume that uses this claim, which was deleted.
+    /// Enqueues the pods with a generic ephemeral volume whose claim has this key. The claim was deleted.
     fn enqueue_pods_of(&self, claim: &ClaimKey) {
         let is_owner = |pod: &Arc<FullPod>| {
             pod.slim.key.namespace == claim.namespace && pod.slim.ephemeral_claims.contains(&claim.name)

@@ -1,4 +1,4 @@
-//! Kubelet's files on a node: directories of volumes, and the data files next to them.
+//! Kubelet's files on a node: directories of volumes, and the `vol_data.json` file next to each volume.
 
 use std::{
     fs::{self, DirBuilder},
@@ -9,7 +9,8 @@ use std::{
 use cofferdam_fake_host::FakeHost;
 use cofferdam_node::MounterError;
 
-/// An operation on kubelet's files failed.
+/// An operation on a file or directory of a node failed: on one of kubelet's, or on a directory for the
+/// node's sockets and volume records.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {path}: {source}")]
 pub struct FileError {
@@ -19,7 +20,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Creates an error of an operation, such as `write`.
+    /// Creates the error of an operation on a path. The operation is a verb, such as `write`.
     pub fn new(
         operation: &'static str,
         path: &str,
@@ -29,7 +30,7 @@ impl FileError {
     }
 }
 
-/// Mode of kubelet's directories, as kubelet creates them.
+/// Mode of the directories that [`LocalFiles`] creates: that of a real kubelet's directories.
 const DIRECTORY_MODE: u32 = 0o750;
 
 /// The file operations of kubelet. Paths are absolute.
@@ -49,7 +50,7 @@ pub trait Files: Send + Sync {
     /// Removes a file or an empty directory. Succeeds if the path does not exist.
     ///
     /// # Errors
-    /// When the filesystem returns an error, or the directory is not empty.
+    /// When the filesystem returns an error, such as for a directory that is not empty or is a mount point.
     fn remove(&self, path: &str) -> Result<(), FileError>;
 }
 
@@ -70,7 +71,8 @@ impl Files for FakeHost {
     }
 }
 
-/// The filesystem of this machine, for real mounts and drivers with their own Node service.
+/// The filesystem of this machine. Kubelet uses it for real mounts and for drivers with their own Node
+/// service. The cluster creates the directories for sockets and volume records with it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalFiles;
 

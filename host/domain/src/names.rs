@@ -8,7 +8,8 @@ use crate::ids::{DriverName, NodeName, VolumeAttachmentName, VolumeHandle};
 
 /// PVC: the claim was bound before. The value is ignored.
 pub const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// PV and PVC: the controller wrote this side of the binding and may remove it. The value is ignored.
+/// PV and PVC: the PersistentVolume controller, not a user, wrote this object's reference to the other
+/// (`claimRef` or `volumeName`), and may remove the reference. The value is ignored.
 pub const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// PV: name of the plugin or driver that provisioned the volume.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
@@ -34,7 +35,8 @@ pub const MODIFY_SECRET_NAMESPACE: &str = "volume.kubernetes.io/controller-modif
 pub const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 /// StorageClass: the default class, legacy form.
 pub const DEFAULT_CLASS_BETA: &str = "storageclass.beta.kubernetes.io/is-default-class";
-/// PV: name of the Secret for DeleteVolume. Empty means none; without the annotation the class decides.
+/// PV: name of the Secret for DeleteVolume. Empty means none. Without the annotation, the StorageClass
+/// may name a Secret.
 pub const DELETION_SECRET_NAME: &str = "volume.kubernetes.io/provisioner-deletion-secret-name";
 /// PV: namespace of the Secret for DeleteVolume.
 pub const DELETION_SECRET_NAMESPACE: &str = "volume.kubernetes.io/provisioner-deletion-secret-namespace";
@@ -51,8 +53,8 @@ pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.
 
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
-/// Prefix of the finalizer of a VolumeAttachment until the volume is detached from the node, and of its PV
-/// until the volume is detached from all nodes.
+/// Prefix of the attacher's finalizer. A VolumeAttachment has the finalizer until the volume is detached from
+/// the node. The PV has it until the volume is detached from all nodes.
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 
 /// Node: the attach-detach controller, not the kubelet, attaches volumes. The value is ignored.

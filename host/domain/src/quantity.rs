@@ -14,16 +14,17 @@ pub struct Quantity(u128);
 /// A text that is not an amount of storage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// Not of Kubernetes' quantity syntax, or with an exponent that does not fit 32 bits.
+    /// The text does not have Kubernetes' quantity syntax, or its exponent does not fit 32 bits.
     #[error(
         "{0:?} is not a quantity: expected a number with an optional suffix such as Ki, Mi, Gi, k, M, G or e3"
     )]
     Syntax(String),
-    /// Below zero.
+    /// The amount is below zero.
     #[error("quantity {0:?} is negative: expected zero or more bytes")]
     Negative(String),
-    /// Above the supported maximum of 2^127 bytes. Or the digits, read as a whole number and multiplied by
-    /// the factor of a binary suffix, exceed 128 bits, even if the amount itself is smaller.
+    /// The amount is above the supported maximum of 2^127 bytes. Or an intermediate result exceeds 128 bits,
+    /// although the amount is smaller: the digits without the decimal point, or their product with the
+    /// factor of a binary suffix.
     #[error("quantity {0:?} is too large: expected at most 2^127 bytes")]
     TooLarge(String),
 }
@@ -120,7 +121,7 @@ impl Scale {
     }
 }
 
-/// `digits × 10^exponent`, rounded up to a whole number; `None` when it does not fit.
+/// `digits × 10^exponent`, rounded up to a whole number; `None` if the result does not fit 128 bits.
 fn power_of_ten(digits: u128, exponent: i64) -> Option<u128> {
     match exponent.cmp(&0) {
         Ordering::Equal => Some(digits),

@@ -242,8 +242,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Returns `true` if the volume is bound or pre-bound to the claim: the claimRef has its namespace and
-    /// name, and no uid or the same uid (kube-controller-manager's IsVolumeBoundToClaim).
+    /// Returns `true` if the volume is bound or pre-bound to the claim: the claimRef has the claim's
+    /// namespace and name, and no uid or the claim's uid (kube-controller-manager's IsVolumeBoundToClaim).
     pub fn is_bound_to(&self, key: &ClaimKey, uid: &Uid) -> bool {
         self.claim_ref.as_ref().is_some_and(|r| r.key == *key && r.uid.as_ref().is_none_or(|u| u == uid))
     }

@@ -37,12 +37,12 @@ const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// `errors/final-kinds-are-final` and `errors/no-defects` check them.
 const MAX_ERRORS: usize = 10_000;
 
-/// Number of `SuiteContext::unfinished_calls` from which on failed calls are not repeated, and the remaining
-/// cases are skipped.
+/// When `SuiteContext::unfinished_calls` reaches this number, failed calls are no longer repeated, and the
+/// remaining cases are skipped.
 pub(crate) const MAX_UNFINISHED_CALLS: u32 = 5;
 
-/// Returns true if a failed call has to be repeated: it is in progress, or its outcome is unknown and its
-/// kind is Aborted, Unavailable or DeadlineExceeded.
+/// Returns true if a failed call has to be repeated: its error says that the call is in progress, or that its
+/// outcome is unknown, with the kind Aborted, Unavailable or DeadlineExceeded.
 fn is_retryable(error: &StorageError) -> bool {
     match error.finality {
         Finality::Final => false,
@@ -69,7 +69,7 @@ pub(crate) enum VolumeOrigin {
     Snapshot(SnapshotHandle),
 }
 
-/// The objects that the cleanup deletes or unpublishes, and the creates that it repeats.
+/// The objects that the cleanup after each case deletes or unpublishes, and the creates that it repeats.
 #[derive(Debug, Default)]
 pub(crate) struct CreatedResources {
     volumes: BTreeSet<VolumeHandle>,
@@ -176,7 +176,7 @@ impl SuiteContext {
         self.volume_request_named(self.unique_name(label))
     }
 
-    /// As [`Self::volume_request`], with this name.
+    /// As [`Self::volume_request`], with this name in place of a generated one.
     pub(crate) fn volume_request_named(&self, name: String) -> CreateVolume {
         CreateVolume {
             owner: Some(self.owner(&name)),
@@ -282,12 +282,13 @@ impl SuiteContext {
         }
     }
 
-    /// Creates an empty volume.
+    /// Creates an empty volume. Records it for the cleanup.
     pub(crate) async fn create(&self, request: &CreateVolume) -> Result<CreatedVolume, StorageError> {
         self.create_from(&self.backend, request, &VolumeOrigin::Empty).await
     }
 
-    /// Creates a volume, empty or with a content source, through this process. Records it for the cleanup.
+    /// Creates a volume, empty or with a content source, through the simulated process `backend`. Records the
+    /// volume for the cleanup.
     pub(crate) async fn create_from(
         &self,
         backend: &RecordingBackend,
@@ -312,7 +313,7 @@ impl SuiteContext {
         self.delete_with(&self.backend, handle).await
     }
 
-    /// Deletes a volume through this process.
+    /// Deletes a volume through the simulated process `backend`.
     pub(crate) async fn delete_with(
         &self,
         backend: &RecordingBackend,
@@ -331,7 +332,7 @@ impl SuiteContext {
         lock(&self.created).published_volumes.insert(handle.clone());
     }
 
-    /// Creates a snapshot through this process. Records it for the cleanup.
+    /// Creates a snapshot through the simulated process `backend`. Records the snapshot for the cleanup.
     pub(crate) async fn create_snapshot(
         &self,
         backend: &RecordingBackend,
@@ -367,7 +368,7 @@ impl SuiteContext {
         answer
     }
 
-    /// Creates a group snapshot.
+    /// Creates a group snapshot. Records it for the cleanup.
     pub(crate) async fn create_group_snapshot(
         &self,
         request: &CreateGroupSnapshot,

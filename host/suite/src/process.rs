@@ -47,15 +47,15 @@ struct RecordedCall {
 }
 
 impl CallRecorder {
-    /// Clears the calls of the previous case. The numbers of its processes other than the first are used
-    /// again.
+    /// Clears the calls of the previous case. The numbers of that case's processes, except that of the first
+    /// process, are used again.
     pub(crate) fn clear(&self) {
         self.lock().clear();
         self.process_count.store(1, Ordering::Relaxed);
     }
 
-    /// The last calls, at most `limit`, each with its result. A call of another process than the first has
-    /// the process's number, counted from 1.
+    /// The last calls, at most `limit`, each with its result. The text of a call by another process than the
+    /// first names the process's number, counted from 1.
     pub(crate) fn last_calls(&self, limit: usize) -> Vec<String> {
         let calls = self.lock();
         let start = calls.len().saturating_sub(limit);

@@ -33,9 +33,9 @@ pub struct SuiteReport {
 /// of its component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverIdentity {
-    /// Name.
+    /// The driver's name.
     pub name: String,
-    /// Version.
+    /// The driver's version.
     pub version: String,
     /// SHA-256 of the component.
     pub digest: String,

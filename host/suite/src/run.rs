@@ -20,7 +20,7 @@ const MAX_CALLS_SHOWN: usize = 8;
 
 /// Loads a component and runs every selected case on it, one after the other.
 ///
-/// Defects of the driver are part of the report, even if it cannot be loaded because of them.
+/// Defects of the driver are part of the report, also those because of which the component cannot be loaded.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Runs the suite on the test driver `broken`. With the setting `broken-rule` it breaks the rule of that
-//! case: the case fails, and few others. Without the setting no case fails.
+//! Runs the suite on the test driver `broken`. Its setting `broken-rule` is the id of a case. The driver then
+//! breaks the rule of this case, and the case and few others fail. Without the setting no case fails.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, also in what its functions share")]
 

@@ -1,6 +1,7 @@
 //! Cost of the sandbox: one CreateVolume in a fresh instance, compared with the same call over gRPC on a unix
-//! socket, as between a sidecar and its driver. Prints a table. Arguments: number of measured calls of each
-//! row, and number of volumes that are created between the first and the second row of the sandbox.
+//! socket, as between a sidecar and its driver. Prints a table with two rows of the sandbox, before and after
+//! more volumes are created, and one of gRPC. Arguments: number of measured calls of each row, and number of
+//! these volumes.
 
 mod common;
 

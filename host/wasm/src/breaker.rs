@@ -28,8 +28,8 @@ enum BreakerState {
     HalfOpen { pause: Duration, trial_deadline: Instant },
 }
 
-/// Admission of a call. Its result counts only if the state has not changed since: a call that started before
-/// the circuit opened says nothing about the trial.
+/// Admission of a call. The call's result counts only if the breaker's state has not changed since: a call
+/// that started before the circuit opened says nothing about the trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BreakerPermit(u64);
 
@@ -71,8 +71,8 @@ impl Breaker {
         }
     }
 
-    /// Admits a call again after it has waited, because the circuit may have opened meanwhile. Returns the
-    /// same as `admit`.
+    /// Admits a call again after it has waited for an instance slot, because the circuit may have opened
+    /// meanwhile. Returns the same permit if the state has not changed, else the result of `admit`.
     pub(crate) fn readmit(
         &mut self,
         permit: BreakerPermit,
@@ -82,7 +82,8 @@ impl Breaker {
         if permit.0 == self.generation { Ok(permit) } else { self.admit(now, max_duration) }
     }
 
-    /// Records a call that ended with a result of the guest, also an error.
+    /// Records a call that ended with a result of the guest, also an error or a result that breaks a rule of
+    /// the contract.
     pub(crate) fn record_success(&mut self, permit: BreakerPermit) {
         if permit.0 != self.generation {
             return;

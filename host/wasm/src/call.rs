@@ -25,8 +25,9 @@ use crate::{
 };
 use cofferdam_backend::{CallContext, checks::printable};
 
-/// The component, imports and limits that all calls of one backend share. The circuit breaker and the limit
-/// of concurrent calls are not part of it: `WasmBackend::second_process` shares only this.
+/// The component, imports and limits that all calls of one backend share. A backend and its
+/// `WasmBackend::second_process` have the same shared state, but each its own circuit breaker and limit of
+/// concurrent calls.
 pub(crate) struct SharedState {
     pub(crate) engine: wasmtime::Engine,
     pub(crate) compiled: Arc<CompiledComponent>,

@@ -14,7 +14,7 @@ pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Grant {
-    /// Lines in the log.
+    /// Lines in the host's log.
     Log,
     /// Wall clock and random bytes.
     Ambient,
@@ -53,7 +53,7 @@ impl Grant {
     pub const DEFAULT: [Self; 6] =
         [Self::Log, Self::Ambient, Self::Settings, Self::Secrets, Self::Session, Self::State];
 
-    /// Advice for the operator on granting it.
+    /// Advice for the operator on granting this import.
     pub(crate) fn advice(self) -> String {
         match self {
             Self::Http => "name the origins of its requests in sections [[backend.NAME.http.origins]], \
@@ -100,7 +100,7 @@ impl fmt::Display for Grant {
     }
 }
 
-/// Name of a contract interface in a version that the host does not support.
+/// Name of a contract interface, without a version or in one that the host does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceVersion(String);
 

@@ -1,7 +1,7 @@
 //! CPU time of one call.
 //!
-//! Measured with the CPU clock of the thread, per poll slice: time in which the call waits for the host, or
-//! for a processor of a busy machine, does not count.
+//! A slice is one poll of the call's future. Each slice is measured with the CPU clock of its thread: time in
+//! which the call waits for the host, or for a processor of a busy machine, does not count.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ pub(crate) struct CpuTime(Arc<Inner>);
 struct Inner {
     /// CPU time of finished slices, in nanoseconds.
     total_nanos: AtomicU64,
-    /// The thread's CPU clock at the start of this slice, in nanoseconds.
+    /// The thread's CPU clock at the start of the current or last slice, in nanoseconds.
     slice_start: AtomicU64,
 }
 

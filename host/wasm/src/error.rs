@@ -154,7 +154,8 @@ pub enum LoadError {
         /// The permitted values.
         expected: &'static str,
     },
-    /// A limit exceeds the size of an instance slot: `instances`, `memories`, `tables` or `table-elements`.
+    /// A configured limit is above what the instance pool permits for one call: `instances`, `memories`,
+    /// `tables` or `table-elements`.
     #[error("{name}: the limit `{limit}` is {value}; expected at most {max}")]
     LimitTooHigh {
         /// The component.

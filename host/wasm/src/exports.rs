@@ -47,7 +47,7 @@ pub(crate) struct ExportMismatch {
     error: wasmtime::Error,
 }
 
-/// Indices of a component's exported interfaces; `None` if it does not export the interface.
+/// Indices of a component's exported interfaces; `None` for an interface that the component does not export.
 #[derive(Clone)]
 pub(crate) struct Exports {
     identity: Option<identity::GuestIndices>,

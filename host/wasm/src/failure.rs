@@ -22,7 +22,7 @@ pub(crate) enum CallFailure {
     Memory(usize),
     /// The guest exceeded a limit of its instances, memories, tables, elements of a table or handles.
     LimitExceeded(GuestLimit),
-    /// The guest did not respond before its deadline; it ran for this time.
+    /// The guest did not respond before the call's deadline, which was this time after the guest's start.
     Deadline(Duration),
     /// The deadline left the guest only this time: too little to count as the guest's failure.
     CallerDeadline(Duration),
@@ -36,11 +36,11 @@ pub(crate) enum CallFailure {
     Overloaded,
     /// The instance slots that the call needs did not become free before the deadline.
     PoolExhausted,
-    /// The circuit is open because the backend failed too often, or another call is the trial. The next call
-    /// is admitted after this time at the latest.
+    /// The circuit breaker rejected the call: the backend failed too often, or another call currently tries
+    /// whether the backend works again. The next call is admitted after this time at the latest.
     CircuitOpen(Duration),
     /// Another operation, or work that outlived its call, uses the volume, snapshot or group snapshot, or a
-    /// source of the requested one; or an earlier operation on it has no final result yet.
+    /// source of the requested one; or an earlier operation on the same object has no final result yet.
     Conflict(OperationConflict),
 }
 
@@ -86,9 +86,10 @@ impl From<ContractViolation> for CallFailure {
 }
 
 impl CallFailure {
-    /// The error that the caller receives. A call that the host stopped is never final: its storage may have
-    /// received the request. A call that never reached the guest is not final either: an earlier call for the
-    /// same volume may still have an effect, and a final error would make the caller forget it.
+    /// The error that the caller receives. The error of a call that the host stopped is never final: the
+    /// storage may have received the request. The error of a call that never reached the guest is not final
+    /// either: an earlier call for the same volume may still have an effect, and after a final error the
+    /// caller would no longer retry or clean up.
     pub(crate) fn into_error(self, redactor: &Redactor) -> StorageError {
         let unknown = |kind, message: String| StorageError::with_unknown_effect(kind, message);
         match self {

@@ -13,9 +13,10 @@ pub struct FaultPlan(Arc<Mutex<FaultState>>);
 /// Message of a call that was ended by fault injection.
 pub(crate) const INJECTED_FAULT: &str = "the conformance suite ended the call here";
 
-/// The host call or HTTP request at which a fault is injected. Its number counts from 0 over all calls of the
-/// backend since [`FaultPlan::arm`]. Only calls of the imports `state`, `http` and `pool` are numbered; of
-/// `http`, only requests whose URL, headers and size the host accepts.
+/// The host call or HTTP request at which a fault is injected. A host call is a guest's call of an import.
+/// Only host calls of `state`, `http` and `pool` are numbered; of `http`, only requests whose URL, headers
+/// and size the host accepts. These requests also have a numbering of their own. Both numberings start at 0
+/// with [`FaultPlan::arm`] and count over all calls of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultPoint {
     /// Ends the guest's call before the host call with this number has an effect.

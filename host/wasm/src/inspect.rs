@@ -27,7 +27,8 @@ pub struct ComponentInterfaces {
 }
 
 impl ComponentInterfaces {
-    /// Reads a component's imports and exports by name.
+    /// Derives the needed grants and the abilities from the names of a component's imports and exports.
+    /// `component` is the component's name in errors.
     pub(crate) fn from_names(
         component: &str,
         imports: Vec<String>,
@@ -108,7 +109,7 @@ impl<'a> InterfaceName<'a> {
     }
 
     /// True if semantic versioning allows this version in place of the host's: the same minor version while
-    /// the major version is 0.
+    /// the major version is 0, and the same pre-release. False without a version.
     fn is_compatible(self) -> bool {
         let compatibility_track = |version: &str| {
             let (core, pre) =

@@ -35,19 +35,19 @@ const MAX_TABLE_ELEMENTS: usize = 100_000;
 const MAX_INSTANCE_METADATA: usize = 16 << 20;
 /// Maximum slots of one backend: enough for the default limit of concurrent calls with one memory each.
 const DRIVER_QUOTA: u32 = 64;
-/// Maximum number of free slots that other modules have used. Above it a module takes one of these; below
-/// it, a slot that was never used.
+/// Number of free slots that wasmtime keeps for the WebAssembly modules that used them last. From this number
+/// on, an instance of another module takes one of these slots; below it, a slot that was never used.
 const WARM_SLOTS: u32 = 16;
-/// Memory that an empty slot keeps, zeroed; the rest is returned to the system. It covers the whole memory of
-/// a small driver in Rust with a small stack. In the worst case, after 512 concurrent calls, all slots
-/// together keep 176 MiB with the two constants below.
+/// Bytes of its linear memory that a free slot keeps, zeroed; the rest is returned to the system. 256 KiB
+/// hold the whole memory of a small driver in Rust with a small stack. In the worst case, after 512
+/// concurrent calls, all slots together keep 176 MiB: linear memories, tables and stacks.
 const RESIDENT_MEMORY: usize = 256 * KIB;
-/// Bytes of each table that an empty slot keeps, zeroed.
+/// Bytes of each of its tables that a free slot keeps, zeroed.
 const RESIDENT_TABLE: usize = 4 * KIB;
-/// Bytes of the stack that an empty slot keeps, zeroed.
+/// Bytes of its stack that a free slot keeps, zeroed.
 const RESIDENT_STACK: usize = 32 * KIB;
-/// Freed slots whose memory is returned to the system together, for each of up to 16 processors. They are not
-/// reused before that.
+/// Number of freed slots whose memory is returned to the system together. Each processor, up to 16, collects
+/// a batch of its own. A freed slot is not reused before its memory is returned.
 const DECOMMIT_BATCH: usize = 32;
 
 /// Counts the free instance slots of an engine, which all backends share. The slots themselves are in
@@ -91,8 +91,8 @@ impl InstanceQuota {
     }
 }
 
-/// Number of instance slots that a call of a component needs. A slot has one linear memory and
-/// `TABLES_PER_MEMORY` tables.
+/// Number of instance slots that a call of a component needs, from 1 to `DRIVER_QUOTA`. A slot has one linear
+/// memory and `TABLES_PER_MEMORY` tables.
 pub(crate) fn required_instances(component: &Component) -> u32 {
     // Absent for components that import modules, which the host does not offer.
     let Some(resources) = component.resources_required() else { return 1 };
@@ -127,7 +127,7 @@ pub(crate) fn configure_pooling(config: &mut Config) {
     config.allocation_strategy(InstanceAllocationStrategy::Pooling(pooling));
 }
 
-/// Limits that cannot exceed the size of a slot: name, configured value and maximum.
+/// The configured limits that the pool bounds for one call: name, configured value and the pool's maximum.
 pub(crate) fn limit_maxima(limits: &Limits) -> [(&'static str, usize, usize); 4] {
     [
         ("instances", limits.instances, MAX_INSTANCES_PER_CALL as usize),

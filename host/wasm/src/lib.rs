@@ -1,5 +1,5 @@
-//! Runs storage drivers that are WebAssembly components, with wasmtime: it limits each call and provides the
-//! imports of the components.
+//! Runs storage drivers that are WebAssembly components, with wasmtime. This crate limits each call and
+//! implements the imports of the components.
 //!
 //! [`Engine::load`] reads a component, rejects imports that are not granted, and calls its `describe` and
 //! `probe`. The resulting [`WasmBackend`] implements [`Backend`](cofferdam_backend::Backend): it runs every
@@ -8,9 +8,10 @@
 //! that one call. After several traps, exits, time-outs, exceeded limits or panics of the host in a row, a
 //! circuit breaker rejects the backend's calls for a while.
 //!
-//! Each layer uses the ones before it only: bindings and data types (`contract`, `limits`, `failure`, …),
-//! `capabilities` (one module for each import), `instance`, `exports` and `call` (one call of a component),
-//! `engine` (threads, linker, compiled components), and `backend` with `loader`, which assembles backends.
+//! Each layer of modules uses only the layers named before it: bindings and data types (`contract`,
+//! `limits`, `failure`, …), `capabilities` (one module for each import), `instance`, `exports` and `call`
+//! (one call of a component), `engine` (threads, linker, compiled components), and `backend` with `loader`,
+//! which assembles backends.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -13,10 +13,10 @@ const MIB: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Limits {
-    /// Linear memory of one call in bytes, summed over all memories of the component. No measured guest needs
-    /// more than 17 MiB.
+    /// Maximum linear memory of one call in bytes, summed over all memories of the component. No measured
+    /// guest needs more than 17 MiB.
     pub memory_bytes: usize,
-    /// CPU time of one call, in milliseconds; waiting does not count. Checked every 10 ms.
+    /// Maximum CPU time of one call, in milliseconds; waiting does not count. Checked every 10 ms.
     pub cpu_ms: u64,
     /// Maximum duration of one call, in milliseconds, including its wait for other calls. The caller's own
     /// deadline may be shorter.
@@ -24,9 +24,9 @@ pub struct Limits {
     /// Maximum bytes that the guest passes to the host at once: its result, or all arguments of one call of
     /// an import.
     pub result_bytes: usize,
-    /// Bytes that one call may write to the log, and as many again to its standard output and error together.
-    /// In the log, each line and each field counts 16 bytes more, and each byte of a field's value counts six
-    /// times.
+    /// Maximum bytes that one call may write to the log. The call's standard output and error together have a
+    /// separate limit of the same size. In the log, each line and each field counts 16 bytes more, and each
+    /// byte of a field's value counts six times.
     pub log_bytes: usize,
     /// Maximum bytes of a component's file.
     pub file_bytes: u64,
@@ -36,7 +36,8 @@ pub struct Limits {
     pub queued_calls: usize,
     /// Maximum bytes of all entries of the `state` import: keys and values, plus 160 bytes for each entry.
     pub state_bytes: usize,
-    /// Maximum keys of the `session` import. A key counts once for each set of secrets that uses it.
+    /// Maximum keys of the backend's `session` import. A key counts once for each set of secrets that uses
+    /// it.
     pub session_keys: usize,
     /// Maximum lifetime of a value of the `session` import, in milliseconds.
     pub session_ttl_ms: u64,
@@ -44,7 +45,7 @@ pub struct Limits {
     pub http_request_bytes: usize,
     /// Maximum bytes of the body of one response of the `http` import; `result_bytes` limits it too.
     pub http_response_bytes: usize,
-    /// Maximum concurrent requests of the `http` import; further requests fail immediately.
+    /// Maximum concurrent requests of the backend's `http` import; further requests fail immediately.
     pub http_exchanges: usize,
     /// Maximum duration of one request of the `http` import, in milliseconds. A request may outlive its call.
     pub http_timeout_ms: u64,

@@ -81,13 +81,13 @@ pub struct BackendConfig {
     pub secrets: Secrets,
     /// The imports that are granted explicitly; see [`effective_grants`](Self::effective_grants).
     pub grants: BTreeSet<Grant>,
-    /// Origins that its HTTP requests may go to.
+    /// Origins that the backend's HTTP requests may go to.
     pub http: HttpConfig,
     /// Limits of the backend and its calls.
     pub limits: Limits,
     /// Storage of the `state` import.
     pub state: StateConfig,
-    /// The directory of its `pool` import. If present, `pool` is granted.
+    /// The directory of the backend's `pool` import; `None` without a pool. If present, `pool` is granted.
     pub pool: Option<PoolConfig>,
 }
 
@@ -121,9 +121,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The component cannot be read, exceeds the limit `file-bytes`, is invalid, or does not fit an instance
-    /// slot; it was written for another version of the contract, imports what the host does not offer, lacks
-    /// a mandatory export, or has an import or export of another type.
+    /// The component cannot be read, exceeds the limit `file-bytes`, is invalid, or needs more than the
+    /// instance pool permits for one call. It was written for another version of the contract, imports what
+    /// the host does not offer, has an import of another type, or lacks a mandatory interface or a function
+    /// of an exported interface. The types of exported functions are not checked.
     pub async fn inspect(
         &self,
         source: ComponentSource,
@@ -142,8 +143,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load), except that grants are not checked, `probe` is not called, and no HTTP
-    /// origins, state file or pool are opened.
+    /// As [`load`](Self::load), except that neither a digest nor grants are checked, `probe` is not called,
+    /// and no HTTP origins, state file or pool are opened.
     pub async fn describe(
         &self,
         source: ComponentSource,
@@ -191,9 +192,10 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// A limit is invalid. The component cannot be read, has another digest, is invalid, imports more than
-    /// its grants, or fails its first calls. The configured HTTP origins, state file or pool cannot be used.
-    /// The message is one line with the component's name.
+    /// A limit is invalid. The component cannot be read, has another digest, is invalid, does not match the
+    /// contract, imports more than its grants or a pool that is not configured, or fails its first calls. The
+    /// configured HTTP origins, state file or pool cannot be used. The message is one line with the
+    /// component's name.
     pub async fn load(
         &self,
         source: ComponentSource,
@@ -261,7 +263,8 @@ pub struct ComponentInfo {
     pub interfaces: ComponentInterfaces,
 }
 
-/// Returns the conversion of the error of a task that panicked or was cancelled.
+/// Returns a function that converts the error of a task that panicked or was cancelled. `step` names what the
+/// task did.
 fn join_error(name: &str, step: &'static str) -> impl FnOnce(tokio::task::JoinError) -> LoadError {
     move |source| LoadError::Internal { name: name.to_owned(), step, source }
 }
@@ -286,7 +289,8 @@ async fn open_pool(name: &str, config: Option<PoolConfig>) -> Result<Option<Pool
 }
 
 /// Rejects `deadline-ms`, `cpu-ms` or `concurrent-calls` of zero, `queued-calls` below `concurrent-calls`,
-/// numbers of calls above what a semaphore holds, and limits that exceed the size of an instance slot.
+/// numbers of calls above what a semaphore holds, and limits above what the instance pool permits for one
+/// call.
 fn validate_limits(name: &str, limits: &Limits) -> Result<(), LoadError> {
     let max_permits = tokio::sync::Semaphore::MAX_PERMITS;
     let checks = [
@@ -321,7 +325,8 @@ fn to_u64(number: usize) -> u64 {
     number.try_into().unwrap_or(u64::MAX)
 }
 
-/// The blocking part of a load. The bytes are read once: the hashed bytes are the compiled ones.
+/// Reads, checks, compiles and links a component; the result comes from the cache if a backend has the same
+/// component loaded. Blocks its thread. The bytes are read once: the hashed bytes are the compiled ones.
 fn compile_blocking(
     inner: &EngineInner,
     name: &str,
@@ -416,7 +421,8 @@ fn unsupported_file_kind(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Classifies a failed compilation: a component that does not fit an instance slot is not invalid.
+/// Classifies a failed compilation: a component that needs more than the instance pool permits for one call
+/// is not invalid.
 fn compile_error(name: String, error: &wasmtime::Error) -> LoadError {
     const WASMTIME_POOL: &str = "pooling allocator";
     let reason = one_line(error);

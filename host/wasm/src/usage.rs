@@ -9,6 +9,6 @@ pub struct CallUsage {
     pub memory_bytes: usize,
     /// CPU time of the guest.
     pub cpu_time: Duration,
-    /// Log lines that were dropped because they exceeded the limit `log-bytes`.
+    /// Number of dropped log lines: the first that exceeded the limit `log-bytes`, and all after it.
     pub dropped_log_lines: u64,
 }

@@ -1,6 +1,6 @@
-//! WASI for the runtimes of guest languages that import it without needing it: without files, arguments,
-//! environment, input and network. Clocks and random numbers work, the output is logged, and `exit` ends the
-//! call.
+//! WASI imports: the runtimes of some guest languages import WASI even where the driver does not use it.
+//! Guests get no files, arguments, environment variables, input and network. Clocks and random numbers work,
+//! the output is logged, and `exit` ends the call.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -51,8 +51,8 @@ pub(crate) fn link<T: WasiView + 'static>(l: &mut Linker<T>) -> wasmtime::Result
     Ok(())
 }
 
-/// Output of a guest: the first bytes are stored, the rest is counted and dropped. Writes never block and
-/// never fail, so a guest that prints too much only loses output.
+/// Standard output and error of one call: the first bytes are stored, the rest is counted and dropped. Writes
+/// never block and never fail, so a guest that prints too much only loses output.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestOutput(Arc<Mutex<OutputBuffer>>);
 

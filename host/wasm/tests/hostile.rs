@@ -24,7 +24,7 @@ fn limits() -> Limits {
     Limits { breaker_failures: 1_000, ..Limits::default() }
 }
 
-/// A small budget, so that endless loops end soon.
+/// A small limit of CPU time, so that endless loops end soon.
 fn small_cpu_budget() -> Limits {
     Limits { cpu_ms: 50, ..limits() }
 }

@@ -1,7 +1,7 @@
 //! Malformed and hostile components, written as WebAssembly text: each is rejected at load or fails its call,
-//! with a typed error of one short line, and a well-behaved component or call then works. Some are valid and
-//! are loaded: one that handles a rejected growth of its memory, and one that is not ready. A reused instance
-//! slot holds no data of an earlier guest.
+//! with a typed error of one line and bounded length, and a well-behaved component or call then works. Some
+//! are valid and are loaded: one that handles a rejected growth of its memory, and one that is not ready. A
+//! reused instance slot holds no data of an earlier guest.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

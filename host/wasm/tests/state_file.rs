@@ -1,4 +1,4 @@
-//! State that a driver committed survives a `kill -9`, and a state file has one owner.
+//! State that a driver committed survives a `kill -9`, and only one backend at a time can open a state file.
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod common;

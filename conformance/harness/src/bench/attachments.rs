@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::load::{LoadTiming, ObjectObserver, ObjectState, for_each_user, send};
 
 pub(super) const VOLUME_ATTACHMENTS_PATH: &str = "/apis/storage.k8s.io/v1/volumeattachments";
-/// Number of nodes.
+/// Number of nodes that [`AttachmentLoad::new`] creates.
 const NODES: usize = 5;
 
 /// A load that creates and deletes one VolumeAttachment per volume.
@@ -22,16 +22,16 @@ pub(super) struct AttachmentLoad {
 }
 
 impl AttachmentLoad {
-    /// Creates the nodes.
+    /// Creates the nodes, and returns the load for these volumes.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a node.
     pub(super) async fn new(client: &Client, driver: &str, volumes: Vec<String>) -> Result<Self> {
         create_nodes(client, &[driver.to_owned()], NODES).await?;
         Ok(Self::on_existing_nodes(client, driver, NODES, volumes))
     }
 
-    /// As [`new`](Self::new), on existing nodes.
+    /// The load for these volumes on nodes that exist already: `nodes` is their number.
     pub(super) fn on_existing_nodes(
         client: &Client,
         driver: &str,
@@ -81,10 +81,10 @@ impl AttachmentLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// Makes the four writes of an attach: the client's and those of a controller.
+    /// Makes the four writes that attach the volume with this number: the client's and those of a controller.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a write.
     pub(super) async fn write_attach(&self, number: usize) -> Result<()> {
         let volume = format!("/api/v1/persistentvolumes/{}", self.volume(number)?);
         let attachment = attachment_path(number);
@@ -106,10 +106,10 @@ impl AttachmentLoad {
         Ok(())
     }
 
-    /// Makes the two writes of a detach: the client's and that of a controller.
+    /// Makes the two writes that detach the volume with this number: the client's and that of a controller.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a write.
     pub(super) async fn write_detach(&self, number: usize) -> Result<()> {
         let attachment = attachment_path(number);
         send(&self.client, "DELETE", &attachment, &Value::Null).await?;

@@ -1,4 +1,5 @@
-//! The claim load: claims are bound to new volumes and deleted, and other claims are bound to static volumes.
+//! The claim load. First, claims are bound to new volumes one after the other. Then other claims are bound to
+//! new volumes concurrently, and deleted. Finally, claims are bound to volumes that exist already.
 
 use anyhow::Result;
 
@@ -12,9 +13,9 @@ use super::{
 };
 use crate::run::SuiteRun;
 
-/// Claims of the sequential load.
+/// Number of claims of the sequential load.
 const SEQUENTIAL_CLAIMS: usize = 50;
-/// Configuration name of the upper bound: the API server without controllers.
+/// Name of the configuration without controllers, whose throughput is the upper bound for controllers.
 const API_ONLY: &str = "API only";
 
 /// Measures the claim loads on a configuration.
@@ -65,10 +66,11 @@ pub(super) async fn measure(
     Ok(results)
 }
 
-/// Measures the same loads when clients make all necessary writes, without controllers: the upper bound.
+/// Measures the claim loads without controllers: clients make all necessary writes. The throughput is the
+/// upper bound for controllers.
 ///
 /// # Errors
-/// If the API server rejects one.
+/// If the API server rejects a write.
 pub(super) async fn measure_upper_bound(run: &SuiteRun, claims: usize) -> Result<ConfigurationResults> {
     let plane = start_control_plane(run).await?;
     let client = plane.client().clone();

@@ -18,7 +18,7 @@ use crate::{
 pub(super) const DRIVER: &str = "bench.conformance.cofferdam.dev";
 const ROLES: [&str; 3] = ["provisioner", "pv-controller", "protection"];
 
-/// A configuration of controllers for the claim load.
+/// A configuration for the claim load: the controllers, and the driver that they call.
 pub(super) struct BenchmarkConfiguration {
     /// Name in the tables.
     pub(super) name: &'static str,
@@ -67,7 +67,7 @@ impl BenchmarkConfiguration {
     /// Starts the configuration on a control plane.
     ///
     /// # Errors
-    /// If a part of it is not ready.
+    /// If a process of the configuration does not become ready.
     pub(super) async fn start(
         &self,
         run: &SuiteRun,

@@ -16,7 +16,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Medians by name; a missing value counts as 0.
+/// Medians of the values with the same name, which is that of a process or request. A value that an iteration
+/// does not have counts as 0.
 fn medians_by_name(maps: &[&BTreeMap<String, f64>]) -> BTreeMap<String, f64> {
     let names = maps.iter().flat_map(|map| map.keys());
     let median_of =

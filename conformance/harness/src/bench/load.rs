@@ -30,11 +30,13 @@ pub(super) const VOLUMES_PATH: &str = "/api/v1/persistentvolumes";
 /// Size of expanded claims.
 pub(super) const EXPANDED_SIZE: &str = "2Gi";
 
-/// Latencies of a load. In the configuration "upper bound" no controller runs: clients make all writes, and
-/// the response to the last write of an object is its result.
+/// Duration of a load, and the latency of each object. The result of an object is the observation of the
+/// state that the load waits for. If no controller runs, clients make all writes, and the response to the
+/// last write of an object is its result.
 #[derive(Clone, Debug)]
 pub(super) struct LoadTiming {
-    /// Time from the start of the load to the last result. Zero if only latencies are known.
+    /// Time from the start of the load to the last result. Zero for calls of NodePublishVolume, of which only
+    /// latencies are known.
     pub(super) elapsed: Duration,
     /// In ascending order, one per object: the time from its first request to its result.
     pub(super) latencies: Vec<Duration>,
@@ -46,7 +48,8 @@ impl LoadTiming {
         Self { elapsed, latencies }
     }
 
-    /// Timing from the times of requests and observations.
+    /// Timing of a load from its start, the time of the first request of each object, and the observations.
+    /// The keys of both maps are the names that the observer records.
     ///
     /// # Errors
     /// If an object was not observed.
@@ -135,7 +138,8 @@ struct ListMeta {
     resource_version: String,
 }
 
-/// Time of an observation, and `spec.volumeName` of the object.
+/// Time at which an observer saw the object in the expected state, and `spec.volumeName` of the object; empty
+/// if the object has none.
 #[derive(Clone, Debug)]
 pub(super) struct ObservedObject {
     at: Instant,
@@ -145,12 +149,15 @@ pub(super) struct ObservedObject {
 /// State of an object that an observer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
+    /// A claim, volume or pod with this `status.phase`.
     Phase(&'static str),
+    /// A VolumeAttachment with `status.attached: true`.
     Attached,
-    /// A claim with this capacity.
+    /// A claim with this capacity in its status.
     Capacity(&'static str),
     /// A node with attached volumes. The observer records the volumes, by their unique names.
     InVolumesAttached,
+    /// An object that the API server has removed.
     Deleted,
 }
 
@@ -312,7 +319,7 @@ impl ClaimLoad {
     /// claims name a StorageClass that does not exist, and the clients create the volumes.
     ///
     /// # Errors
-    /// If the API server rejects it.
+    /// If the API server rejects the namespace or the StorageClass.
     pub(super) async fn new(client: &Client, name: &str, driver: Option<&str>) -> Result<Self> {
         send(client, "POST", "/api/v1/namespaces", &json!({ "metadata": { "name": name } })).await?;
         if let Some(driver) = driver {
@@ -329,7 +336,7 @@ impl ClaimLoad {
         Ok(Self { client, namespace, class, volume_mode: "Filesystem" })
     }
 
-    /// Requests block volumes, whose expansion does not involve a node.
+    /// The same load with claims for block volumes, whose expansion does not involve a node.
     pub(super) fn with_block_mode(self) -> Self {
         Self { volume_mode: "Block", ..self }
     }
@@ -346,7 +353,7 @@ impl ClaimLoad {
         &self.namespace
     }
 
-    /// Path of the claims.
+    /// Path of the load's claims in the API.
     pub(super) fn claims_path(&self) -> String {
         format!("/api/v1/namespaces/{}/persistentvolumeclaims", self.namespace)
     }
@@ -368,10 +375,10 @@ impl ClaimLoad {
         json!({ "spec": { "resources": { "requests": { "storage": EXPANDED_SIZE } } } })
     }
 
-    /// Creates claims one after the other, each when the previous one is Bound.
+    /// Creates claims one after the other: each claim after the previous claim is Bound.
     ///
     /// # Errors
-    /// If the API server rejects one, or it does not become Bound.
+    /// If the API server rejects a claim, or a claim does not become Bound in time.
     pub(super) async fn bind_sequentially(&self, count: usize) -> Result<LoadTiming> {
         let started = Instant::now();
         let mut latencies = Vec::new();
@@ -392,7 +399,7 @@ impl ClaimLoad {
     /// volumes.
     ///
     /// # Errors
-    /// If the API server rejects one, or they do not become Bound.
+    /// If the API server rejects a claim, or a claim does not become Bound in time.
     pub(super) async fn bind_all(&self, count: usize) -> Result<(LoadTiming, Vec<String>)> {
         let observer =
             ObjectObserver::start(&self.client, &self.claims_path(), ObjectState::Phase("Bound")).await?;
@@ -457,10 +464,10 @@ impl ClaimLoad {
         LoadTiming::from_observations(started, &sent, &observed)
     }
 
-    /// Creates static volumes for the claims.
+    /// Creates `count` PersistentVolumes, to which the claims of the load can be bound.
     ///
     /// # Errors
-    /// If the API server rejects one.
+    /// If the API server rejects a volume.
     pub(super) async fn create_volumes(&self, count: usize) -> Result<()> {
         for_each_user(count, async |number| {
             let volume = json!({
@@ -480,7 +487,7 @@ impl ClaimLoad {
         .map(drop)
     }
 
-    /// Waits until a number of volumes is Available.
+    /// Waits until at least this number of PersistentVolumes of the cluster is Available.
     ///
     /// # Errors
     /// If they are not within the time limit.

@@ -13,7 +13,7 @@ const WRITE_VERBS: [&str; 6] = ["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELE
 /// Poll interval of the API server's counters. Each poll uses CPU time of the API server.
 const IDLE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A reading of all counters.
+/// CPU time of the measured processes and counters of the API server, read at one time.
 #[derive(Clone, Debug)]
 pub(super) struct UsageReading {
     /// CPU seconds since the start of each process, by its name.
@@ -28,7 +28,7 @@ struct ApiCounters {
     requests: BTreeMap<String, f64>,
     /// Writes, failed ones included.
     writes: f64,
-    /// Responses 403.
+    /// Responses with the status 403.
     forbidden: f64,
     /// Watch events sent.
     events: f64,
@@ -98,7 +98,7 @@ impl UsageReading {
         })
     }
 
-    /// Open watches.
+    /// Number of watches that were open at the API server.
     pub(super) const fn watches(&self) -> f64 {
         self.api.watches
     }

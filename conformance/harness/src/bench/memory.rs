@@ -40,7 +40,9 @@ const SIDECARS: [(&str, &str); 3] = [
 const ROLES: [&str; 6] =
     ["provisioner", "attacher", "resizer", "pv-controller", "protection", "attach-detach"];
 
-/// Creates the objects, then measures the upstream controllers and Cofferdam, one after the other.
+/// Creates claims and pods: `objects` of each, rounded down to a multiple of the number of drivers. Cofferdam
+/// creates and attaches their volumes, and stops. Then measures the upstream controllers and Cofferdam, one
+/// after the other.
 ///
 /// # Errors
 /// If a process does not run, or an object is not bound or attached in time.
@@ -80,7 +82,7 @@ fn driver_name(number: usize) -> String {
     format!("memory-{number}.conformance.cofferdam.dev")
 }
 
-/// Starts all roles for all drivers.
+/// Starts one Cofferdam process with all roles that reconcile a cluster, for all drivers.
 async fn start_cofferdam(
     run: &SuiteRun,
     account: &Account,

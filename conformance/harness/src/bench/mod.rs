@@ -1,8 +1,9 @@
 //! `make bench-peers`: the same loads on the upstream controllers, on Cofferdam, and on the API server only.
-//! The pod load and idle memory are measured on the first two only.
+//! On the API server only, no controller runs: clients make all writes, and the measured throughput is the
+//! upper bound for controllers. The pod load and idle memory are measured on the first two only.
 //!
-//! Each configuration has a fresh control plane; for idle memory, both use the same one. Everything runs on
-//! one machine, so only the ratios within a run are meaningful.
+//! Each configuration has a fresh control plane. The measurements of idle memory of both implementations use
+//! one control plane. Everything runs on one machine, so only the ratios within a run are meaningful.
 
 mod attachments;
 mod claims;
@@ -36,13 +37,15 @@ use self::{
 };
 use crate::{implementation::Implementation, run::SuiteRun};
 
-/// Default of `CLAIMS`, the number of claims of a load.
+/// Default of the environment variable `CLAIMS`: the number of claims of the claim load. The numbers of
+/// objects of the other loads are derived from it.
 const DEFAULT_CLAIMS: usize = 2000;
-/// Default of `ITERATIONS`. The report has the medians of the iterations.
+/// Default of the environment variable `ITERATIONS`: how often each load is measured. The report has the
+/// medians of the iterations.
 const DEFAULT_ITERATIONS: usize = 3;
 
-/// Value of an environment variable, or the default if it is empty or not set. make passes an empty one if it
-/// is not set.
+/// Value of an environment variable, at least 1, or the default if the variable is empty or not set. `make`
+/// passes an empty variable if its user has set none.
 fn env_number(variable: &str, default: usize) -> Result<usize> {
     let number = match env::var(variable) {
         Ok(text) if !text.is_empty() => {
@@ -54,7 +57,7 @@ fn env_number(variable: &str, default: usize) -> Result<usize> {
     Ok(number)
 }
 
-/// A group of loads.
+/// A group of measurements, which the environment variable `LOADS` selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadGroup {
     Claims,
@@ -65,7 +68,7 @@ enum LoadGroup {
     Memory,
 }
 
-/// Groups by their names in `LOADS`.
+/// Groups by their names in the environment variable `LOADS`.
 const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
     ("claims", LoadGroup::Claims),
     ("attachments", LoadGroup::Attachments),
@@ -75,7 +78,8 @@ const LOAD_GROUPS: [(&str, LoadGroup); 6] = [
     ("memory", LoadGroup::Memory),
 ];
 
-/// The groups of `LOADS`, a comma-separated list; `None` if it is empty, which selects all.
+/// The groups in the environment variable `LOADS`, a comma-separated list. `None` if the variable is empty or
+/// not set, which selects all groups.
 fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     let text = env::var("LOADS").unwrap_or_default();
     if text.is_empty() {
@@ -90,8 +94,9 @@ fn selected_groups() -> Result<Option<Vec<LoadGroup>>> {
     text.split(',').map(group).collect::<Result<_>>().map(Some)
 }
 
-/// Measures everything, or the groups of `LOADS`, and writes the results to the directory in `OUTPUT`, by
-/// default that of the run. With `LOADS`, always writes to the run's directory. Prints the report at the end.
+/// Measures everything, or the groups in the environment variable `LOADS`, and prints the report at the end.
+/// Writes the results to the directory in the environment variable `OUTPUT`; to the run's directory if
+/// `OUTPUT` is not set, or `LOADS` selects groups.
 ///
 /// # Errors
 /// If something does not run, or a load does not finish.
@@ -130,7 +135,7 @@ pub(crate) fn write_markdown(directory: &Path) -> Result<()> {
     BenchmarkFiles::in_directory(directory).write_markdown()
 }
 
-/// The environment of this run.
+/// Date, machine and number of claims of this run, for the report.
 fn environment(claims: usize) -> BenchmarkEnvironment {
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let processor = processor

@@ -54,7 +54,7 @@ struct PodLoad<'a> {
 }
 
 impl<'a> PodLoad<'a> {
-    /// Creates the namespace and the StorageClass.
+    /// Creates the namespace and the StorageClass, both with the name `name`. `count` is the number of pods.
     async fn new(
         client: &Client,
         name: &'a str,
@@ -77,7 +77,7 @@ impl<'a> PodLoad<'a> {
     }
 
     /// Each client creates a claim and a pod, waits until the pod runs, deletes both, and waits until the
-    /// volume is removed. The latency is from the creation until the pod runs.
+    /// volume is removed. The latency is from the creation of the claim until the pod runs.
     async fn run_pods(&self) -> Result<LoadTiming> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.name);
         let running = ObjectObserver::start(&self.client, &pods, ObjectState::Phase("Running")).await?;
@@ -127,7 +127,8 @@ impl<'a> PodLoad<'a> {
     }
 }
 
-/// The controllers outside kube-controller-manager, the driver and the node.
+/// Running processes of a configuration of the pod load: the controllers except kube-controller-manager, the
+/// driver if it has a process of its own, and the node.
 struct PodConfiguration {
     processes: Vec<ManagedProcess>,
     /// Number of controllers; they come first in `processes`.
@@ -188,7 +189,8 @@ pub(super) const fn pod_count(claims: usize) -> usize {
     if count > MAX_PODS { MAX_PODS } else { count }
 }
 
-/// Measures an implementation; for Cofferdam also the node roles.
+/// Measures the pod load on an implementation. The second result is the usage of the node roles, which is
+/// measured together with Cofferdam; `None` for upstream.
 ///
 /// # Errors
 /// If a process does not run, or a pod does not run or is not removed in time.
@@ -254,7 +256,8 @@ pub(super) async fn measure(
     ))
 }
 
-/// Measures NodePublishVolume of directories. `memory` is the memory of the node roles, for the result.
+/// Measures NodePublishVolume for volumes of the driver `pool` that are directories, in a load of `count`
+/// pods. `memory` is the memory of the memory driver's node roles in bytes, which the result contains, too.
 async fn measure_publish(
     run: &SuiteRun,
     plane: &ControlPlane,

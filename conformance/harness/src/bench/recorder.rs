@@ -1,4 +1,4 @@
-//! Records the loads of one control plane.
+//! Records throughput, latencies and cost of each load on one control plane.
 
 use std::io::{self, Write as _};
 
@@ -12,20 +12,22 @@ use super::{
 };
 use crate::{control_plane::ControlPlane, process::ManagedProcess};
 
-/// Records the loads of one control plane.
+/// The measurements of the loads that ran on one control plane so far.
 pub(super) struct LoadRecorder<'a> {
     name: &'static str,
     client: Client,
     processes: Vec<&'a ManagedProcess>,
     loads: Vec<LoadMeasurement>,
     last_reading: UsageReading,
-    /// Watches of the control plane without controllers.
+    /// Number of watches that were open when the control plane was ready. In the pod load, these include the
+    /// watches of kube-controller-manager and kube-scheduler.
     idle_watches: f64,
 }
 
 impl<'a> LoadRecorder<'a> {
-    /// A recorder of kube-apiserver, etcd and the processes `others`. `watches` is the number of open watches
-    /// without controllers.
+    /// A recorder for the configuration `name`, which measures kube-apiserver, etcd and the processes
+    /// `others`. `watches` is the number of watches that were open when the control plane was ready, before
+    /// the other processes of the configuration were started.
     ///
     /// # Errors
     /// If a process has ended, or the API does not answer.
@@ -41,7 +43,8 @@ impl<'a> LoadRecorder<'a> {
         Ok(Self { name, client, processes, loads: Vec::new(), last_reading: last, idle_watches: watches })
     }
 
-    /// The measurements. Closes the connections to the API server, so that it can stop.
+    /// The measurements, in the order of the loads. Drops the recorder's client: kube-apiserver waits for
+    /// idle connections when it stops.
     pub(super) fn into_measurements(self) -> Vec<LoadMeasurement> {
         self.loads
     }
@@ -55,8 +58,8 @@ impl<'a> LoadRecorder<'a> {
         Ok(())
     }
 
-    /// Adds the measurement of the load that ended. Its cost is that since the last
-    /// [`begin_load`](Self::begin_load) or `end_load`.
+    /// Waits until the API server is idle, and adds the measurement of the load that ended. The load's cost
+    /// is the usage since the last [`begin_load`](Self::begin_load) or `end_load`.
     ///
     /// # Errors
     /// As [`begin_load`](Self::begin_load), or if a request was forbidden.

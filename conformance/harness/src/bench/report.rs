@@ -65,7 +65,7 @@ impl BenchmarkFiles {
     }
 }
 
-/// Titles of the loads.
+/// Title of each load's section in the report, in the order of the sections.
 const LOAD_TITLES: [(LoadKind, &str); 10] = [
     (LoadKind::BindDynamic, "Claims created → Bound"),
     (LoadKind::DeleteClaims, "Claims deleted → volumes removed"),
@@ -91,11 +91,13 @@ const TARGET_TABLE_HEADER: &str =
 struct PerformanceTarget {
     metric: &'static str,
     target: f64,
-    /// True if the target is a minimum.
+    /// True if the target is a minimum, false if it is a maximum.
     is_minimum: bool,
     unit: &'static str,
     measured: f64,
-    /// The value measured with the API server only, which is the upper bound.
+    /// The same metric of the API server without controllers, which is the upper bound for controllers.
+    /// `None` if the metric is no throughput relative to upstream, or this load was not measured without
+    /// controllers.
     upper_bound: Option<f64>,
 }
 
@@ -108,8 +110,8 @@ impl PerformanceTarget {
         Self { metric, target, is_minimum: false, unit, measured: measurement, upper_bound: None }
     }
 
-    /// Throughput relative to upstream. `api_only` is the load on the API server without controllers, which
-    /// is the upper bound.
+    /// A target for Cofferdam's throughput divided by upstream's. `api_only` is the load on the API server
+    /// without controllers, whose throughput is the upper bound for controllers; `None` if not measured.
     fn throughput_ratio(
         metric: &'static str,
         target: f64,
@@ -125,7 +127,7 @@ impl PerformanceTarget {
     }
 }
 
-/// The whole report.
+/// The whole report as Markdown.
 fn markdown(report: &BenchmarkReport) -> String {
     let all = &report.medians;
     let mut text = header(report);
@@ -162,15 +164,16 @@ fn all_configurations(all: &BenchmarkResults) -> Vec<ConfigurationResults> {
     [claims.as_slice(), attachments, growth, placed, pods].concat()
 }
 
-/// Targets from the results of Cofferdam, upstream and, if measured, the API server only. `None` if a
-/// measurement that a target needs is missing.
+/// A function that returns the targets of a load. Its arguments are the results of Cofferdam, upstream and,
+/// if measured, the API server only. The result is `None` if a measurement that a target needs is missing.
 type TargetsFn = fn(
     &ConfigurationResults,
     &ConfigurationResults,
     Option<&ConfigurationResults>,
 ) -> Option<Vec<PerformanceTarget>>;
 
-/// Tables of targets, one for each configuration of Cofferdam.
+/// Tables of targets, one for each configuration of Cofferdam. A table is empty if `targets` returns `None`
+/// or upstream was not measured.
 fn targets_section(all: &[ConfigurationResults], targets: TargetsFn) -> String {
     let mut text = String::new();
     let upstream = all.iter().find(|results| results.implementation == Some(Implementation::Upstream));
@@ -191,7 +194,7 @@ fn megabytes(bytes: u64) -> f64 {
     bytes / 1_000_000.0
 }
 
-/// Targets of idle memory.
+/// The section of idle memory: the target for Cofferdam, and the memory of the upstream processes.
 fn memory_section(memory: &ResidentMemory) -> String {
     let ResidentMemory { objects, drivers, nodes, cofferdam_bytes: ours, upstream_bytes: theirs } = memory;
     let target = PerformanceTarget::at_most(
@@ -211,7 +214,7 @@ fn memory_section(memory: &ResidentMemory) -> String {
     )
 }
 
-/// Targets of the node roles.
+/// The section of the roles `node`, `registrar` and `liveness`, with their targets.
 fn node_section(node: &NodeRoleUsage) -> String {
     let memory = megabytes(node.resident_bytes);
     let targets = [
@@ -268,7 +271,7 @@ fn header(report: &BenchmarkReport) -> String {
     text
 }
 
-/// Targets of claims.
+/// Targets of the claim load. `None` if a measurement that a target needs is missing.
 fn claim_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -348,7 +351,8 @@ fn claim_targets(
     ])
 }
 
-/// Throughput of a load relative to upstream.
+/// A target for the throughput of a load of this kind, relative to upstream. `None` if Cofferdam or upstream
+/// has no measurement of it.
 fn throughput_target(
     metric: &'static str,
     target: f64,
@@ -365,7 +369,7 @@ fn throughput_target(
     ))
 }
 
-/// Targets of VolumeAttachments.
+/// Targets of the loads that attach and detach. `None` if a measurement that a target needs is missing.
 fn attach_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -390,7 +394,7 @@ fn attach_targets(
     ])
 }
 
-/// Targets of expansions.
+/// Targets of the load that expands claims. `None` if a measurement that a target needs is missing.
 fn expansion_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -405,7 +409,7 @@ fn expansion_targets(
     )?])
 }
 
-/// Targets of scheduled pods.
+/// Targets of the scheduling load. `None` if a measurement that a target needs is missing.
 fn scheduling_targets(
     cofferdam: &ConfigurationResults,
     upstream: &ConfigurationResults,
@@ -429,12 +433,12 @@ fn scheduling_targets(
     ])
 }
 
-/// CPU milliseconds of all controllers of a configuration, per object.
+/// CPU milliseconds per object of the load, summed over the controllers of a configuration.
 fn controller_cpu(results: &ConfigurationResults, measurement: &LoadMeasurement) -> f64 {
     controller_sum(results, &measurement.cost.cpu)
 }
 
-/// Sum over the controllers of a configuration.
+/// Sum of the values in `by_process` of the controllers of a configuration.
 fn controller_sum(results: &ConfigurationResults, by_process: &BTreeMap<String, f64>) -> f64 {
     results.controllers.iter().filter_map(|name| by_process.get(name)).sum()
 }

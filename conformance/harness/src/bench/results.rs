@@ -20,38 +20,42 @@ pub(super) struct BenchmarkReport {
 pub(super) struct BenchmarkEnvironment {
     /// Date of the run, such as `2026-01-31`.
     pub(super) date: String,
+    /// Number of processors; 0 if unknown.
     pub(super) cores: usize,
     pub(super) processor: String,
     /// Release of the kernel.
     pub(super) kernel: String,
-    /// Claims of a load.
+    /// Number of claims of the claim load.
     pub(super) claims: usize,
 }
 
-/// Kind of load.
+/// Kind of load. The latency of an object is the time from the first request to the object's result. Without
+/// controllers, the result is always the response to the last write that the client makes for the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum LoadKind {
-    /// Create claims one after the other; each is Bound to a new volume.
+    /// Create claims one after the other. The result is a claim that is Bound to a new volume.
     BindSequentially,
-    /// Create claims concurrently; each is Bound to a new volume.
+    /// Create claims concurrently. The result is a claim that is Bound to a new volume.
     BindDynamic,
     /// Delete claims concurrently. The result is the removal of their volumes.
     DeleteClaims,
-    /// Bind claims to static volumes.
+    /// Create claims concurrently. The result is a claim that is Bound to a volume that existed before.
     BindStatic,
-    /// Attach volumes to nodes.
+    /// Create VolumeAttachments concurrently. The result is `attached: true` in the status.
     Attach,
-    /// Detach volumes.
+    /// Delete VolumeAttachments concurrently. The result is their removal.
     Detach,
-    /// Expand claims.
+    /// Request a larger size for claims concurrently. The result is the new capacity in the claim's status.
     Expand,
-    /// Create pods that name their node in `spec.nodeName`, and attach their volumes.
+    /// Create pods that name their node in `spec.nodeName`. The result is the pod's volume in
+    /// `volumesAttached` of the Node.
     SchedulePods,
-    /// Delete pods and detach their volumes.
+    /// Delete pods. The result is the removal of the VolumeAttachment of the pod's volume.
     DeletePods,
-    /// Create claims, and pods that use them, on a kubelet. The result is a running pod. The client then
-    /// deletes both, which counts for the throughput and the cost, but not for the latency.
+    /// Create claims, and pods that use them, on a kubelet. The result is a running pod. The client deletes
+    /// the pod and the claim before it creates its next ones. The deletions do not count for the latency, but
+    /// for the cost and, except those after the last result, for the throughput.
     RunPods,
 }
 
@@ -60,8 +64,9 @@ pub(super) enum LoadKind {
 pub(super) struct LoadMeasurement {
     pub(super) kind: LoadKind,
     pub(super) objects: usize,
-    /// Seconds from the first request to the last result.
+    /// Seconds from the start of the load to the last result.
     pub(super) seconds: f64,
+    /// Throughput: `objects` divided by `seconds`.
     pub(super) per_second: f64,
     /// Median of the milliseconds from a request to its result.
     pub(super) p50: f64,
@@ -77,7 +82,7 @@ pub(super) struct ConfigurationResults {
     pub(super) description: String,
     /// Implementation, or `None` for the API server only.
     pub(super) implementation: Option<Implementation>,
-    /// Names of the controllers, whose usage is compared.
+    /// Names of the controllers' processes, whose usage is compared; empty for the API server only.
     pub(super) controllers: Vec<String>,
     pub(super) loads: Vec<LoadMeasurement>,
 }
@@ -108,24 +113,26 @@ pub(super) struct Cost {
     pub(super) cpu: BTreeMap<String, f64>,
     /// Resident memory after the load in bytes, by process.
     pub(super) memory: BTreeMap<String, u64>,
-    /// Writes per object, those of the load included.
+    /// API writes per object by all clients of the API server, including the client of the load.
     pub(super) writes: f64,
     /// Requests per object, by verb, resource and subresource, without those below 0.005 per object.
     pub(super) requests: BTreeMap<String, f64>,
     /// Watch events per object.
     pub(super) events: f64,
-    /// Open watches of the controllers: those of the API server without controllers are subtracted.
+    /// Number of watches that are open after the load, minus those that were open when the control plane was
+    /// ready. In the pod load, kube-controller-manager and kube-scheduler run at that time already.
     pub(super) watches: f64,
 }
 
 /// Resource usage of the node roles.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct NodeRoleUsage {
-    /// Resident memory in bytes of `node`, `registrar` and `liveness` in one process, after the load.
+    /// Resident memory in bytes of `node`, `registrar` and `liveness` in one process, after the pod load.
     pub(super) resident_bytes: u64,
-    /// Median latency of NodePublishVolume for directories in milliseconds.
+    /// Median latency in milliseconds of the successful NodePublishVolume calls for volumes of the driver
+    /// `pool` that are directories.
     pub(super) publish_p50: f64,
-    /// Number of these calls.
+    /// Number of the calls that `publish_p50` is the median of.
     pub(super) publishes: usize,
 }
 

@@ -26,7 +26,7 @@ use crate::{
     implementation::Implementation, process::ManagedProcess, run::SuiteRun,
 };
 
-/// Number of nodes.
+/// Number of Nodes that the pods are distributed to.
 const NODES: usize = 20;
 const NAMESPACE: &str = "scheduling";
 const NODES_PATH: &str = "/api/v1/nodes";
@@ -39,7 +39,7 @@ pub(super) struct ScheduledPods {
     client: Client,
     path: String,
     nodes: usize,
-    /// `kubernetes.io/csi/DRIVER^`: prefix of the driver's names in `volumesAttached`.
+    /// `kubernetes.io/csi/DRIVER^`: prefix of the names of the driver's volumes in `volumesAttached`.
     driver_prefix: String,
     volumes: Vec<String>,
     attached_names: Vec<String>,
@@ -155,8 +155,9 @@ impl ScheduledPods {
     }
 }
 
-/// Measures the upper bound: clients create and delete the pods, and make the writes that attach and detach
-/// their volumes. The Node status is not updated.
+/// Measures the load without controllers, whose throughput is the upper bound for controllers: clients create
+/// and delete the pods, and make the writes that attach and detach the pods' volumes. The Node status is not
+/// updated.
 ///
 /// # Errors
 /// If the API server rejects a write.
@@ -199,7 +200,7 @@ pub(super) async fn measure_upper_bound(run: &SuiteRun, count: usize) -> Result<
     })
 }
 
-/// Measures the attach-detach controller of an implementation.
+/// Measures the scheduling load on the attach-detach controller of an implementation.
 ///
 /// # Errors
 /// If a process does not run, a volume is not attached to the node of its pod, or a VolumeAttachment is not

@@ -1,5 +1,7 @@
-//! Compares attachers and resizers on existing volumes. Cofferdam's roles create the volumes for each of
-//! them, and stop before the load starts. Clients create the volumes for the upper bound.
+//! Compares csi-attacher with Cofferdam's role `attacher`, and csi-resizer with the role `resizer`, on
+//! existing volumes. For each pair of a controller and a driver, Cofferdam's roles `provisioner` and
+//! `pv-controller` create the volumes, and stop before the load starts. In the configuration without
+//! controllers, whose throughput is the upper bound for controllers, clients create the volumes.
 
 use anyhow::Result;
 
@@ -28,10 +30,12 @@ const PROVISIONING_ROLES: [&str; 2] = ["provisioner", "pv-controller"];
 /// Namespace of the volumes.
 const NAMESPACE: &str = "volumes";
 
-/// Task of the load.
+/// What the load does with the existing volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BenchmarkTask {
+    /// Attach all volumes, then detach them.
     Attach,
+    /// Expand the claims of all volumes.
     Expand,
 }
 
@@ -56,8 +60,11 @@ impl BenchmarkTask {
 /// A measured pair of a controller and a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchmarkSubject {
+    /// csi-attacher or csi-resizer, with the Go driver.
     GoSidecar,
+    /// Cofferdam's role, with the Go driver.
     CofferdamWithCsiDriver,
+    /// Cofferdam's role, with the memory driver as a WebAssembly component.
     CofferdamWithComponent,
 }
 
@@ -70,7 +77,9 @@ const SUBJECTS: [BenchmarkSubject; 3] = [
 
 /// Driver of the volumes.
 enum SubjectDriver {
+    /// The Go driver, a process with a CSI socket.
     Driver(Box<CsiDriverProcess>),
+    /// The memory driver, which the Cofferdam process loads as a WebAssembly component.
     Component(MemoryDriver),
 }
 
@@ -96,7 +105,8 @@ impl SubjectDriver {
     }
 }
 
-/// The load on existing volumes. The number of claims is that of the volumes.
+/// The load on existing volumes: VolumeAttachments that it creates and deletes, or claims that it expands,
+/// with their number.
 enum VolumeLoad {
     Attachments(AttachmentLoad),
     Claims(ClaimLoad, usize),
@@ -129,7 +139,8 @@ impl VolumeLoad {
         }
     }
 
-    /// Makes the writes of the load and of the controller as a client.
+    /// Makes the writes of the load's clients and those of the controller, all as a client, and records the
+    /// measurements.
     async fn run_upper_bound(&self, recorder: &mut LoadRecorder<'_>) -> Result<()> {
         recorder.begin_load().await?;
         match self {
@@ -264,7 +275,7 @@ impl BenchmarkSubject {
     }
 }
 
-/// Measures the same writes without controllers.
+/// Measures the load of the task without controllers: clients make the controllers' writes.
 async fn measure_upper_bound(
     run: &SuiteRun,
     task: BenchmarkTask,

@@ -1,5 +1,6 @@
-//! Upper bound of the API server: clients make the writes that every controller has to make to bind, delete
-//! or expand a claim. There are no watches.
+//! The upper bound for the throughput of controllers: the claim loads on an API server without controllers.
+//! Besides their own writes, clients make those that every implementation of the controllers has to make to
+//! bind, delete or expand a claim. There are no watches.
 
 use std::time::Instant;
 
@@ -15,18 +16,19 @@ pub(super) enum ProvisioningMode {
     Static,
 }
 
-/// Binds claims concurrently, with five writes each.
+/// Creates and binds claims concurrently, with five writes for each claim. In the mode `Dynamic`, these
+/// include the creation of the claim's volume.
 ///
 /// # Errors
-/// If the API server rejects one.
+/// If the API server rejects a write.
 pub(super) async fn bind_all(load: &ClaimLoad, count: usize, mode: ProvisioningMode) -> Result<LoadTiming> {
     measure_each(count, async |number| bind_claim(load, number, mode).await).await
 }
 
-/// Binds claims one after the other, with five writes each.
+/// Creates claims and their volumes, and binds them, one claim after the other, with five writes each.
 ///
 /// # Errors
-/// If the API server rejects one.
+/// If the API server rejects a write.
 pub(super) async fn bind_sequentially(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     let started = Instant::now();
     let mut latencies = Vec::new();
@@ -38,10 +40,10 @@ pub(super) async fn bind_sequentially(load: &ClaimLoad, count: usize) -> Result<
     Ok(LoadTiming::new(started.elapsed(), latencies))
 }
 
-/// Deletes claims and volumes, with five writes each.
+/// Deletes claims and their volumes concurrently, with five writes for each pair.
 ///
 /// # Errors
-/// If the API server rejects one.
+/// If the API server rejects a write.
 pub(super) async fn delete_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     measure_each(count, async |number| {
         let (claim, volume) = (format!("{}/claim-{number}", load.claims_path()), volume_path(load, number));
@@ -60,10 +62,10 @@ pub(super) async fn delete_all(load: &ClaimLoad, count: usize) -> Result<LoadTim
     .await
 }
 
-/// Expands claims, with four writes each.
+/// Expands claims and their volumes concurrently, with four writes for each pair.
 ///
 /// # Errors
-/// If the API server rejects one.
+/// If the API server rejects a write.
 pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTiming> {
     measure_each(count, async |number| {
         let claim = format!("{}/claim-{number}", load.claims_path());
@@ -87,7 +89,8 @@ pub(super) async fn expand_all(load: &ClaimLoad, count: usize) -> Result<LoadTim
     .await
 }
 
-/// Runs a task for each number below `count`, as many at a time as there are clients, and measures each.
+/// Runs a task for each number below `count`, as many at a time as there are clients, and measures the
+/// duration of each task as a latency.
 ///
 /// # Errors
 /// The first error.
@@ -105,7 +108,7 @@ pub(super) async fn measure_each(
     Ok(LoadTiming::new(started.elapsed(), times))
 }
 
-/// Path of a claim's volume.
+/// Path of the PersistentVolume of the claim with this number.
 fn volume_path(load: &ClaimLoad, number: usize) -> String {
     format!("{VOLUMES_PATH}/{}-{number}", load.namespace())
 }

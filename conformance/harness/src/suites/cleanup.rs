@@ -1,8 +1,10 @@
-//! A run leaves no process, mount, loop device or cgroup after a panic of its suite, or after SIGINT or
-//! SIGKILL of its harness. If process 1 of the run's PID namespace is killed too, a loop device and a cgroup
-//! are left. The next harness removes them at its start: the suite calls the function for this itself.
+//! The run of a suite leaves no process, mount, loop device or cgroup after a panic of the suite, or after
+//! SIGINT or SIGKILL of its harness: the process of the program `conformance` that starts the suite. If
+//! process 1 of the run's PID namespace is killed too, a loop device and a cgroup are left. The next harness
+//! removes them at its start. For this case, `cleanup` starts no further harness, but calls the function
+//! itself.
 //!
-//! This suite runs nested harnesses with suites that leak resources on purpose.
+//! `cleanup` starts nested harnesses with suites that leak resources on purpose.
 
 use std::{
     fs::{self, File},
@@ -30,12 +32,12 @@ const SLEEP_SECONDS: &str = "86399.25";
 const READY_FILE: &str = "made";
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A nested harness.
+/// A nested harness: a process of `conformance` that this suite starts.
 struct InnerHarness {
     process: ManagedProcess,
     /// The process id of the harness, also after it has ended.
     id: u32,
-    /// The name of its run.
+    /// The name of the run of its suite, with which loop devices and cgroups are found.
     name: String,
 }
 
@@ -136,7 +138,7 @@ async fn start_and_wait(run: &SuiteRun, name: &str) -> Result<InnerHarness> {
     Ok(inner)
 }
 
-/// Path of the nested run's [`READY_FILE`]. `name` is that of [`start`].
+/// Path of the nested run's [`READY_FILE`]. `name` is the argument that [`start`] got.
 fn ready_file(run: &SuiteRun, name: &str, suite: &str, inner: &InnerHarness) -> PathBuf {
     let id = inner.id.to_string();
     run.directory().join(name).join("cofferdam-conformance").join(id).join(suite).join(READY_FILE)
@@ -148,8 +150,8 @@ fn signal(inner: &InnerHarness, which: Signal) -> Result<()> {
     Ok(kill_process(id, which)?)
 }
 
-/// Waits until no process, loop device or cgroup of a nested run is left. Its mounts belong to the namespace
-/// of its processes.
+/// Waits until no process, loop device or cgroup of a nested run is left. Does not check mounts: they vanish
+/// with the mount namespace of the run, when its last process ends.
 async fn wait_clean(inner: &InnerHarness, after: &str) -> Result<()> {
     until(&format!("nothing is left after {after}"), TIMEOUT, async || {
         ensure_no_sleeper()?;

@@ -81,8 +81,8 @@ async fn wait_namespace_deletion(namespaces: &Api<Namespace>) -> Result<()> {
     .await
 }
 
-/// Checks that requests without an RBAC rule are rejected, and that a rejected request of an account is
-/// detected.
+/// Checks that kube-apiserver rejects requests that no RBAC rule allows, and that the audit log shows a
+/// rejected request of a service account of Cofferdam.
 async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let scheduler = client(&plane.kubeconfig(ApiUser::Scheduler)?).await?;
     let forbidden = Api::<Namespace>::all(scheduler).delete("one", &DeleteParams::default()).await;
@@ -103,8 +103,8 @@ async fn check_rbac(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a restore of etcd removes the writes after the copy and keeps those before it. Restarts etcd,
-/// the API server and kube-controller-manager.
+/// Checks that a restore of etcd from a copy removes the writes after the copy and keeps those before it.
+/// Restarts etcd, the API server and kube-controller-manager.
 async fn check_etcd_restore(run: &SuiteRun, plane: &mut ControlPlane) -> Result<()> {
     let maps: Api<ConfigMap> = Api::namespaced(plane.client().clone(), "one");
     let map = |name: &str| serde_json::from_value::<ConfigMap>(json!({ "metadata": { "name": name } }));

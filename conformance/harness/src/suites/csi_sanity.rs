@@ -22,7 +22,8 @@ const SANITY_TIMEOUT: Duration = Duration::from_secs(240);
 /// Size of a volume in bytes before its expansion to twice this size. Large enough for a filesystem in an
 /// image.
 const SIZE: u64 = 64 << 20;
-/// Skip reasons of tests for methods and capabilities of CSI 1.13, which no driver here has.
+/// Reasons with which csi-sanity skips tests for methods and capabilities of CSI 1.13, which neither `memory`
+/// nor `pool` has.
 const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "ControllerGetVolumeHealth not supported",
     "ControllerListVolumeHealth not supported",
@@ -31,7 +32,8 @@ const UNSUPPORTED_CSI_1_13: [&str; 5] = [
     "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported",
 ];
 
-/// Skip reasons of interfaces that `pool` does not export: modification, group snapshots, and publishing.
+/// Reasons with which csi-sanity skips tests of interfaces that `pool` does not export: modification, group
+/// snapshots, and publishing.
 const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Controller Publish, UnpublishVolume not supported",
     "ControllerModifyVolume not supported",
@@ -42,7 +44,8 @@ const UNSUPPORTED_BY_POOL: &[&str] = &[
     "Modify volume not supported",
 ];
 
-/// A run of csi-sanity 5.6, which has 102 tests for two sockets, and its expected result.
+/// A run of csi-sanity 5.6, and its expected result. csi-sanity has 102 tests for a driver with separate
+/// sockets for the controller service and the node service.
 struct SanityRun {
     /// The name of the run, which ends the name of its log.
     name: &'static str,
@@ -54,7 +57,7 @@ struct SanityRun {
     /// Parameters of snapshots as YAML.
     snapshot_parameters: &'static str,
     expected: SanityCounts,
-    /// Skip reasons besides those of CSI 1.13.
+    /// Expected skip reasons besides [`UNSUPPORTED_CSI_1_13`].
     skip_reasons: &'static [&'static str],
     /// Controller methods that csi-sanity has to call.
     called_methods: &'static [&'static str],

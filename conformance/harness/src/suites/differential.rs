@@ -1,6 +1,6 @@
-//! kube-apiserver still gives the recorded responses with which `make test` compares the embedded API, except
-//! to some requests whose responses may change. With the environment variable `RECORD` the suite records the
-//! responses instead.
+//! kube-apiserver still gives the recorded responses with which `make test` compares the embedded API.
+//! Requests that are marked with one of `TOLERATED_DEVIATIONS` are the exception. With the environment
+//! variable `RECORD` the suite records the responses instead.
 
 use std::{env, path::Path};
 
@@ -14,11 +14,11 @@ use crate::{
 
 /// Environment variable with a directory: write the responses there instead of comparing them.
 const RECORD: &str = "RECORD";
-/// Minimum number of requests, in case files are missing.
+/// Minimum number of requests that the suite sends. Fewer mean that files are missing in the set.
 const MIN_REQUESTS: usize = 300;
 
-/// Deviations whose responses may differ from the record: discovery documents change with the build, and YAML
-/// is not normalized.
+/// Ids of deviations. The responses of kube-apiserver to requests that are marked with them may differ from
+/// the record: discovery documents change with the build, and YAML is not normalized.
 const TOLERATED_DEVIATIONS: [&str; 2] = ["discovery", "yaml"];
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {

@@ -34,7 +34,8 @@ const CONTROLLERS: &str = "garbage-collector-controller,namespace-controller";
 const NAMESPACE: &str = "kubectl";
 /// Timeout of a command, and of all repetitions of one with [`RunMode::UntilEqual`].
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(180);
-/// Maximum differences in an error. The transcripts contain all of them.
+/// Maximum number of entries that the suite's error lists. The transcripts `real.txt` and `embedded.txt` have
+/// the outputs of all commands.
 const MAX_SHOWN_DIFFERENCES: usize = 12;
 
 pub(super) async fn run(run: &SuiteRun) -> Result<()> {
@@ -77,8 +78,8 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     Ok(())
 }
 
-/// Repeats a command until both outputs are equal, for at most [`COMMAND_TIMEOUT`]. Returns the last outputs,
-/// equal or not.
+/// Repeats a command on both API servers until the two outputs are equal, for at most [`COMMAND_TIMEOUT`].
+/// Returns the last outputs, equal or not.
 async fn run_until_equal(
     real: &KubectlRunner,
     embedded: &KubectlRunner,
@@ -242,7 +243,8 @@ impl KubectlComparison {
     }
 }
 
-/// The first line in which two texts differ.
+/// The first line in which two texts differ, from each text. `None` if the texts are equal. `(the end)`
+/// stands for the line of a text that has no more lines.
 fn first_difference<'a>(expected: &'a str, found: &'a str) -> Option<(&'a str, &'a str)> {
     let end = "(the end)";
     let (mut left, mut right) = (expected.split('\n'), found.split('\n'));

@@ -26,7 +26,7 @@ use crate::{bench, run::SuiteRun};
 
 /// A suite, or a benchmark or fixture that is started like one. It runs in a mount namespace and a PID
 /// namespace of its own. It passes if `run` returns `Ok` within the time limit, the clean-up succeeds, and
-/// the launcher finds no loop device, cgroup or mount of it afterwards.
+/// the launcher finds no loop device, cgroup or mount of the suite afterwards.
 #[derive(Debug)]
 pub struct Suite {
     /// The name on the command line.
@@ -41,7 +41,8 @@ pub struct Suite {
     pub run: for<'a> fn(&'a SuiteRun) -> LocalBoxFuture<'a, Result<()>>,
 }
 
-/// Suites of one lane run one after the other. The parallel lanes run at the same time.
+/// A group of suites that run one after the other. Suites of the lane [`Exclusive`](Self::Exclusive) run
+/// first, then the other lanes at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SuiteLane {
     /// The suite needs the machine for itself: it measures, or removes leftovers of other runs.
@@ -60,7 +61,8 @@ impl SuiteLane {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The suites that a run without names runs, in the order in which each lane runs them.
+/// The suites that the program `conformance` runs if its command line names none, in the order in which each
+/// lane runs them.
 pub const SUITES: &[Suite] = &[
     Suite {
         name: "cleanup",
@@ -182,7 +184,7 @@ pub const SUITES: &[Suite] = &[
     },
 ];
 
-/// Benchmarks: they run only by name.
+/// Benchmarks: they run only if the command line names them.
 pub const BENCHMARKS: &[Suite] = &[Suite {
     name: "bench-peers",
     description: "benchmark: the same claims on the upstream controllers, on Cofferdam, and on the API only",

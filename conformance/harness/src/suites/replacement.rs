@@ -1,7 +1,8 @@
-//! Cofferdam and upstream replace each other as binder of claims and as provisioner, twice while claims are
-//! created and once while they are deleted. Each replacement kills the running process, and starts the other
-//! one when work is pending. Every claim becomes Bound to a volume of its own, and no volume is left at the
-//! storage after the deletion.
+//! Cofferdam and upstream replace each other as binder of claims (the role `pv-controller`, or
+//! `persistentvolume-binder-controller` of kube-controller-manager) and as provisioner, twice while claims
+//! are created and once while they are deleted. Each replacement kills the running process, and starts the
+//! other one when work is pending. Every claim becomes Bound to a volume of its own, and no volume is left at
+//! the storage after the deletion.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

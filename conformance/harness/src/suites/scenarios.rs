@@ -1,7 +1,8 @@
 //! The scenarios of the roles on kube-apiserver and etcd, except those that are skipped on Kubernetes. The
-//! roles run within the suite, with a scripted driver. Each scenario runs once without a crash, and once with
-//! a simulated process that is killed after one of its effects (an API write or a driver call) and does not
-//! get the response. Scenarios whose effects are all those of another node run only without a crash.
+//! roles run within the suite's process, with a scripted driver. Each scenario runs once without a crash, and
+//! once with a crash: the first simulated process is killed after one of its effects (an API write or a
+//! driver call), does not get the response, and is replaced. A scenario runs only without a crash if the
+//! first process has no effect, because the process of another node does all the work.
 
 use std::{cell::RefCell, fmt::Debug, path::Path, sync::Arc, time::Duration};
 
@@ -67,26 +68,30 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     run.add_note(&format!("{completed} scenarios, {crashed} of them once more with a crash"))
 }
 
-/// A scenario and its random generator. The generators are forked from the seeded one in the order of the
-/// table: the numbers of a scenario do not depend on the cluster that runs it.
+/// A scenario and its random generator. The generators are forked from the suite's seeded one in the order of
+/// the scenarios' table: the numbers of a scenario do not depend on the cluster that runs it.
 struct ScenarioRun {
-    /// Position in the table.
+    /// Position of the scenario in the table, from 0.
     row: usize,
     scenario: Scenario,
     rng: fastrand::Rng,
 }
 
-/// Numbers of scenarios, and the differences that they found.
+/// Numbers of scenarios, and the differences between their results and the expected ones.
 #[derive(Default)]
 struct ScenarioSummary {
+    /// Scenarios that ran without a crash.
     completed: usize,
+    /// Those of them that also ran with a crash.
     crashed: usize,
+    /// Scenarios that are skipped on Kubernetes.
     skipped: usize,
-    /// Differences with the positions of their scenarios.
+    /// Differences of all runs, each with the position of its scenario.
     differences: Vec<(usize, String)>,
 }
 
-/// Runs the next scenarios on one cluster until none is left.
+/// Starts a control plane, and runs scenarios on it until none is left in `rows`, from which all clusters
+/// take.
 async fn run_cluster(
     run: &SuiteRun,
     child_run: Result<SuiteRun>,
@@ -135,9 +140,9 @@ async fn config(kubeconfig: &Path) -> Result<Config> {
     Ok(config)
 }
 
-/// Runs a scenario without a crash, and then with a crash after a random effect. The second run is left out
-/// if all effects are those of another node. A scenario that is skipped on Kubernetes is not run, only
-/// counted and noted.
+/// Runs a scenario without a crash, and then with a crash of the first simulated process after a random one
+/// of its effects. The second run is left out if this process has no effect, because the process of another
+/// node does all the work. A scenario that is skipped on Kubernetes is not run, only counted and noted.
 async fn run_with_and_without_crash(
     run: &SuiteRun,
     client: &Client,
@@ -156,7 +161,7 @@ async fn run_with_and_without_crash(
         summary.differences.extend(differences.into_iter().map(|difference| (row, difference)));
         summary.completed += 1;
     }
-    // All effects are those of a process on another node: there is none after which to crash.
+    // All effects are those of a process on another node: the first process has none after which to crash.
     if effects == 0 && !scenario.storage_nodes.is_empty() {
         return Ok(());
     }
@@ -172,8 +177,8 @@ async fn run_with_and_without_crash(
 }
 
 /// Deletes the objects of the previous run, and runs a scenario. `crash_after` is the number of the effect,
-/// from 1, after which the process is killed; `None` for a run without a crash. Returns the differences from
-/// the expected result, and the number of effects.
+/// from 1, after which the first process is killed; `None` for a run without a crash. Returns the differences
+/// from the expected result, and the number of effects of the first process.
 async fn run_scenario(
     client: &Client,
     cluster: &Arc<KubernetesCluster>,
@@ -275,6 +280,7 @@ async fn serve_operations(
 
 /// A control plane with kube-apiserver, as a test cluster.
 struct KubernetesCluster {
+    /// Client configuration of the administrator, who also acts as the user of the scenarios.
     user: Config,
     /// Client configuration of an account with the rights of all roles.
     process: Config,

@@ -59,7 +59,7 @@ pub(crate) struct BackendSection {
     /// Storage of the component's state.
     #[serde(default)]
     pub(crate) state: StateConfig,
-    /// The component's directory; grants `pool`.
+    /// Directory of the component's pool; grants `pool`. Absent for a component without a pool.
     pub(crate) pool: Option<PoolConfig>,
     /// Limits of the component and of one call.
     #[serde(default)]

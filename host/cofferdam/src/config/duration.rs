@@ -1,4 +1,5 @@
-//! Durations in Go's syntax, for manifests written for the Go sidecars.
+//! Durations in Go's syntax, for manifests written for the Go sidecars. The parser of `kube::core::Duration`
+//! panics if a number exceeds the range of its type.
 
 use std::{fmt, str::FromStr, time::Duration};
 

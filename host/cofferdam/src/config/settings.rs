@@ -26,7 +26,8 @@ use ValueKind::{Backends, Bool, List, Number, Table, Text};
 /// A setting.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
-    /// Key in the file. `--name` is the flag, `COFFERDAM_NAME` with underscores the environment variable.
+    /// Key in the file, such as `csi-socket`. That setting has the flag `--csi-socket` and the environment
+    /// variable `COFFERDAM_CSI_SOCKET`.
     pub(crate) name: String,
     /// Description, for `--help` and docs/configuration.md.
     pub(crate) help: &'static str,

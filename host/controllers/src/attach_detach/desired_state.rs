@@ -199,9 +199,9 @@ pub(super) fn is_possibly_in_use(cache: &Cache, attachment: &VolumeAttachment) -
 }
 
 /// Returns true if a pod is scheduled, is not terminated and may use the claim that `reference`, the
-/// `claimRef` of a PersistentVolume, names. A pod may use a claim that is deleted or cannot be decoded. If the claim was
-/// created again with another UID, only pods that are not younger than the new claim may use the old claim.
-/// In all other cases, [`is_using_claim`] decides.
+/// `claimRef` of a PersistentVolume, names. A pod may use a claim that is deleted or cannot be decoded. If
+/// the claim was created again with another UID, only pods that are not younger than the new claim may use
+/// the old claim. In all other cases, [`is_using_claim`] decides.
 fn can_refer_to_claim(cache: &Cache, pod: &Pod, reference: &ClaimRef) -> bool {
     if pod.node.is_none() || pod.terminated {
         return false;

@@ -14,7 +14,7 @@ use super::{
     state::{AttachState, Key},
 };
 
-/// Facts that one reconcile of a key collects. They are discarded when it ends.
+/// Facts that one reconcile of a key collects. They are discarded when the reconcile ends.
 #[derive(Debug, Default)]
 pub(super) struct ReconcileState {
     /// VolumeAttachments whose Node this reconcile has read live since their detach started.
@@ -23,7 +23,7 @@ pub(super) struct ReconcileState {
     pub(super) refused_nodes: BTreeSet<NodeName>,
 }
 
-/// The sources of a [`ReconcileInput`].
+/// The sources of a [`ReconcileInput`]: the cached objects, the in-memory state and the settings.
 #[derive(Clone, Copy)]
 pub(super) struct InputSources<'a> {
     pub(super) cache: &'a Cache,

@@ -25,11 +25,13 @@ const BUCKETS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.
 /// An operation whose duration is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOperation {
-    /// An attach. Its duration starts when this process created the VolumeAttachment, or first found it
-    /// unattached, and ends with `status.attached`. It is also measured at each new `status.attachError`.
+    /// An attach. Its duration starts when this process has created the VolumeAttachment, or first finds it
+    /// unattached, and ends with `status.attached`. The duration until a new `status.attachError` is that of
+    /// a failed attach.
     Attach,
-    /// A detach. Its duration starts with this process' first request to delete the VolumeAttachment, and
-    /// ends with the removal of the VolumeAttachment. It is also measured at each new `status.detachError`.
+    /// A detach. Its duration starts with this process's first request to delete the VolumeAttachment, and
+    /// ends with the removal of the VolumeAttachment. The duration until a new `status.detachError` is that
+    /// of a failed detach.
     Detach,
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct AttachDetachContext {
     pub(super) events: EventRecorder,
     pub(super) recorders: StepRecorders,
     pub(super) settings: AttachDetachSettings,
-    /// Cap of the delay of the back-off, if it is below the back-off's own maximum (`--retry-interval-max`).
+    /// Maximum delay of the back-off (`--retry-interval-max`), if it is shorter than that of [`BACKOFF`].
     pub(super) retry_interval_max: Duration,
     pub(super) metrics: AttachDetachMetrics,
     pub(super) queue_metrics: Metrics,
@@ -123,7 +123,8 @@ impl AttachDetach {
 
     /// Reconciles one key. Performs the steps of [`ReconcileInput::next_step`] until the next one is
     /// `NoAction`, a step ends the reconcile, the key has no input any more, or the limit of steps is
-    /// reached. A refused step does not end the reconcile. The key of a claim only leads to events.
+    /// reached. A step whose request the API server refuses does not end the reconcile. The key of a claim
+    /// only leads to events.
     async fn reconcile(&self, key: &Key) -> Action {
         if let Key::Claim(claim) = key {
             return self.reconcile_claim(claim, key);
@@ -188,7 +189,7 @@ impl AttachDetach {
         Action::BackoffFor(recheck.min(self.backoff.delay(failures)))
     }
 
-    /// Performs one step. An error ends the reconcile with its action.
+    /// Performs one step. `Err` is the action that ends the reconcile.
     async fn perform(
         &self,
         key: &Key,
@@ -452,7 +453,7 @@ impl AttachDetach {
         if failures.is_empty() { Action::Done } else { Action::RequeueAfter(EVENT_REPEAT_INTERVAL) }
     }
 
-    /// Returns true if the cache has an attachment of this name.
+    /// Returns true if the cache has a VolumeAttachment of this name, even if it cannot be decoded.
     fn has_attachment(&self, name: &VolumeAttachmentName) -> bool {
         !self.context.cache.attachments.get(name).is_missing()
     }

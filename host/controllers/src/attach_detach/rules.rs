@@ -28,7 +28,8 @@ pub enum NodeState {
     Deleted,
     /// The Node cannot be decoded: nothing is attached, and only requested detaches are completed.
     Undecodable,
-    /// The node's kubelet attaches volumes.
+    /// The node's kubelet attaches volumes: the Node lacks the annotation
+    /// `volumes.kubernetes.io/controller-managed-attach-detach`.
     Unmanaged,
     /// This controller attaches the node's volumes.
     Managed {
@@ -138,8 +139,8 @@ pub struct ActualAttachment {
 }
 
 impl ActualAttachment {
-    /// Returns the entry of a VolumeAttachment that cannot be decoded and has the name of the desired one. As
-    /// with [`AttachmentPurpose::NameConflict`], the desired one cannot be created.
+    /// Returns the entry of a VolumeAttachment that cannot be decoded and has the name of the
+    /// VolumeAttachment that `desired_attachment` needs, which therefore cannot be created.
     pub fn undecodable(name: VolumeAttachmentName, desired_attachment: &DesiredAttachment) -> Self {
         Self {
             name,
@@ -165,7 +166,7 @@ impl ActualAttachment {
 /// Input of the rules.
 #[derive(Clone, Debug)]
 pub struct ReconcileInput {
-    /// The driver.
+    /// The volume's driver.
     pub driver: DriverName,
     /// The volume handle. `None` if the PersistentVolume is deleted, or created again with another source.
     pub handle: Option<VolumeHandle>,
@@ -315,7 +316,8 @@ pub fn is_exclusive(volume: &Volume) -> bool {
 /// The VolumeAttachments of a volume by node.
 struct AttachmentsByNode<'a> {
     for_pods: HashMap<&'a NodeName, &'a ActualAttachment>,
-    /// VolumeAttachments that block the name of the desired one.
+    /// VolumeAttachments of the purpose [`AttachmentPurpose::NameConflict`]: they have the name of the
+    /// VolumeAttachment that the node needs.
     name_conflicts: HashMap<&'a NodeName, &'a ActualAttachment>,
     nodes: HashSet<&'a NodeName>,
     /// The volume can be attached to one node only.
@@ -517,8 +519,9 @@ impl ReconcileInput {
         Some(text)
     }
 
-    /// Returns the pods that use the volume on other nodes with a VolumeAttachment of it, in upstream's text.
-    /// Pods of other namespaces are only counted.
+    /// Returns the end of the Multi-Attach message, in upstream's text. It names the pods that use the volume
+    /// on other nodes with a VolumeAttachment of the volume, and only counts those in other namespaces than
+    /// `pod`.
     fn users(&self, desired_attachment: &DesiredAttachment, pod: &Pod) -> String {
         let others = self.desired.iter().filter(|other| other.node != desired_attachment.node);
         let is_attached = |other: &&DesiredAttachment| {

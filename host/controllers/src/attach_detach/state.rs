@@ -57,7 +57,7 @@ struct PendingUpdate {
     /// fail.
     version: ResourceVersion,
     names: HashSet<VolumeAttachmentName>,
-    /// Volumes of earlier pending updates that this update lacks.
+    /// VolumeAttachments of earlier pending updates that this update lacks.
     before: HashSet<VolumeAttachmentName>,
     /// Time at which the last request of this update, or of an earlier pending one, was sent, or at which
     /// that request ended with an unknown result. `None` before the first request.
@@ -75,8 +75,8 @@ impl PendingUpdate {
 pub(super) struct PreparedUpdate {
     /// The CSI volumes that this controller reports as attached, in no order.
     pub(super) volumes_attached: Vec<UniqueVolumeName>,
-    /// Time since the last request, or since its end, of an earlier update that may still take effect. `None`
-    /// if there is none.
+    /// Time since the last request of an earlier update that may still take effect was sent, or since that
+    /// request ended with an unknown result. `None` if there is no such update.
     pub(super) unanswered_for: Option<Duration>,
     /// VolumeAttachments that are in earlier updates but not in this one. Empty unless the earlier updates
     /// require an older version of the Node and therefore can no longer take effect.
@@ -177,8 +177,8 @@ impl AttachState {
         self.state.lock().detach_states.get(name).copied()
     }
 
-    /// Returns true if a pending update may add the volume to the node's list. `version` is that of the
-    /// cached Node.
+    /// Returns true if a pending update may add the volume to the Node's `volumesAttached`. `version` is that
+    /// of the cached Node.
     pub(super) fn is_update_pending(
         &self,
         node: &NodeName,
@@ -188,9 +188,9 @@ impl AttachState {
         self.state.lock().is_update_pending(node, version, name)
     }
 
-    /// Starts a detach and returns true, unless the volume is in the node's list or a pending update may add
-    /// it. `listed` is called under the lock. It returns the cached Node's version, and whether its list has
-    /// the volume.
+    /// Starts a detach and returns true, unless the volume is in the Node's `volumesAttached` or a pending
+    /// update may add it. `listed` is called under the lock. It returns the version of the cached Node, and
+    /// whether the Node's `volumesAttached` has the volume.
     pub(super) fn start_detach(
         &self,
         node: &NodeName,
@@ -225,8 +225,8 @@ impl AttachState {
         self.state.lock().detach_states.remove(name);
     }
 
-    /// Removes a deleted VolumeAttachment. Returns its driver and the duration of its detach if this process
-    /// requested it.
+    /// Removes a deleted VolumeAttachment. Returns its driver and the duration of its detach, or `None` if
+    /// this process has not requested the deletion.
     pub(super) fn remove(&self, name: &VolumeAttachmentName) -> Option<(DriverName, Duration)> {
         let mut state = self.state.lock();
         state.unneeded_since.remove(name);
@@ -275,7 +275,8 @@ impl AttachState {
         }
     }
 
-    /// Ends a pending update that succeeded, or that was not sent because the Node already has its list.
+    /// Ends a pending update that succeeded, or that was not sent because the Node already has the desired
+    /// list.
     /// Returns VolumeAttachments of earlier updates that the list lacks.
     pub(super) fn commit(&self, node: &NodeName) -> HashSet<VolumeAttachmentName> {
         self.state.lock().pending_updates.remove(node).map(|update| update.before).unwrap_or_default()
@@ -383,28 +384,30 @@ impl AttachState {
         self.state.lock().uncertain.insert(key.clone(), uncertain);
     }
 
-    /// Returns the VolumeAttachment of an uncertain creation, and the time for which it may still take
-    /// effect.
+    /// Returns the VolumeAttachment of the key's uncertain creation, and the time for which the request may
+    /// still take effect; zero if this time is over. `None` without an uncertain creation.
     pub(super) fn uncertain_attachment(&self, key: &Key) -> Option<(VolumeAttachmentName, Duration)> {
         let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.name.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
-    /// Returns the node of an uncertain creation, and the time for which it may still take effect.
+    /// Returns the node of the key's uncertain creation, and the time for which the request may still take
+    /// effect; zero if this time is over. `None` without an uncertain creation.
     pub(super) fn uncertain_node(&self, key: &Key) -> Option<(NodeName, Duration)> {
         let state = self.state.lock();
         let uncertain = state.uncertain.get(key)?;
         Some((uncertain.node.clone(), REQUEST_MAY_APPLY.saturating_sub(uncertain.requested_at.elapsed())))
     }
 
-    /// Ends an uncertain creation: its result is known.
+    /// Ends the key's uncertain creation, if there is one: the result of the request is known.
     pub(super) fn clear_uncertain(&self, key: &Key) {
         self.state.lock().uncertain.remove(key);
     }
 
-    /// Records the current failures of a key. Returns, for each, whether it has to be emitted: it is new, or
-    /// was last emitted at least [`EVENT_REPEAT_INTERVAL`] ago.
+    /// Records the current failures of a key, as pod UID and text. Returns for each failure whether it has to
+    /// be emitted as an event: the failure is new, or was last emitted at least [`EVENT_REPEAT_INTERVAL`]
+    /// ago.
     pub(super) fn filter_new_failures(&self, key: &Key, failures: &[(Uid, &str)]) -> Vec<bool> {
         let mut state = self.state.lock();
         let before = state.emitted_failures.remove(key).unwrap_or_default();

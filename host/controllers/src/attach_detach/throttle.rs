@@ -13,12 +13,12 @@ const DELAY_FACTOR: u32 = 2;
 /// Maximum delay: a pod starts only after `volumesAttached` has its volumes.
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
-/// Earliest time of the next update, by node.
+/// Earliest time of the next `volumesAttached` update, by node.
 #[derive(Debug, Default)]
 pub(super) struct NodeStatusThrottle(Mutex<HashMap<NodeName, Instant>>);
 
 impl NodeStatusThrottle {
-    /// Returns the delay until the next update of a node; `None` if it may be sent now.
+    /// Returns the delay until the next update of a node; `None` if the update may be sent now.
     pub(super) fn remaining(&self, node: &NodeName) -> Option<Duration> {
         let mut next_updates = self.0.lock();
         let left = next_updates.get(node)?.saturating_duration_since(Instant::now());

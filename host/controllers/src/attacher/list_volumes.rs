@@ -21,8 +21,8 @@ use super::{
 use crate::volume_listing::{ListingError, VolumePages};
 
 impl Attacher {
-    /// Returns true if the driver publishes volumes, and lists them with the nodes that they are published
-    /// to.
+    /// Returns true if the driver publishes volumes, and its ListVolumes has the nodes that each volume is
+    /// published to.
     pub(super) fn can_list_published_nodes(driver: &dyn Backend) -> bool {
         let can = |ability| driver.abilities().contains(&ability);
         can(Ability::Listing)

@@ -46,7 +46,7 @@ use crate::{
     volume_locks::{LockGuard, VolumeLocks, WakePolicy},
 };
 
-/// A driver's volume.
+/// Identity of a volume, for its lock: driver and volume handle.
 type VolumeKey = (DriverName, VolumeHandle);
 
 /// Dependencies of the attacher.
@@ -490,8 +490,9 @@ impl Attacher {
         Call { deadline: self.context.calls.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
-    /// Reads the Secret of the volume, once per reconcile. A detach continues without a deleted Secret:
-    /// otherwise the volume would stay attached for ever. The driver rejects the call if it needs the Secret.
+    /// Reads the Secret of the volume, once per reconcile. If the Secret does not exist, a detach continues
+    /// without it: otherwise the volume would stay attached for ever. A driver that needs the Secret rejects
+    /// the call.
     async fn read_secrets(
         &self,
         attachment: &VolumeAttachment,

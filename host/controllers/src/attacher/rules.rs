@@ -20,8 +20,8 @@ use cofferdam_domain::{
 /// Capabilities of a driver that the decisions depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishAbilities {
-    /// The driver publishes volumes (`PUBLISH_UNPUBLISH_VOLUME`). Without it, the attacher does not
-    /// call the driver.
+    /// The driver publishes volumes (`PUBLISH_UNPUBLISH_VOLUME`). The attacher does not call a driver without
+    /// this capability.
     pub publishes: bool,
     /// Volumes can be published read-only (`PUBLISH_READONLY`).
     pub read_only: bool,

@@ -1,5 +1,5 @@
-//! Work queues of VolumeAttachments. Each driver has one for attach and one for detach, with separate
-//! workers.
+//! Work queues of VolumeAttachments. Each driver has a queue for attaches and a queue for detaches, with
+//! separate workers.
 //!
 //! Slow attaches therefore occupy no worker of a detach, and drivers do not delay each other. Driver calls
 //! for the same volume still wait for each other: see [`crate::volume_locks`].

@@ -83,7 +83,8 @@ impl OrphanScanner {
         Ok(written)
     }
 
-    /// Decides on a request and performs its next effect.
+    /// Decides on a request. If it is not refused, performs the next effect: the write of `deleting`, or the
+    /// driver call.
     async fn process_request(
         &self,
         driver: &ManagedDriver,

@@ -16,8 +16,8 @@ use super::report::DeletionRequest;
 /// and back-off between a driver's response and the PersistentVolume, and lets an operator notice a missing
 /// object.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(24 * 3600);
-/// Maximum age of a deletion request when its deletion starts. The requester of an older one no longer waits
-/// for the response.
+/// Maximum age of a deletion request when its deletion starts. The requester of an older request no longer
+/// waits for the response.
 pub const MAX_REQUEST_AGE: Duration = Duration::from_secs(3600);
 
 /// Input of [`classify`].
@@ -74,7 +74,7 @@ pub enum Classification {
 /// The object, intent or deletion that references a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeReference {
-    /// A PersistentVolume with its driver and handle.
+    /// A PersistentVolume with the volume's driver and handle.
     Volume(VolumeName),
     /// A PersistentVolume that cannot be decoded and may reference the volume.
     UnreadableVolume(VolumeName),
@@ -165,8 +165,8 @@ pub fn classify(
     }
 }
 
-/// Returns the reference to a volume that no PersistentVolume has as its handle. `owner` names the claim and
-/// the PersistentVolume that the volume was created for.
+/// Returns the reference to a volume whose handle no PersistentVolume has; `None` if there is no reference.
+/// `owner` names the claim and the PersistentVolume that the volume was created for.
 fn find_reference(input: &ClassificationInput<'_>, owner: &VolumeOwner) -> Option<VolumeReference> {
     if matches!(input.cache.volumes.get(&owner.pv_name), Lookup::Undecodable(_)) {
         return Some(VolumeReference::UnreadableVolume(owner.pv_name.clone()));
@@ -212,7 +212,7 @@ pub enum DeletionVerdict {
 }
 
 /// The reason for refusing deletions while they are frozen after a restore of the cluster. `namespace` is
-/// that of the restore marker.
+/// the namespace of the restore marker: the ConfigMap whose existence freezes deletions.
 pub fn frozen_message(namespace: &str) -> String {
     format!(
         "the cluster was restored from a backup, and volumes without a claim may be in use: \

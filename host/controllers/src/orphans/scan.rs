@@ -74,7 +74,7 @@ pub(crate) struct OrphanScanner {
     scan_states: HashMap<DriverName, Mutex<DriverScanState>>,
 }
 
-/// State of one driver.
+/// State of the scans and the deletion requests of one driver.
 pub(super) struct DriverScanState {
     next_scan: Instant,
     /// A report that is not yet written to the ConfigMap.
@@ -366,7 +366,8 @@ impl OrphanScanner {
     }
 }
 
-/// Classifies a volume; a driver without change times needs the history.
+/// Classifies a volume. If the driver reports no change time for a volume that may be an orphan, takes the
+/// time of its last change from the history, which also records the volume's current state.
 pub(super) fn classify_with_history(
     input: &ClassificationInput<'_>,
     status: &VolumeStatus,

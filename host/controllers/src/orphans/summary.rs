@@ -64,7 +64,7 @@ impl ScanSummary {
         Some(Orphan { handle, bytes, claim: owner.claim_uid, volume: owner.pv_name, since, state })
     }
 
-    /// Converts the counts into a report.
+    /// Converts the counts and the collected volumes into a report.
     pub(super) fn into_report(self, driver: DriverName) -> ScanReport {
         let leak_detection = if self.has_owners || self.counts.total() == 0 {
             LeakDetection::Owner

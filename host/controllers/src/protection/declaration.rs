@@ -19,8 +19,9 @@ use crate::{
 /// The protection controller's name in `--role`.
 pub const ROLE: Role = Role::new("protection");
 
-/// RBAC rules in addition to those of every process. Upstream's counterparts are the ClusterRoles of
-/// kube-controller-manager's pvc-, pv- and volumeattributesclass-protection controllers.
+/// RBAC rules of this controller, in addition to the rules that every process has. Upstream's counterparts
+/// are the ClusterRoles of kube-controller-manager's pvc-, pv- and volumeattributesclass-protection
+/// controllers.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "pods", WATCH),
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -28,7 +29,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", &["get", "list", "patch", "watch"]),
 ];
 
-/// Returns true if the controller runs in a process with these settings.
+/// Returns true if the protection controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

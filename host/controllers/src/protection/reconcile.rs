@@ -107,8 +107,8 @@ impl Controller for Protection {
 }
 
 impl Protection {
-    /// Enqueues classes that are being deleted: the changed object may have been the last one that used a
-    /// class.
+    /// Enqueues the VolumeAttributesClasses that are being deleted: a changed claim or PersistentVolume may
+    /// have been the last object that named the class.
     fn enqueue_deleting_classes(&self) {
         let classes = self.context.cache.attributes_classes.list();
         let leaving = classes.iter().filter(|class| class.meta.deleting);

@@ -17,15 +17,17 @@ pub enum FinalizerVerdict {
     NoAction(&'static str),
     /// Add the finalizer.
     Add,
-    /// List the namespace's pods live first: what follows may delete data.
+    /// For a claim: list the pods of its namespace live, then decide again. After the removal of the
+    /// finalizer the claim disappears, and the volume may be deleted with its data.
     RefreshPods,
     /// Remove the finalizer, which has this index in the list.
     Remove(usize),
 }
 
-/// Decides for a PersistentVolume. A Released one whose provisioner runs in this process keeps the protection
-/// finalizer until the provisioner removes its own. The provisioner's write removes both: two writers of one
-/// list would conflict. `is_provisioned_here` is false for volumes of node-local drivers.
+/// Decides for a PersistentVolume. `is_provisioned_here` is true if the provisioner of the volume's driver
+/// runs in this process and the driver is not node-local. In this case, a Released PersistentVolume keeps the
+/// protection finalizer as long as it has the provisioner's finalizer. The provisioner removes both in one
+/// write: two writers of one list would conflict.
 pub fn decide_volume(volume: &Volume, is_provisioned_here: bool) -> FinalizerVerdict {
     let verdict = decide(&volume.meta, names::PV_PROTECTION, volume.phase == VolumePhase::Bound);
     let has_provisioner_finalizer = is_provisioned_here

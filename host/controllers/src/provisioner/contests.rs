@@ -12,7 +12,8 @@ use crate::node_local::NodeDeployment;
 ///
 /// The delay starts with the base delay and doubles with each attempt, up to the maximum delay. A random part
 /// of the base delay is then subtracted, so that the nodes do not compete at the same time. The random part
-/// is a digest of claim, node and attempt, which makes tests reproducible. `attempt` is 0 for the first one.
+/// is a digest of claim, node and attempt, which makes tests reproducible. `attempt` is 0 for the first
+/// attempt.
 pub(super) fn attempt_delay(deployment: &NodeDeployment, claim: &Uid, attempt: u32) -> Duration {
     let longest = deployment
         .base_delay
@@ -35,13 +36,14 @@ struct ImmediateBindingContest {
     warned: bool,
 }
 
-/// Claims for which this process competes. An entry is removed when its claim has a volume or is deleted.
+/// Claims for which this process competes with the processes of other nodes. An entry is removed when its
+/// claim has a volume or is deleted.
 #[derive(Debug, Default)]
 pub(super) struct ImmediateBindingContests(HashMap<Uid, ImmediateBindingContest>);
 
 impl ImmediateBindingContests {
-    /// Returns the time until the next attempt, or `None` if an attempt is due. In the latter case, the
-    /// caller performs it, and the one after it is scheduled.
+    /// Returns the time until the next attempt, or `None` if an attempt is due. The caller performs the
+    /// attempt that is due, and this call schedules the attempt after that.
     pub(super) fn next_attempt(&mut self, deployment: &NodeDeployment, claim: &Uid) -> Option<Duration> {
         let now = Instant::now();
         let contest = self.0.entry(claim.clone()).or_insert_with(|| ImmediateBindingContest {
@@ -74,8 +76,9 @@ impl ImmediateBindingContests {
             .unwrap_or_default()
     }
 
-    /// Returns true at the first call for a claim, and false at later ones: its warning is emitted once. Also
-    /// returns false if this process does not compete for the claim.
+    /// Returns true at the first call for a claim, and false at later calls: the warning that the node has
+    /// too little capacity is emitted once per claim. Also returns false if this process does not compete for
+    /// the claim.
     pub(super) fn warn_once(&mut self, claim: &Uid) -> bool {
         self.0.get_mut(claim).is_some_and(|contest| !std::mem::replace(&mut contest.warned, true))
     }

@@ -17,7 +17,8 @@ use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecord
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
 
 impl Provisioner {
-    /// Writes the intent to the driver's journal. Returns an action if that failed.
+    /// Writes the intent to the driver's journal. Returns `None` after success, else the action that the
+    /// reconcile of the claim returns.
     pub(super) async fn write_intent(&self, intent: Intent) -> Option<Action> {
         let Some(driver) = self.context.drivers.get(&intent.driver) else { return Some(Action::Requeue) };
         let recorder = self.context.recorders.of_claim(&intent.claim);

@@ -36,11 +36,12 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the provisioner.
+/// The provisioner's name in `--role`.
 pub const ROLE: Role = Role::new("provisioner");
 
-/// RBAC rules for drivers that are not node-local, from external-provisioner. The journal, the restore marker
-/// and orphan reports are ConfigMaps of the process's namespace.
+/// RBAC rules of a provisioner whose drivers are not node-local, in addition to the rules that every process
+/// has. Upstream's counterparts are external-provisioner's ClusterRole and Role. The journal, the restore
+/// marker and orphan reports are ConfigMaps of the process's namespace.
 const CLUSTER_WIDE: &[Rule] = &[
     // Removes the selected node of a claim for rescheduling.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -52,7 +53,8 @@ const CLUSTER_WIDE: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
-/// RBAC rules for node-local drivers. Their volumes are not attached, and not scanned for orphans.
+/// RBAC rules of a provisioner whose drivers are node-local, in addition to the rules that every process has.
+/// Volumes of node-local drivers are not attached, and not scanned for orphans.
 const NODE_LOCAL: &[Rule] = &[
     // Sets and removes the selected node of a claim.
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
@@ -61,14 +63,15 @@ const NODE_LOCAL: &[Rule] = &[
     Rule::cluster(STORAGE, "volumeattributesclasses", WATCH),
 ];
 
-/// Interval of the scan for orphans, if this process scans. One process per driver writes its report, so
-/// node-local drivers are not scanned.
+/// Interval of the scan for orphaned volumes. `None` if scans are disabled, or if all drivers of this process
+/// are node-local: a driver has one orphan report, which only one process may write.
 fn orphan_scan_interval(settings: &Settings, backends: &[Arc<dyn Backend>]) -> Option<Duration> {
     settings.provisioner.orphan_scan_interval.filter(|_| settings.cluster_wide(backends).next().is_some())
 }
 
 /// The watch of a kind with topology information (CSINode or Node): every object if a driver with topology is
-/// not node-local, the object of this node if a node-local driver needs it.
+/// not node-local, else only the object of this process's node if a node-local driver needs the object.
+/// `None` if no driver needs any.
 fn topology_watch<K: CachedKind>(
     settings: &Settings,
     backends: &[Arc<dyn Backend>],
@@ -81,7 +84,7 @@ fn topology_watch<K: CachedKind>(
     Some(WatchSpec::named::<K>(node.node.as_str()))
 }
 
-/// Options of the rules.
+/// Returns the options of the provisioning rules.
 fn options(process: &ProcessContext) -> ProvisionerOptions {
     let settings = &process.settings;
     let drivers_with = |has: &dyn Fn(&dyn Backend) -> bool| {

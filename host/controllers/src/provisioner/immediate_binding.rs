@@ -1,5 +1,6 @@
-//! Node-local provisioning of a claim without a selected node: the processes of several nodes write their
-//! node to the claim, and the one whose write succeeds provisions the volume.
+//! Provisioning by a node-local driver for a claim without a selected node: the process of each node attempts
+//! to write its own node to the claim's annotation `selected-node`. The process whose write succeeds
+//! provisions the volume.
 
 use cofferdam_backend::Call;
 use cofferdam_cluster::{ApiError, observer::StepResult, queue::Action, writer::PatchTarget};
@@ -13,9 +14,9 @@ use super::reconcile::Provisioner;
 use crate::{events::EventSpec, reconcile::action_for_write_error};
 
 impl Provisioner {
-    /// Selects the node of this process for the claim, after the process's delay and unless the driver
-    /// reports too little capacity for `request`. Returns `None` after a successful write: the claim then has
-    /// to be decided again.
+    /// Selects the node of this process for the claim, once this process's delay for the claim is over and
+    /// unless the driver reports too little capacity for `request`. Returns `None` after a successful write:
+    /// the claim then has to be decided again.
     ///
     /// The claim is that of the decision: a newer one may have a selected node already.
     pub(super) async fn select_node(
@@ -54,8 +55,9 @@ impl Provisioner {
         Some(action_for_write_error::<Claim>(&self.context.writer, &claim.key, &error).await)
     }
 
-    /// Returns a message if the node has too little capacity. If the driver does not report its capacity, the
-    /// node is selected, and a failure of CreateVolume is reported later.
+    /// Returns a message if the node has too little capacity. Returns `None` if it has enough, and also if
+    /// the driver does not report its capacity: the node is then selected, and a failure of CreateVolume is
+    /// reported later.
     async fn capacity_shortage(
         &self,
         claim: &Claim,

@@ -6,8 +6,8 @@ use cofferdam_domain::Uid;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum number of remembered claims. A new one replaces the one that expires first, which is then retried
-/// early.
+/// Maximum number of remembered claims. Beyond it, a new claim replaces the claim whose next attempt comes
+/// first. The replaced claim is retried early.
 const MAX_CLAIMS: usize = 10_000;
 
 /// Claims by uid, with the uid of the rejected StorageClass and the time of the next attempt. With another
@@ -29,7 +29,8 @@ impl InfeasibleClaims {
         }
     }
 
-    /// Records that the driver rejected the class of a claim. The claim is retried with it after `duration`.
+    /// Records that the driver rejected the request of a claim with this StorageClass as invalid. The request
+    /// is repeated with the same class only after `duration`.
     pub(super) fn insert(&self, claim: &Uid, class: &Uid, duration: Duration) {
         let mut claims = self.0.lock();
         if claims.len() >= MAX_CLAIMS {

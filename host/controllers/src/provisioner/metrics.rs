@@ -9,7 +9,8 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// Seconds; the Prometheus client library's default buckets, which external-provisioner uses.
+/// Buckets of the duration histograms, in seconds: the default buckets of Prometheus' Go client, which
+/// external-provisioner uses.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -12,12 +12,13 @@ use serde_json::{Map, Value, json};
 pub struct ClaimFields {
     /// `spec.accessModes`
     pub access_modes: AccessModes,
-    /// `metadata.resourceVersion` of the claim. `None` if the cache lacks the claim: it is deleted, or cannot
-    /// be decoded.
+    /// `metadata.resourceVersion` of the claim, for the claimRef. `None` if the cache lacks the claim: the
+    /// claim is deleted, or cannot be decoded.
     pub version: Option<String>,
 }
 
-/// Returns the PersistentVolume of a created volume with `capacity` bytes.
+/// Returns the PersistentVolume of a created volume with `capacity` bytes. `identity` becomes the volume
+/// attribute `storage.kubernetes.io/csiProvisionerIdentity`.
 pub fn persistent_volume(
     intent: &Intent,
     created: &CreatedVolume,

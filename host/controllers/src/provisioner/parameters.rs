@@ -5,8 +5,8 @@
 
 use cofferdam_domain::{StorageClass, names::RESERVED_PARAMETER_PREFIX, storage::Parameters};
 
-/// Reserved parameter of the filesystem type, without its prefix. The deprecated parameter has the same name
-/// without the prefix, in upper or lower case.
+/// Reserved parameter of the filesystem type, without its prefix. The deprecated parameter has this name
+/// without the prefix, in any combination of upper and lower case.
 const FS_TYPE: &str = "fstype";
 /// Reserved parameters of secrets, without their prefix.
 const SECRETS: [&str; 16] = [
@@ -92,7 +92,7 @@ pub fn deletion_secret(class: &StorageClass) -> Option<&str> {
     class.parameters.keys().find(is_secret_name).map(String::as_str)
 }
 
-/// Splits the parameters of a class.
+/// Splits the parameters of a class into those for the driver and the filesystem type.
 ///
 /// # Errors
 /// [`ParameterError`] if a parameter is invalid.

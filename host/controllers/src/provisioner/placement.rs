@@ -1,5 +1,6 @@
-//! Node-local volumes in the provisioning rules. A request contains the segments of its node, which show
-//! whether a PersistentVolume is on another node.
+//! Volumes of node-local drivers in the provisioning rules. The request for such a volume contains the
+//! topology segments of the node that is to have the volume. Whether a PersistentVolume is on another node
+//! follows from these segments and the PersistentVolume's node affinity.
 
 use cofferdam_cluster::Intent;
 use cofferdam_domain::{
@@ -10,7 +11,8 @@ use cofferdam_domain::{
 use super::topology::{self, DriverRegistration, NodeTopology, TopologyError, TopologyInput};
 use crate::node_local::LocalNode;
 
-/// Returns the segments of the node of an intent of a node-local driver.
+/// Returns the topology segments of the node of an intent of a node-local driver. `None` if the request has
+/// no topology.
 pub fn segments_of(intent: &Intent) -> Option<&Segments> {
     intent.request.topology.as_ref().and_then(|topology| topology.requisite.first())
 }
@@ -21,10 +23,11 @@ pub fn is_on_other_node(local_node: Option<&LocalNode>, intent: &Intent, volume:
         && segments_of(intent).is_some_and(|segments| volume.is_inaccessible_from(segments))
 }
 
-/// Returns the topology requirement of a node-local driver: the segments of its node.
+/// Returns the topology requirement of a node-local driver: `segments`, those of the node of this process.
+/// Never `None`.
 ///
 /// # Errors
-/// The class does not allow the node.
+/// `allowedTopologies` of the class excludes the node, or `segments` is empty.
 pub fn requirement(
     local_node: &LocalNode,
     class: &StorageClass,

@@ -22,7 +22,7 @@ use crate::{
     step_recorder::StepRecorder,
 };
 
-/// Result of live reads about a volume that the cache shows as Released.
+/// Result of live reads, or of a release hint, about a volume that the cache shows as Released.
 enum ReleaseCheck {
     /// The volume is Released, and its claim is deleted or bound to another volume.
     Released,
@@ -100,8 +100,9 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// The reason why a volume cannot be deleted without a Secret: its annotation names one, or, without the
-    /// annotation, its class does, as in external-provisioner. An empty annotation means no Secret.
+    /// Returns the reason why a volume cannot be deleted without a Secret: its annotation names one, or,
+    /// without the annotation, its class does, as in external-provisioner. Returns `None` if neither names
+    /// one; an empty annotation means no Secret.
     fn required_secret_message(&self, volume: &Volume) -> Option<String> {
         match volume.meta.annotation(names::DELETION_SECRET_NAME) {
             Some("") => None,
@@ -123,7 +124,8 @@ impl Provisioner {
     /// Deletes the volume at the driver. Since this effect cannot be undone, PersistentVolume and claim are
     /// read from the API server first, and then the current resourceVersions, which show a restore. These
     /// reads are omitted if the PersistentVolume controller of this process has just set the phase to
-    /// Released. Returns an action if the volume was not deleted.
+    /// Released. Returns `None` if the driver deleted the volume, else the action that the reconcile of the
+    /// PersistentVolume returns.
     async fn delete_volume(&self, volume: &Volume, recorder: &StepRecorder) -> Option<Action> {
         // 1. Check what the cache knows: the Secret, other PersistentVolumes of the volume,
         //    VolumeAttachments.
@@ -213,8 +215,9 @@ impl Provisioner {
         }
     }
 
-    /// Checks with live reads, or a current release hint, that the volume is Released and its claim deleted
-    /// or bound to another volume.
+    /// Checks that the volume is Released and its claim deleted or bound to another volume: with live reads,
+    /// or with a current release hint, which the PersistentVolume controller of this process sends after live
+    /// reads of its own.
     async fn check_release(&self, volume: &Volume) -> Result<ReleaseCheck, ApiError> {
         if self.release_hints.take(volume) {
             return Ok(ReleaseCheck::Released);

@@ -66,13 +66,14 @@ pub(crate) struct ProvisionerContext {
     pub(super) events: EventRecorder,
     pub(super) recorders: StepRecorders,
     pub(super) drivers: Arc<HashMap<DriverName, ManagedDriver>>,
-    /// The node of the process, with its node-local drivers.
+    /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
     pub(super) local_node: Option<LocalNode>,
     pub(super) node_deployment: Option<NodeDeployment>,
     /// Namespace of the restore marker.
     pub(super) namespace: String,
     pub(super) options: ProvisionerOptions,
-    /// Maximum concurrent claims; the same limit applies separately to volumes.
+    /// Maximum number of claims that are reconciled concurrently; the same limit applies separately to
+    /// PersistentVolumes.
     pub(super) workers: usize,
     pub(super) calls: CallSettings,
     /// The role protection runs in this process.
@@ -80,14 +81,14 @@ pub(crate) struct ProvisionerContext {
     /// Receives messages of the PersistentVolume controller.
     pub(super) channels: Arc<Channels>,
     pub(super) restore_check: RestoreCheck,
-    /// The scan for orphaned volumes, in a process that scans.
+    /// The scan for orphaned volumes. `None` if scans are disabled, or if all drivers are node-local.
     pub(super) orphans: Option<Arc<OrphanScanner>>,
     pub(super) metrics: ProvisionerMetrics,
     pub(super) queue_metrics: Metrics,
 }
 
 impl ProvisionerContext {
-    /// The node of the process, if the driver is node-local.
+    /// Returns the node of this process if the driver is node-local, else `None`.
     pub(super) fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
         self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
@@ -96,7 +97,7 @@ impl ProvisionerContext {
 /// The provisioner.
 pub(crate) struct Provisioner {
     pub(super) context: ProvisionerContext,
-    /// Claims by uid, as in the journal: an intent outlives its claim.
+    /// Queue of claims, by UID as in the journal: an intent may outlive its claim.
     pub(super) claims: Queue<Uid>,
     volumes: Queue<VolumeName>,
     /// Claims whose request the driver has rejected as invalid.
@@ -161,7 +162,8 @@ impl Provisioner {
     }
 
     /// Enqueues the claims that have an intent, and processes the queues of claims and volumes until `stop`.
-    /// Meanwhile enqueues the claims whose intents a journal recovers.
+    /// Meanwhile enqueues claims whose intents a journal reads from its ConfigMaps, such as those that
+    /// another process wrote.
     async fn run_queues(self: &Arc<Self>, stop: CancellationToken) {
         self.enqueue_intents();
         let workers = self.context.workers;
@@ -345,9 +347,9 @@ impl Provisioner {
         Action::Requeue
     }
 
-    /// Registers the claim for changes of CSINodes and Nodes, and returns its back-off. The first call
-    /// returns `None`, so that the claim is decided again: it may have missed a change before its
-    /// registration.
+    /// Registers the claim for changes of CSINodes and Nodes. The first call returns `None`, so that the
+    /// claim is decided again: it may have missed a change before its registration. A call for a claim that
+    /// is still registered emits the event of the failure, and returns the back-off.
     fn wait_for_topology(&self, uid: &Uid, message: String) -> Option<Action> {
         if self.waiting_for_topology.lock().insert(uid.clone()) {
             return None;
@@ -359,9 +361,9 @@ impl Provisioner {
         Some(self.backoff_after_failure(uid, message, false))
     }
 
-    /// Reschedules the claim, unless a live read finds the CSINode, which the watch has not delivered yet. If
-    /// the read finds it, returns `None`: the claim is decided again. If the CSINode cannot be decoded, the
-    /// claim waits for a change of it.
+    /// Reads the CSINode of the selected node live, because the watch may not have delivered it yet. If the
+    /// CSINode exists, returns `None`: the claim is decided again. If the CSINode cannot be decoded, the
+    /// claim waits for a change of it. If the CSINode does not exist, reschedules the claim.
     async fn handle_missing_node(&self, uid: &Uid, node: &NodeName, message: String) -> Option<Action> {
         if let Err(error) = self.context.writer.refresh::<CsiNode>(node).await {
             return Some(self.backoff_after_failure(uid, error.to_string(), false));

@@ -1,8 +1,9 @@
 //! Provisioning rules. Source: external-provisioner 6.3 and sig-storage-lib-external-provisioner:
 //! `shouldProvision`, `prepareProvision` and the provisioning states.
 //!
-//! The intent journal is an addition: the request of an intent is repeated unchanged until its result is
-//! final, whatever happens to the claim and its class.
+//! The intent journal is an addition. An intent contains a claim's `CreateVolume` request, and is stored
+//! before the first call. The provisioner repeats the request unchanged until its result is final or the
+//! claim's PersistentVolume exists, whatever happens to the claim and its class.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -30,16 +31,19 @@ use crate::{
 pub struct ProvisionerOptions {
     /// Prefix of PersistentVolume names (`--volume-name-prefix`).
     pub prefix: String,
-    /// Filesystem type of classes that have none (`--default-fstype`).
+    /// Filesystem type if the parameters of the StorageClass set none (`--default-fstype`). With `None`, the
+    /// request has none either.
     pub default_fs_type: Option<String>,
-    /// Send the names of claim and volume to the driver as parameters (`--extra-create-metadata`).
+    /// Send the claim's name and namespace and the PersistentVolume's name to the driver as parameters
+    /// (`--extra-create-metadata`).
     pub extra_create_metadata: bool,
-    /// ID of this cluster.
+    /// ID of this cluster. The request contains it, in the owner of the volume.
     pub cluster: ClusterId,
     /// The role pv-controller runs in this process: claims need no annotation `storage-provisioner`, except
     /// those of node-local drivers.
     pub runs_pv_controller: bool,
-    /// Drivers that distinguish one writer per node from several (`SINGLE_NODE_MULTI_WRITER`).
+    /// Drivers that distinguish a single writer on one node from several writers on one node
+    /// (`SINGLE_NODE_MULTI_WRITER`).
     pub single_node_multi_writer_drivers: BTreeSet<DriverName>,
     /// Drivers that modify volumes (`MODIFY_VOLUME`).
     pub modification_drivers: BTreeSet<DriverName>,
@@ -47,15 +51,15 @@ pub struct ProvisionerOptions {
     pub topology_drivers: BTreeSet<DriverName>,
     /// Request only the segments of a selected node (`--strict-topology`).
     pub strict_topology: bool,
-    /// Request the segments of all nodes if no node is selected and the class allows every segment
+    /// Request the segments of all nodes if no node is selected and the class has no `allowedTopologies`
     /// (`--immediate-topology`).
     pub immediate_topology: bool,
-    /// Node-local drivers of this process and their node.
+    /// The node of this process and its node-local drivers, perhaps none. `None` without `--node-name`.
     pub local_node: Option<LocalNode>,
 }
 
 impl ProvisionerOptions {
-    /// Returns the node of this process if the driver is node-local.
+    /// Returns the node of this process if the driver is node-local, else `None`.
     fn local_node_of(&self, driver: &DriverName) -> Option<&LocalNode> {
         self.local_node.as_ref().filter(|local_node| local_node.has_driver(driver))
     }
@@ -66,12 +70,12 @@ impl ProvisionerOptions {
 pub struct ProvisionerInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// The claim's intent in the journal.
+    /// The claim's intent in the journal. `None` if no request of the claim is pending.
     pub intent: Option<&'a Arc<Intent>>,
-    /// Returns true for drivers of this process.
+    /// Returns true for drivers that run in this process, node-local or not.
     pub is_managed_driver: &'a dyn Fn(&DriverName) -> bool,
-    /// UID of the StorageClass with which the driver rejected the claim's request as invalid, until the retry
-    /// after `--retry-interval-max`.
+    /// UID of the StorageClass with which the driver rejected the claim's request as invalid. `None` if the
+    /// driver rejected none, or once `--retry-interval-max` has passed since.
     pub infeasible: Option<&'a Uid>,
     /// Options of the provisioner.
     pub options: &'a ProvisionerOptions,
@@ -86,32 +90,35 @@ pub enum ProvisionVerdict {
     WriteIntent(Box<Intent>),
     /// Call `CreateVolume` with the request of the intent, then see [`decide_after_create`].
     Create(Arc<Intent>),
-    /// Remove the intent: the PersistentVolume exists.
+    /// The claim's PersistentVolume exists: emit the event of a provisioned claim, and remove the intent.
     RemoveIntent,
-    /// Write the node of this process to `selected-node`, once its delay among the competing nodes is over,
-    /// unless the driver reports too little capacity for the request.
+    /// For a claim of a node-local driver: write the node of this process to the annotation `selected-node`.
+    /// The processes of several nodes compete with this write. Each process attempts it only after a delay of
+    /// its own, and not while its driver reports too little capacity for the request.
     SelectNode {
         /// The claim without a selected node. The write requires its resourceVersion.
         claim: Arc<Claim>,
         /// The node of this process.
         node: NodeName,
-        /// The request. `None` if none can be built: the reason is reported once the node is selected.
+        /// The request whose capacity is checked. `None` if no request can be built: the write is then
+        /// attempted without the check, and the reason is reported once the node is selected.
         request: Option<Box<CreateVolume>>,
     },
     /// The claim cannot be provisioned now: emit the event and retry later.
     Reject {
         /// Event message.
         message: String,
-        /// True if the same request is retried only after `--retry-interval-max`, or when an object changes.
+        /// True if the same request is retried only after `--retry-interval-max`, or when the claim, one of
+        /// its classes or its PersistentVolume changes. False if it is retried with back-off.
         permanent: bool,
     },
     /// Topology information is missing, or the class does not allow the selected node: emit the event, and
     /// retry with back-off or when a CSINode or a Node changes. The text is the event message.
     WaitForTopology(String),
-    /// The cache has no CSINode of the selected node: if a live read finds none either, remove
+    /// The cache has no decodable CSINode of the selected node: if a live read finds no CSINode, remove
     /// `selected-node`, so that the scheduler selects another node.
     Reschedule {
-        /// The node.
+        /// The selected node.
         node: NodeName,
         /// Event message.
         message: String,
@@ -120,7 +127,7 @@ pub enum ProvisionVerdict {
     LeaveToPopulator,
 }
 
-/// Returns the name of a claim's PersistentVolume.
+/// Returns the name of the PersistentVolume that is provisioned for the claim with this UID.
 pub fn volume_name(prefix: &str, claim: &Uid) -> VolumeName {
     VolumeName::from(format!("{prefix}-{claim}"))
 }
@@ -186,7 +193,9 @@ fn select_local_node(
     Ok(ProvisionVerdict::SelectNode { claim: Arc::clone(claim), node: local_node.node.clone(), request })
 }
 
-/// Returns the reason why a claim of a node-local driver is not provisioned on this node.
+/// Returns the reason why this process does not provision a claim of a node-local driver. `None` if the claim
+/// has the node of this process as its selected node, or if no node is selected and this process competes to
+/// select its own node.
 fn not_local_reason(local_node: &LocalNode, claim: &Claim, class: &StorageClass) -> Option<&'static str> {
     match claim.selected_node() {
         Some(node) if node == local_node.node.as_str() => None,
@@ -203,8 +212,8 @@ fn is_volume_of_claim(volume: &Volume, claim: &Uid) -> bool {
     volume.claim_ref.as_ref().and_then(|r| r.uid.as_ref()) == Some(claim)
 }
 
-/// Returns the claim's class if this process is to provision the claim now. Source: sig-storage-lib's
-/// `shouldProvision`.
+/// Returns the claim's StorageClass if this process is to provision the claim now, or has to select a node
+/// for the claim before; else the verdict for the claim. Source: sig-storage-lib's `shouldProvision`.
 fn class_to_provision(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -269,7 +278,8 @@ fn class_to_provision(
     Ok(class)
 }
 
-/// Builds the request for a claim. The order of the checks is external-provisioner's.
+/// Builds the intent of a claim, with the `CreateVolume` request. The order of the checks is
+/// external-provisioner's.
 fn build_request(
     input: ProvisionerInput<'_>,
     claim: &Claim,
@@ -462,7 +472,7 @@ enum UnattachableModes {
     ReadOnlyManyWithReadWriteOnce,
 }
 
-/// Maps each access mode of the claim separately, as external-provisioner does.
+/// Maps each access mode of the claim to an access mode of CSI, as external-provisioner does.
 ///
 /// # Errors
 /// The claim has no mode, or its combination of modes could never be attached: ReadWriteOncePod with other
@@ -494,7 +504,7 @@ fn capability_modes(
         .collect())
 }
 
-/// Returns the access modes of a request, for a PersistentVolume whose claim is deleted.
+/// Returns the access modes of a request, for a PersistentVolume whose claim is deleted or cannot be decoded.
 pub fn modes_of(request: &CreateVolume) -> AccessModes {
     let modes = request.capabilities.iter().map(|capability| match capability.access_mode {
         CsiAccessMode::MultiNodeReaderOnly | CsiAccessMode::SingleNodeReaderOnly => AccessMode::ReadOnlyMany,
@@ -610,8 +620,8 @@ fn is_selected(cache: &Cache, intent: &Intent, node: &NodeName) -> bool {
 }
 
 /// Returns true if the driver is node-local and the claim does not get its volume from the node of the
-/// intent: its PersistentVolume is on another node, or, without a PersistentVolume, the node of the intent is
-/// no longer selected.
+/// intent: the claim's PersistentVolume is on another node, or, without a PersistentVolume, the node of the
+/// intent is no longer selected. Returns false if the cache has neither the PersistentVolume nor the claim.
 fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if !local_node.is_some_and(|local_node| local_node.has_driver(&intent.driver)) {
         return false;
@@ -626,7 +636,7 @@ fn is_superseded(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent)
     claim.is_some_and(|claim| claim.selected_node() != intent.node.as_ref().map(NodeName::as_str))
 }
 
-/// Returns true if the claim still needs the requested volume.
+/// Returns true if the claim still needs the requested volume. A claim that cannot be decoded needs it.
 pub fn is_needed(cache: &Cache, local_node: Option<&LocalNode>, intent: &Intent) -> bool {
     if is_superseded(cache, local_node, intent) {
         return false;
@@ -661,8 +671,9 @@ pub enum ReclaimVerdict {
 
 /// Decides the next effect for a volume. Source: external-provisioner's `syncVolume` and `shouldDelete`.
 ///
-/// `is_managed_driver` returns true for drivers of this process and, for a node-local driver, only if the
-/// volume is on its node. `deleted` is true if `DeleteVolume` has succeeded in this reconcile.
+/// `is_managed_driver` returns true for drivers of this process; for a node-local driver, only if the volume
+/// is accessible only from the node of this process. `deleted` is true if `DeleteVolume` has succeeded in
+/// this reconcile, and `is_frozen` while deletions are frozen after a restore of the cluster.
 pub fn decide_reclaim(
     is_managed_driver: &dyn Fn(&DriverName) -> bool,
     volume: &Volume,
@@ -705,8 +716,8 @@ pub fn decide_reclaim(
     }
 }
 
-/// Returns true if a driver of this process created the volume, or, without the annotation `provisioned-by`,
-/// if the volume belongs to a driver of this process.
+/// Returns true if `is_managed_driver` is true for the driver that the annotation `provisioned-by` names, or,
+/// without the annotation, for the driver of the volume's CSI source.
 pub(crate) fn is_managed_volume(is_managed_driver: &dyn Fn(&DriverName) -> bool, volume: &Volume) -> bool {
     match volume.meta.annotation(names::PROVISIONED_BY) {
         Some(driver) => is_managed_driver(&driver.into()),

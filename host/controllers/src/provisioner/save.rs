@@ -15,7 +15,8 @@ use super::{
 use crate::{drivers::ManagedDriver, events::EventSpec, step_recorder::StepRecorder};
 
 impl Provisioner {
-    /// Creates the PersistentVolume, then removes the intent. `started`: the start of the driver call.
+    /// Creates the PersistentVolume, then removes the intent. Creates none if another PersistentVolume refers
+    /// to the volume already. `started`: the start of the driver call, for the metric of the duration.
     pub(super) async fn save(
         &self,
         driver: &ManagedDriver,
@@ -68,8 +69,8 @@ impl Provisioner {
         }
     }
 
-    /// Handles an existing PersistentVolume of this name: this claim's, created for example before a crash or
-    /// on another node, or another one.
+    /// Handles the case that a PersistentVolume of this name exists already. It belongs to this claim, and
+    /// was created for example before a crash or on another node; or it does not belong to this claim.
     async fn resolve_name_conflict(
         &self,
         driver: &ManagedDriver,

@@ -10,9 +10,10 @@ const MAX_VOLUME_NAME_PREFIX: usize = 63;
 pub struct ProvisionerSettings {
     /// Prefix of provisioned volumes' names (`--volume-name-prefix`).
     pub volume_name_prefix: String,
-    /// Maximum concurrent claims; the same limit applies separately to volume deletions (`--worker-threads`).
+    /// Maximum number of claims that are reconciled concurrently; the same limit applies separately to
+    /// PersistentVolumes (`--worker-threads`).
     pub worker_threads: usize,
-    /// Filesystem type of classes that have none (`--default-fstype`).
+    /// Filesystem type if the parameters of the StorageClass set none (`--default-fstype`).
     pub default_fs_type: Option<String>,
     /// Adds the claim's name and namespace and the PersistentVolume's name to the parameters of CreateVolume
     /// (`--extra-create-metadata`).
@@ -22,13 +23,13 @@ pub struct ProvisionerSettings {
     /// Passes the topology of all nodes to CreateVolume if no node is selected and the class has no
     /// `allowedTopologies` (`--immediate-topology`).
     pub immediate_topology: bool,
-    /// Interval between scans for orphaned volumes; absent disables them (`--orphan-scan-interval`).
+    /// Interval between scans for orphaned volumes (`--orphan-scan-interval`). `None` disables the scans.
     pub orphan_scan_interval: Option<Duration>,
 }
 
 impl ProvisionerSettings {
-    /// Returns true if the prefix is allowed: 1 to 63 lower-case letters, digits and dashes, without a dash
-    /// at the start.
+    /// Returns true if `volume_name_prefix` is allowed: 1 to 63 lower-case letters, digits and dashes,
+    /// without a dash at the start.
     pub(crate) fn has_valid_prefix(&self) -> bool {
         let prefix = &self.volume_name_prefix;
         let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';

@@ -33,7 +33,7 @@ pub enum DriverRegistration<'a> {
     Registered(&'a [String]),
 }
 
-/// Returns the topology information of all nodes for one driver, by name.
+/// Returns the topology information of all nodes for one driver, sorted by the nodes' names.
 pub fn node_topologies<'a>(
     driver: &DriverName,
     csi_nodes: &'a [Arc<CsiNode>],
@@ -66,20 +66,22 @@ pub fn node_topologies<'a>(
 /// Input of [`requirement`].
 #[derive(Clone, Copy, Debug)]
 pub struct TopologyInput<'a> {
-    /// `metadata.name` of the claim. It spreads the replicas of a StatefulSet.
+    /// `metadata.name` of the claim. Without a selected node, the preferred segments depend on this name, so
+    /// that the volumes of a StatefulSet's replicas are spread. Not used if a node is selected.
     pub claim: &'a str,
     /// `allowedTopologies` of the class.
     pub allowed: &'a [Vec<(String, Vec<String>)>],
-    /// The node that the scheduler selected. `None` if the claim has no selected node.
+    /// The selected node of the claim, or, for a node-local driver, the node of this process. `None` if the
+    /// claim has no selected node.
     pub selected: Option<&'a str>,
     /// `--strict-topology`: request only the segments of the selected node.
     pub strict: bool,
-    /// `--immediate-topology`: request all segments if no node is selected and the class allows every
-    /// segment.
+    /// `--immediate-topology`: request the segments of all nodes if no node is selected and the class has no
+    /// `allowedTopologies`.
     pub immediate: bool,
 }
 
-/// A requirement that cannot be generated. The text is the event message.
+/// The reason why a requirement cannot be generated. The text is the last part of the event message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopologyError {
     /// Information is missing that may become available, or the class does not allow the selected node.
@@ -189,7 +191,7 @@ fn segments<'a>(
     keys.into_iter().map(|key| Some((key.clone(), labels.get(key)?.clone()))).collect()
 }
 
-/// Returns the segments of all nodes that have these keys.
+/// Returns the distinct segments of all nodes that have labels with all these keys. Empty if `keys` is empty.
 fn aggregate(keys: &BTreeSet<&String>, node_topologies: &[NodeTopology<'_>]) -> Vec<Segments> {
     if keys.is_empty() {
         return Vec::new();

@@ -25,7 +25,8 @@ enum CreatedVolumeCheck {
     Undecided(String),
 }
 
-/// The reason why a volume is neither saved nor deleted.
+/// The reason why a created volume gets no PersistentVolume and is not deleted: the PersistentVolume `other`
+/// refers to it.
 pub(super) fn referenced_volume_message(
     intent: &Intent,
     created: &CreatedVolume,
@@ -36,8 +37,9 @@ pub(super) fn referenced_volume_message(
 }
 
 impl Provisioner {
-    /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message`: the
-    /// reason, if the claim has to be retried.
+    /// Deletes a volume that no claim needs, by its handle, then removes the intent. `message` is the reason
+    /// for an event on the claim, which is then retried with back-off; `None` if the volume is deleted only
+    /// because no claim needs it.
     pub(super) async fn delete_unneeded(
         &self,
         driver: &ManagedDriver,
@@ -159,8 +161,9 @@ impl Provisioner {
         Ok(if is_needed { CreatedVolumeCheck::Needed } else { CreatedVolumeCheck::Unneeded })
     }
 
-    /// Another PersistentVolume in the cache that refers to the volume. A node-local driver may use the same
-    /// handle on another node.
+    /// Returns the name of another PersistentVolume in the cache that refers to the volume, or `None`. A
+    /// PersistentVolume of a node-local driver on another node does not count: the driver may use the same
+    /// handle there for another volume.
     pub(super) fn other_volume_with_handle(
         &self,
         intent: &Intent,

@@ -18,8 +18,8 @@ use crate::{
 /// The PersistentVolume controller's name in `--role`.
 pub const ROLE: Role = Role::new("pv-controller");
 
-/// RBAC rules in addition to those of every process. Upstream's counterpart is the ClusterRole
-/// `system:controller:persistent-volume-binder`, which allows more.
+/// RBAC rules of this controller, in addition to the rules that every process has. Upstream's counterpart is
+/// the ClusterRole `system:controller:persistent-volume-binder`, which allows more.
 const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumeclaims", &["patch"]),
     Rule::cluster(CORE, "persistentvolumeclaims/status", &["patch"]),
@@ -27,7 +27,7 @@ const RULES: &[Rule] = &[
     Rule::cluster(CORE, "persistentvolumes/status", &["patch"]),
 ];
 
-/// Returns true if the controller runs in a process with these settings.
+/// Returns true if the PersistentVolume controller runs in a process with these settings.
 pub(crate) fn is_enabled(settings: &Settings) -> bool {
     settings.roles.contains(&ROLE)
 }

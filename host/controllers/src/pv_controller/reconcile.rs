@@ -39,10 +39,11 @@ use crate::{
 
 /// `source.component` of this controller's events.
 const COMPONENT: &str = "persistentvolume-controller";
-/// Delay of the event of a claim that waits for its provisioner. Kubernetes emits it immediately and with
-/// every resync; most claims are bound within this time.
+/// Delay of the event `ExternalProvisioning` on a claim that waits for a provisioner in another process or
+/// for a node-local driver's. kube-controller-manager emits the event immediately and with every resync; most
+/// claims are bound within this time.
 const PROVISIONING_EVENT_DELAY: Duration = Duration::from_secs(1);
-/// Maximum concurrent claims; the same limit applies separately to volumes.
+/// Maximum number of claims that are reconciled concurrently; the same limit applies separately to volumes.
 const WORKERS: usize = 64;
 
 /// Dependencies of the PersistentVolume controller.

@@ -2,7 +2,7 @@
 //!
 //! An unbound claim lacks the annotation `bind-completed`; a bound claim has it.
 //!
-//! Main deviations:
+//! Main deviations from upstream:
 //! - A volume reserved for the claim has precedence over a free one with a smaller set of access modes.
 //! - A claim that is being deleted is not provisioned. It is bound only to a volume that its
 //!   `spec.volumeName` names and whose claimRef refers to it.
@@ -26,9 +26,11 @@ use crate::events::EventSpec;
 pub struct BindingInput<'a> {
     /// The cached objects.
     pub cache: &'a Cache,
-    /// Returns true if the driver's provisioner runs in this process and needs no annotation.
+    /// Returns true if the driver's provisioner runs in this process and needs no annotation
+    /// `storage-provisioner` on the claim: the driver is not node-local.
     pub has_provisioner: &'a dyn Fn(&DriverName) -> bool,
-    /// Returns true if another claim is reserving this volume at the moment.
+    /// Returns true if another claim is reserving this volume at the moment. Always false for decisions that
+    /// choose no volume for a claim, or whose choice is not performed.
     pub is_locked_by_other: &'a dyn Fn(&VolumeName) -> bool,
 }
 
@@ -67,7 +69,7 @@ pub enum AttributesClassWrite {
     Set(Box<str>),
 }
 
-/// A write of the claim's binding.
+/// A write to a claim or its volume, for the binding or the provisioning of the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEffect {
     /// Sets `spec.storageClassName` to the default class.
@@ -91,7 +93,7 @@ pub enum ClaimEffect {
         by_controller: bool,
         /// The driver that the write records in the annotation `storage-provisioner`. Set if the claim lacks
         /// the annotation, and [`BindingInput::has_provisioner`] is true for the driver that the volume's
-        /// annotation `provisioned-by` names.
+        /// annotation `provisioned-by` names; else `None`.
         provisioner: Option<DriverName>,
     },
     /// Write 4 of the binding: the claim's status. The same effect sets the phase of an unbound claim to
@@ -387,7 +389,8 @@ fn bind(input: BindingInput<'_>, claim: &Claim, volume: &Arc<Volume>) -> ClaimBi
     ClaimBindingVerdict::Apply(ClaimEffect::SetStatus(status), None)
 }
 
-/// Returns true if binding waits for the scheduler: the class has the mode WaitForFirstConsumer. Source:
+/// Returns true if binding waits for the scheduler: the class has the mode WaitForFirstConsumer. Returns
+/// false if the class is missing or cannot be decoded, and an error if it has no mode. Source:
 /// `IsDelayBindingMode`.
 fn is_delayed(cache: &Cache, claim: &Claim) -> Result<bool, BindingError> {
     match cache.class(claim.class_name()) {
@@ -433,8 +436,8 @@ fn find_volume(
     }))
 }
 
-/// Returns the reason why a free volume that the claim names cannot be bound. Texts and their order are those
-/// of upstream's `checkVolumeSatisfyClaim`.
+/// Returns the reason why a free volume that the claim names cannot be bound, or `None` if it can. Texts and
+/// their order are those of upstream's `checkVolumeSatisfyClaim`.
 fn mismatch(claim: &Claim, volume: &Volume) -> Option<String> {
     let too_small = match (&claim.request, volume.capacity) {
         (Ok(request), Some(capacity)) => capacity < *request,
@@ -467,8 +470,9 @@ pub enum VolumeEffect {
         /// True if the whole claimRef is removed.
         whole: bool,
     },
-    /// Reads the claim live, and detects a restore of the cluster: the provisioner may delete a Released
-    /// volume without reads of its own.
+    /// Reads the claim live, and checks with another live read whether the cluster was restored from a
+    /// backup. The provisioner of this process may afterwards delete the Released volume without live reads
+    /// of its own.
     RefreshBeforeRelease(ClaimKey),
 }
 
@@ -479,7 +483,8 @@ pub enum VolumeBindingVerdict {
     Apply(VolumeEffect, Option<EventSpec>),
     /// Enqueue the claim, whose reconcile completes the binding.
     EnqueueClaim(ClaimKey),
-    /// Volume and claim have different volume modes. The events are for the volume and the claim.
+    /// Volume and claim have different volume modes: emit the first event on the volume and the second on
+    /// this claim.
     VolumeModeMismatch(ClaimKey, EventSpec, EventSpec),
     /// No effect; the text is the reason.
     NoAction(&'static str),
@@ -487,8 +492,8 @@ pub enum VolumeBindingVerdict {
 
 /// Decides the next effect for a volume. Source: `syncVolume`.
 ///
-/// `refreshed_claim` is the claimRef whose claim was read live before. It is ignored if the claimRef has
-/// changed since.
+/// `refreshed_claim` is the claimRef whose claim was read live earlier in this reconcile, or `None` without
+/// such a read. It is ignored if the volume's claimRef has changed since.
 pub fn decide_volume(
     input: BindingInput<'_>,
     volume: &Volume,
@@ -604,7 +609,8 @@ fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVe
     }
 }
 
-/// Returns true if a provisioner, not this controller, deletes the volume. The phase Released is its signal.
+/// Returns true if a provisioner, not this controller, deletes the volume. The provisioner deletes it once
+/// the phase is Released.
 fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     match volume.provisioned_by() {
         Some(by) => !by.starts_with(names::IN_TREE_PREFIX),
@@ -612,8 +618,8 @@ fn is_deleted_by_provisioner(volume: &Volume) -> bool {
     }
 }
 
-/// Returns true if the creation, update or deletion of a StorageClass affects unbound claims. Those of the
-/// class are then enqueued, and those without a class if the class is now a default.
+/// Returns true if the creation, update or deletion of a StorageClass affects unbound claims. The caller then
+/// enqueues the unbound claims of the class, and those without a class if the class is now a default.
 pub fn is_relevant_class_change(old: Option<&StorageClass>, new: Option<&StorageClass>) -> bool {
     let relevant = |class: &StorageClass| {
         (class.provisioner.clone(), class.binding_mode, class.is_default(), class.meta.uid.clone())

@@ -22,7 +22,7 @@ use crate::{
     watches::WatchSpec,
 };
 
-/// The role of the resizer.
+/// The resizer's name in `--role`.
 pub const ROLE: Role = Role::new("resizer");
 
 /// RBAC rules of the resizer, from external-resizer. The Secrets are those of `controllerExpandSecretRef` and

@@ -88,7 +88,7 @@ impl Resizer {
         Action::Requeue
     }
 
-    /// Performs a verdict that is a write.
+    /// Performs a verdict that is a write of the claim's status or of the PersistentVolume.
     async fn write_expansion(
         &self,
         name: &DriverName,

@@ -1,5 +1,6 @@
 //! Rules of volume modification: a volume gets the parameters of the VolumeAttributesClass that its claim
-//! names. Source: external-resizer 2.2, `pkg/modifycontroller`.
+//! names. In this module, "class" means VolumeAttributesClass. Source: external-resizer 2.2,
+//! `pkg/modifycontroller`.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub struct ModificationInput<'a> {
     pub cache: &'a cofferdam_cluster::Cache,
     /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// True if this process' last `ControllerModifyVolume` call for the claim failed and can no longer take
+    /// True if this process's last `ControllerModifyVolume` call for the claim failed and can no longer take
     /// effect.
     pub is_last_call_final: bool,
     /// The class that was infeasible, until its retry after `--retry-interval-max`.
@@ -67,7 +68,7 @@ pub enum ModificationVerdict {
 pub struct ModifyCall {
     /// The PersistentVolume.
     pub volume: Arc<Volume>,
-    /// The target class.
+    /// Name of the target class.
     pub target: Box<str>,
     /// The volume handle.
     pub handle: VolumeHandle,

@@ -92,7 +92,7 @@ impl Resizer {
         Action::Requeue
     }
 
-    /// Performs a verdict that is a write.
+    /// Performs a verdict that is an event, or a write of the claim's status or of the PersistentVolume.
     async fn write_modification(
         &self,
         name: &DriverName,

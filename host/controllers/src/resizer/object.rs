@@ -172,7 +172,8 @@ pub(super) fn capacity_patch(update: &CapacityUpdate) -> Value {
     Value::Object(patch)
 }
 
-/// Patch of the PersistentVolume at the end of an expansion.
+/// Patch of the PersistentVolume at the end of an expansion: removes the annotation with the claim's size
+/// before the expansion.
 pub(super) fn remove_pre_resize_capacity_patch() -> Value {
     json!({"metadata": {"annotations": {names::PRE_RESIZE_CAPACITY: null}}})
 }
@@ -183,7 +184,8 @@ pub(super) fn modification_pending_patch() -> Value {
     json!({"status": {"modifyVolumeStatus": {"status": ModifyState::Pending.as_str()}}})
 }
 
-/// Patch before `ControllerModifyVolume`.
+/// Patch of the claim before `ControllerModifyVolume`: sets the target class, the state `InProgress` and the
+/// condition `ModifyingVolume`.
 pub(super) fn modification_in_progress_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
     StatusPatch::new(claim, now)
         .set("modifyVolumeStatus", modify_volume_status(target, ModifyState::InProgress))
@@ -229,7 +231,8 @@ pub(super) fn modification_failed_patch(
     Some(patch.build())
 }
 
-/// Patch at the end of a modification.
+/// Patch of the claim at the end of a modification: sets the current class, and removes
+/// `status.modifyVolumeStatus` and the conditions of the modification.
 pub(super) fn modification_finished_patch(claim: &Claim, now: jiff::Timestamp, target: &str) -> Value {
     StatusPatch::new(claim, now)
         .set("currentVolumeAttributesClassName", json!(target))
@@ -244,7 +247,7 @@ pub(super) fn modification_cancelled_patch(claim: &Claim, now: jiff::Timestamp) 
     StatusPatch::new(claim, now).remove_conditions([ClaimConditionType::ModifyingVolume]).build()
 }
 
-/// Patch of the PersistentVolume: its class.
+/// Patch of the PersistentVolume after a modification: sets `spec.volumeAttributesClassName`.
 pub(super) fn attributes_class_patch(target: &str) -> Value {
     json!({"spec": {"volumeAttributesClassName": target}})
 }

@@ -214,7 +214,8 @@ impl Resizer {
         }
     }
 
-    /// The queues of the claim's driver, if this process has the driver.
+    /// Returns the queues of the driver of the claim's volume. `None` if the claim is not bound to a CSI
+    /// volume, or if this process does not have the driver.
     fn queues_of(&self, claim: &Claim) -> Option<&Queues> {
         let (_, csi) = rules::volume_of(&self.context.cache, claim).ok()?;
         self.queues.get(&csi.driver)
@@ -245,7 +246,7 @@ impl Resizer {
         }
     }
 
-    /// Creates a call with the Secret of the volume.
+    /// Creates a driver call with the data of this Secret; with `None`, without secrets.
     async fn build_call(&self, secret: Option<&SecretRef>) -> Result<Call, ApiError> {
         let secrets = match secret {
             Some(secret) => secrets::read(&self.context.writer, secret).await?,
@@ -258,7 +259,8 @@ impl Resizer {
     /// this read, and locks the claim, so that its expansion and its modification do not overlap.
     ///
     /// # Errors
-    /// The action that ends this reconcile. If the other operation holds the lock, its end enqueues this one.
+    /// The action that ends this reconcile. If the claim's other operation holds the lock, the end of that
+    /// operation enqueues this operation.
     pub(super) async fn prepare_call(
         &self,
         (name, claim, reason): (&DriverName, &Claim, &'static str),

@@ -28,12 +28,12 @@ pub struct ResizerAbilities {
 /// State of a claim's expansion in this process. It is empty after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastExpansion {
-    /// Whether this process' last `ControllerExpandVolume` call for the claim may still take effect:
+    /// Whether this process's last `ControllerExpandVolume` call for the claim may still take effect:
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub finality: Option<Finality>,
     /// The last call failed with FailedPrecondition, the driver expands only volumes that are not in use, and
-    /// this process watches Pods for it (`--handle-volume-inuse-error`).
+    /// this process watches Pods for the driver (`--handle-volume-inuse-error`).
     pub in_use: bool,
     /// The driver or the node found the claim's allocated size infeasible, and its retry after
     /// `--retry-interval-max` is not due.
@@ -58,7 +58,7 @@ pub struct ExpansionInput<'a> {
     pub cache: &'a Cache,
     /// Capabilities of the claim's driver.
     pub abilities: ResizerAbilities,
-    /// State of this process.
+    /// State of the claim's expansion in this process.
     pub last_expansion: LastExpansion,
     /// The last successful call in this reconcile; `None` before it.
     pub result: Option<&'a ExpansionResult>,
@@ -92,7 +92,7 @@ pub enum ExpansionVerdict {
     MarkFinished(Quantity),
 }
 
-/// Status update before `ControllerExpandVolume`.
+/// Update of the claim's status before `ControllerExpandVolume`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InProgressUpdate {
     /// The target size.
@@ -289,7 +289,7 @@ pub fn volume_of(cache: &Cache, claim: &Claim) -> Result<(Arc<Volume>, CsiVolume
     }
 }
 
-/// Returns a pod that uses the claim and is not terminated.
+/// Returns the key of a pod that uses the claim and is not terminated; `None` if there is no such pod.
 fn pod_in_use(cache: &Cache, claim: &Claim) -> Option<String> {
     let pods = cache.pods_using_claim(&claim.key);
     pods.iter().find(|pod| !pod.terminated).map(|pod| pod.key.to_string())
@@ -302,8 +302,8 @@ pub enum ResizeFailure {
     InDoubt,
     /// The call has no further effect: another size or VolumeAttributesClass may be requested.
     Final,
-    /// The size or VolumeAttributesClass is infeasible, and the call has no further effect: it is retried
-    /// after `--retry-interval-max`.
+    /// The size or VolumeAttributesClass is infeasible, and the call has no further effect: the call is
+    /// repeated after `--retry-interval-max`.
     Infeasible,
 }
 
@@ -352,9 +352,10 @@ pub fn check_capacity(target: Quantity, response: ExpandedVolume) -> Result<(), 
     if size < target { Err(VolumeTooSmall { size, target }) } else { Ok(()) }
 }
 
-/// Returns true if an update of a claim requires a reconcile of its expansion. The resizer's own writes of
-/// progress and failures do not: otherwise writing a failure would end the back-off that the failure started.
-/// `old` is `None` for a new claim.
+/// Returns true if a change of a claim requires a reconcile of its expansion: the claim is new (`old` is
+/// `None`) or was created again, its phase, volume, requested size or `status.capacity` has changed, or the
+/// state of the expansion was removed or has become `NodeResizeInfeasible`. The resizer's writes of progress
+/// and failures require none: otherwise writing a failure would end the back-off that the failure started.
 pub fn is_relevant_change(old: Option<&Claim>, new: &Claim) -> bool {
     old.is_none_or(|old| {
         let resize = new.progress().resize;

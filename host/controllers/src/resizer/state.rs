@@ -21,12 +21,12 @@ pub(super) enum ResizeOperation {
 /// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
-    /// Whether this process' last `ControllerExpandVolume` call for the claim may still take effect:
+    /// Whether this process's last `ControllerExpandVolume` call for the claim may still take effect:
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub(super) last_finality: Option<Finality>,
     /// The last call failed with FailedPrecondition, the driver expands only volumes that are not in use, and
-    /// this process watches Pods for it (`--handle-volume-inuse-error`).
+    /// this process watches Pods for the driver (`--handle-volume-inuse-error`).
     pub(super) in_use: bool,
     /// A size that the driver or the node found infeasible, and the time of its next retry.
     pub(super) infeasible: Option<(Quantity, Instant)>,
@@ -35,7 +35,7 @@ pub(super) struct ExpansionState {
 /// State of a modification.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ModificationState {
-    /// This process' last `ControllerModifyVolume` call for the claim failed and can no longer take effect.
+    /// This process's last `ControllerModifyVolume` call for the claim failed and can no longer take effect.
     pub(super) is_last_call_final: bool,
     /// A class that the driver found infeasible, and the time of its next retry.
     pub(super) infeasible: Option<(Box<str>, Instant)>,

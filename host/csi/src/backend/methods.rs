@@ -1,5 +1,5 @@
-//! The methods of [`Backend`]: the CSI call of each, and the checks of its response. Those for snapshots and
-//! groups are in the module `snapshots`.
+//! The methods of [`Backend`]: the CSI call of each method, and the checks of the response. The methods for
+//! snapshots and group snapshots are in the module `snapshots`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,8 @@ use crate::{
 const CSI_CONNECTION_KIND: &str = "csi";
 const CSI_CONNECTION_VERSION: u32 = 1;
 
-/// Attempts to delete a withheld volume, as many as in external-provisioner.
+/// Maximum attempts to delete a volume that was created and is not returned to the caller (see
+/// [`CreatedOrWithheld`]), as in external-provisioner.
 const MAX_CLEANUP_ATTEMPTS: usize = 5;
 
 pub(super) fn failed_call<T: Send + 'static>(error: StorageError) -> BackendFuture<'static, T> {

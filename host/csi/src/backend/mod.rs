@@ -29,8 +29,8 @@ use crate::{
 };
 use response_warnings::WarningsLogged;
 
-/// Maximum concurrent calls of one driver, except publish and unpublish calls. Further calls wait until their
-/// deadline. The sidecars' limits are 10 to 100.
+/// Maximum concurrent calls of one driver, except publish and unpublish calls. Further calls wait for the end
+/// of another one, at most until their deadline. The sidecars' limits are 10 to 100.
 const MAX_VOLUME_CALLS: usize = 128;
 /// Maximum concurrent publish and unpublish calls. They have a limit of their own: hanging creations must not
 /// block pods.

@@ -31,12 +31,13 @@ impl ResponseWarnings {
         Self { driver, logged }
     }
 
-    /// Logs a warning if an id contains a long secret, or the first time that an id exceeds CSI's limit.
+    /// Logs a warning if an id contains a secret of the call ([`Redactor::contains_long_secret`] ignores
+    /// short ones), or the first time that an id exceeds CSI's limit.
     pub(super) fn check_id(&self, field: &str, id: &str, redactor: &Redactor) {
         self.log(self.id_warnings(field, id, redactor));
     }
 
-    /// Logs a warning if a map contains a long secret, or the first time that a map exceeds CSI's limit.
+    /// As [`Self::check_id`], for the keys and values of a map, and CSI's limit for maps.
     pub(super) fn check_map(&self, field: &str, map: &Parameters, redactor: &Redactor) {
         self.log(self.map_warnings(field, map, redactor));
     }

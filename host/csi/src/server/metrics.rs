@@ -46,7 +46,7 @@ impl Default for ServerMetrics {
 }
 
 impl ServerMetrics {
-    /// Creates and registers the metrics. Once per process.
+    /// Creates and registers the metrics. To be called once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(

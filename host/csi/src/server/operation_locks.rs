@@ -1,4 +1,5 @@
-//! Locks that allow one operation at a time per volume, snapshot, group snapshot or name of one.
+//! Locks that allow one operation at a time per volume, snapshot or group snapshot, and one creation at a
+//! time per name of such an object.
 
 use std::{collections::HashSet, sync::Arc};
 

@@ -143,12 +143,12 @@ impl SocketOptions {
     }
 }
 
-/// A socket that cannot be created. The text is one line and names it.
+/// A socket that cannot be created. The text is one line and names the socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
-    /// A process listens on it, or the attempt to connect to it timed out, which means that a listener's
-    /// backlog is full.
+    /// A process listens on the socket, or the attempt to connect to the socket timed out, which means that a
+    /// listener's backlog is full.
     #[error("{path}: another process listens on this socket; expected none")]
     InUse {
         /// The socket's path.
@@ -212,8 +212,8 @@ fn file_identity(metadata: &fs::Metadata) -> (u64, u64) {
 }
 
 impl ServerSocket {
-    /// Creates and listens on a socket. A stale socket is replaced. Connections are refused until mode and
-    /// group are set.
+    /// Creates and listens on a socket. A socket without a listener is replaced. Connections are refused
+    /// until mode and group are set.
     ///
     /// # Errors
     /// [`SocketError`]

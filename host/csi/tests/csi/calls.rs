@@ -1,6 +1,6 @@
-//! Calls of the backend: the requests that the driver receives, the results, the calls that are not sent
-//! because the driver lacks the capability, and the deletion of new volumes whose content source the driver
-//! does not confirm.
+//! Tests of [`CsiBackend`](cofferdam_csi::CsiBackend)'s calls: the requests that the driver receives, the
+//! results, the calls that are not sent because the driver lacks the capability, and the deletion of new
+//! volumes whose content source the driver does not confirm.
 
 use std::collections::BTreeMap;
 

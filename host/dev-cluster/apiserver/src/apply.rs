@@ -22,7 +22,8 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const KUBECTL_MANAGER: &str = "kubectl";
 
 impl Inner {
-    /// Applies a configuration. Returns the object and whether it was created.
+    /// Applies a configuration, which is the body of a server-side apply. Returns the object and true if it
+    /// was created.
     pub(crate) fn apply(
         &self,
         target: &Target,
@@ -70,7 +71,7 @@ impl Inner {
         self.insert(target, value, managed, options)
     }
 
-    /// Merges the configuration into an object.
+    /// Merges the configuration into an object. Returns the merged object and its managed fields.
     fn merge_config(
         &self,
         target: &Target,
@@ -175,7 +176,8 @@ fn describe_config(resource: &ResourceDescriptor, config: &Value) -> String {
     format!("{}/{}; {}", meta::namespace(config), meta::name(config), group_version_kind(resource))
 }
 
-/// Removes conflicts with fields of an earlier client-side `kubectl apply`.
+/// Removes conflicts over fields that an earlier client-side `kubectl apply` set and that have not changed
+/// since.
 fn without_client_side_applied(
     resource: &ResourceDescriptor,
     conflicts: Vec<Conflict>,
@@ -192,7 +194,8 @@ fn without_client_side_applied(
     }
 }
 
-/// Updates the annotation of client-side apply, if it exists.
+/// Sets the last-applied annotation of client-side apply to the configuration, if the object has the
+/// annotation.
 fn sync_last_applied(value: &mut Value, config: &Value) {
     let annotated = value
         .pointer("/metadata/annotations")

@@ -26,7 +26,7 @@ enum Propagation {
     Orphan,
 }
 
-/// DeleteOptions of a request.
+/// DeleteOptions of a request. `uid` and `version` are preconditions; `None` if absent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DeleteOptions {
     dry_run: bool,
@@ -186,7 +186,8 @@ impl Inner {
         value
     }
 
-    /// The object with a deletionTimestamp; `None` if it can be removed immediately.
+    /// The object with a deletionTimestamp, and in a foreground deletion with dependents with the
+    /// foregroundDeletion finalizer. `None` if the object can be removed immediately.
     fn mark_terminating(&self, current: &StoredObject, options: &DeleteOptions) -> Option<Value> {
         let now = (self.now)();
         let mut next = current.value.clone();
@@ -333,8 +334,8 @@ impl Inner {
         self.collect_garbage(removed.into_iter().collect());
     }
 
-    /// Removes the foregroundDeletion finalizer of an owner without dependents. Returns the owner if this
-    /// removed the object.
+    /// Removes the foregroundDeletion finalizer of a terminating owner without dependents. Returns the owner
+    /// if the owner itself was removed because this was its last finalizer.
     fn remove_foreground_owner(&self, kind: ResourceKind, key: &str, uid: &str) -> Option<Arc<StoredObject>> {
         let owner = self.store.get(kind, key)?;
         let is_waiting = meta::deleting(&owner.value)

@@ -64,7 +64,7 @@ fn group(name: &str) -> Value {
     json!({"name": name, "versions": [version], "preferredVersion": version})
 }
 
-/// The resources of a group.
+/// The resources of a group, by plural name.
 pub(crate) fn resources_of_group(group: &str) -> impl Iterator<Item = &'static ResourceDescriptor> {
     let mut resources: Vec<&ResourceDescriptor> =
         RESOURCES.iter().filter(|resource| resource.group == group).collect();

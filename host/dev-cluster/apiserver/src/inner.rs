@@ -1,4 +1,4 @@
-//! State of the server.
+//! State of the API server.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::random::Random;
 use crate::store::Store;
 
-/// State that all requests share.
+/// State that all requests to one API server share.
 pub(crate) struct Inner {
     pub(crate) store: Store,
     pub(crate) now: Arc<dyn Fn() -> Timestamp + Send + Sync>,

@@ -68,10 +68,10 @@ pub struct Options {
     pub now: Arc<dyn Fn() -> Timestamp + Send + Sync>,
     /// Seed of uids and generated names, which are random without it.
     pub uid_seed: Option<u64>,
-    /// Number of stored watch events per kind; 0 counts as 1. Watches and exact lists at older versions get
-    /// 410 Gone.
+    /// Number of stored watch events per kind; 0 counts as 1. Watches and exact lists at a version before the
+    /// stored events get 410 Gone.
     pub watch_history: usize,
-    /// Maximum size of a request body in bytes. Larger ones get 413.
+    /// Maximum size of a request body in bytes. Requests with a larger body get 413.
     pub body_limit: usize,
 }
 
@@ -147,8 +147,8 @@ impl ApiServer {
         ApiService::new(Arc::clone(&self.inner))
     }
 
-    /// Drops the watch history, as an etcd compaction does. Watches and exact lists at older resourceVersions
-    /// get 410 Gone.
+    /// Drops the watch history, as an etcd compaction does. Watches and exact lists at resourceVersions
+    /// before the current one get 410 Gone.
     pub fn compact(&self) {
         self.inner.store.compact();
     }
@@ -165,8 +165,9 @@ impl ApiServer {
         self.inner.store.restore(snapshot);
     }
 
-    /// The resourceVersion counter: 1 at first, plus one for each write, including those of the server
-    /// itself. [`ApiServer::restore`] resets it to that of the snapshot.
+    /// The resourceVersion counter. It starts at 1 and increases by one with each write, including writes of
+    /// the server itself, such as the creation of the initial namespaces. [`ApiServer::restore`] resets the
+    /// counter to that of the snapshot.
     #[must_use]
     pub fn resource_version(&self) -> u64 {
         self.inner.store.version()

@@ -18,7 +18,8 @@ pub(crate) fn namespace(value: &Value) -> &str {
     text(value, "/metadata/namespace")
 }
 
-/// Edits an object member in place. A missing one is created, an empty one removed.
+/// Edits a member that is a JSON object. Creates the member if it is missing or not an object, and removes it
+/// if it is empty afterwards.
 pub(crate) fn edit<R>(
     value: &mut Value,
     member: &str,

@@ -17,7 +17,7 @@ pub(crate) fn v2() -> Value {
 /// The OpenAPI v2 document in protobuf.
 pub(crate) const V2_PROTOBUF: &[u8] = b"\x0a\x032.0\x12\x13\x0a\x0aKubernetes\x12\x05v1.36\x42\x00";
 
-/// The OpenAPI v3 document at a path.
+/// The OpenAPI v3 document at a path; `None` if the path has none.
 pub(crate) fn document(path: &str) -> Option<Value> {
     let rest = path.trim_end_matches('/').strip_prefix("/openapi/v3")?;
     if rest.is_empty() {

@@ -85,7 +85,7 @@ pub(crate) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// The compute resources in a container's requests or limits.
+/// CPU and memory in a container's requests or limits, as `member` says. Amounts of 0 are omitted.
 fn resource_amounts(container: &Value, member: &str) -> impl Iterator<Item = (&'static str, i128)> {
     COMPUTE_RESOURCES.into_iter().filter_map(move |resource| {
         let text = meta::text(container, &format!("/resources/{member}/{resource}"));

@@ -35,8 +35,8 @@ pub(crate) fn parse(text: &str) -> Option<i128> {
     Some(if negative { -value } else { value })
 }
 
-/// The canonical form of a quantity, rounded up to thousandths: the largest suffix without a fraction. `None`
-/// if the text is not a quantity.
+/// The canonical form of a quantity, rounded up to thousandths. It has the largest suffix with which the
+/// number is an integer. `None` if the text is not a quantity.
 pub(crate) fn canonical(text: &str) -> Option<String> {
     // ResourceLists are rounded up to thousandths.
     let value = parse(text)?;
@@ -97,7 +97,7 @@ fn canonical_large(text: &str) -> Option<String> {
     Some(format!("{sign}{significant}{padding}{suffix}"))
 }
 
-/// The exponents of 1024 and of ten that a suffix means; `None` if it is not a suffix.
+/// The exponent of 1024 and the exponent of 10 for a suffix; `None` if the text is not a suffix.
 fn scale(suffix: &str) -> Option<(u32, i32)> {
     Some(match suffix {
         "" => (0, 0),

@@ -151,7 +151,7 @@ pub(crate) fn selector(kind: ResourceKind, query: &Query) -> Result<Selector, St
     Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))
 }
 
-/// Version of a continue token for the current state.
+/// Version in a continue token with which the list continues in the current state.
 const ANY_VERSION: i64 = -1;
 
 /// Encodes a continue token, in the format of kube-apiserver. Without a version, the list continues in the
@@ -195,7 +195,8 @@ fn parse_continue_token(token: &str) -> Result<(Option<u64>, String), ContinueTo
     version.zip(start).ok_or(ContinueTokenError::Start)
 }
 
-/// The requested page and version of a list.
+/// The requested page and version of a list. Without an exact version, the list is of the current state.
+/// `continue_after` is the key of the last object of the previous page.
 #[derive(Debug, Default)]
 struct ListOptions {
     exact_version: Option<u64>,
@@ -260,7 +261,8 @@ impl ListOptions {
 /// The first events of a watch, from its `resourceVersion` and options.
 #[derive(Debug, Clone, Copy)]
 enum WatchStart {
-    /// All objects as ADDED, then changes. A bookmark ends the initial events of a streaming list.
+    /// All objects as ADDED, then changes. With `closing_bookmark`, a bookmark follows the last of these
+    /// initial events. The start fails if the store has not reached `min_version`.
     CurrentState { min_version: u64, closing_bookmark: bool },
     /// Changes from now on.
     Now,
@@ -320,7 +322,7 @@ struct Watcher {
     pending: VecDeque<Bytes>,
     /// All events up to this version were processed.
     last_version: u64,
-    /// Epoch of the store at the start of the watch; a restore begins a new one.
+    /// Epoch of the store at the start of the watch. A restore of the store begins a new epoch.
     epoch: u64,
     changed: watch::Receiver<u64>,
     deadline: Instant,

@@ -25,7 +25,7 @@ pub(crate) struct Renderer {
     format: ResponseFormat,
     include: IncludeObject,
     now: Timestamp,
-    /// True if the columns were sent; a watch sends them once.
+    /// True if a watch has sent the column definitions of its table; it sends them once.
     columns_sent: bool,
 }
 
@@ -160,7 +160,8 @@ impl Renderer {
         })
     }
 
-    /// Renders a bookmark. The one that ends the initial events has an annotation.
+    /// Renders a bookmark. With `initial_events_end`, it has the annotation that marks the end of the initial
+    /// events of a watch.
     pub(crate) fn bookmark(&self, version: u64, initial_events_end: bool) -> Bytes {
         let resource = self.kind.resource();
         let mut meta = json!({"resourceVersion": version.to_string()});

@@ -5,7 +5,8 @@ use http::{HeaderMap, Method, header};
 use crate::descriptors::{self, ResourceDescriptor, ResourceKind, Subresource, VERSION};
 use crate::status::{FieldError, Status};
 
-/// The object or collection of a URL.
+/// The object or collection that a URL names. `name` is `None` for a collection, `subresource` is `None` for
+/// the object itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
     pub(crate) resource: &'static ResourceDescriptor,
@@ -21,7 +22,8 @@ impl Target {
         self.name.as_deref().unwrap_or_default()
     }
 
-    /// The endpoint of a write to this target.
+    /// The endpoint that the target names: the object itself or a subresource. An error if the kind has no
+    /// such subresource, and for `pods/binding`, which has its own handler.
     pub(crate) fn write_endpoint(&self) -> Result<Subresource, Status> {
         match self.subresource.as_deref() {
             None => Ok(Subresource::Main),
@@ -115,7 +117,7 @@ impl Query {
         self.0.iter().any(|(key, value)| key == name && !matches!(value.as_str(), "" | "0" | "false"))
     }
 
-    /// A number; `None` if absent, empty or negative.
+    /// A parameter that is a number; `None` if it is absent, empty or negative.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.get(name) {
             "" => Ok(None),
@@ -211,7 +213,8 @@ impl MediaRange<'_> {
     }
 }
 
-/// The first supported format in the client's order: JSON objects, tables or metadata.
+/// The first supported format in the client's `Accept` header: JSON objects, tables or metadata. Objects if
+/// the header is absent.
 pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Status> {
     for range in parse_accept(headers).iter().filter(|range| range.is_json()) {
         let meta_v1 = range.group == "meta.k8s.io" && range.version == "v1";
@@ -227,7 +230,7 @@ pub(crate) fn response_format(headers: &HeaderMap) -> Result<ResponseFormat, Sta
     Err(Status::not_acceptable())
 }
 
-/// The requested discovery format.
+/// The discovery format that the `Accept` header requests; plain if it requests no supported one.
 pub(crate) fn discovery(headers: &HeaderMap) -> Discovery {
     let first = parse_accept(headers).into_iter().find(|range| {
         range.is_json()
@@ -290,7 +293,7 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType, Status> {
     }
 }
 
-/// Returns `true` if the path is that of a served group with a version, or below it.
+/// Returns `true` if the path is that of any version of a served group, or below it.
 pub(crate) fn is_resource_path(path: &str) -> bool {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     match parts.as_slice() {
@@ -300,7 +303,7 @@ pub(crate) fn is_resource_path(path: &str) -> bool {
     }
 }
 
-/// The `User-Agent` header.
+/// The `User-Agent` header; empty if it is absent.
 pub(crate) fn user_agent(headers: &HeaderMap) -> &str {
     headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }

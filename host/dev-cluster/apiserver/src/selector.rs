@@ -17,7 +17,7 @@ enum LabelSelectorError {
         /// The expected tokens.
         expected: &'static str,
     },
-    /// No opening parenthesis after `in` or `notin`.
+    /// No opening parenthesis after `in` or `notin`. The text is the token that was found instead.
     #[error("found '{0}' expected: '('")]
     NoParenthesis(String),
     /// An invalid key or value.
@@ -63,7 +63,7 @@ pub(crate) struct Selector {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct SelectableField {
     pointer: &'static str,
-    /// Value of an absent field.
+    /// Value that the selector compares if the object does not have the field.
     default: &'static str,
 }
 

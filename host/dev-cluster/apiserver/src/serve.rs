@@ -75,7 +75,8 @@ pub enum ServeError {
     Tls(#[from] rustls::Error),
 }
 
-/// A running listener. Dropping it stops immediately; [`ServerHandle::shutdown`] lets requests finish.
+/// A running listener. Dropping the handle stops the listener and closes its connections immediately;
+/// [`ServerHandle::shutdown`] lets requests finish.
 pub struct ServerHandle {
     address: SocketAddr,
     ca_pem: String,
@@ -114,8 +115,8 @@ impl ServerHandle {
         &self.ca_pem
     }
 
-    /// The bearer token, 32 random bytes in hexadecimal digits. Every request requires it, except for health
-    /// and `/version`.
+    /// The bearer token, 32 random bytes in hexadecimal digits. Every request requires it, except requests
+    /// for health checks and `/version`.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.token

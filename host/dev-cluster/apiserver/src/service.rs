@@ -239,7 +239,7 @@ fn body_excerpt(body: &[u8]) -> String {
     if body.len() > MOST { format!("{shown} ...") } else { shown }
 }
 
-/// Parses the object of a create or update.
+/// Parses the object of a create or update: JSON or YAML, and for some kinds protobuf.
 fn object_body(parts: &Parts, target: &Target, body: &[u8]) -> Result<Value, Status> {
     let kind = target.resource.id;
     if request::is_protobuf(&parts.headers) && protobuf::is_supported(kind) {
@@ -373,7 +373,8 @@ impl Inner {
     }
 }
 
-/// The response of a deletion: the state of the object, or a Status if an object of some kinds was removed.
+/// The response of a deletion: the state of the object, or a Status with `Success` if the object was removed
+/// and is of one of some kinds.
 fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer) -> Response<ApiBody> {
     let resource = target.resource;
     match deleted {
@@ -411,7 +412,8 @@ fn delete_response(target: &Target, deleted: &DeleteOutcome, renderer: &Renderer
     }
 }
 
-/// Returns documents: discovery, OpenAPI, version and health.
+/// Responds to a GET whose path names no served resource: with discovery, OpenAPI or version documents, the
+/// text of a health check, or 404.
 fn document(parts: &Parts) -> ApiResult {
     let path = parts.uri.path();
     let known = match path.trim_end_matches('/') {

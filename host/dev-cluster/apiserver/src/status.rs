@@ -9,7 +9,7 @@ use crate::descriptors::ResourceDescriptor;
 #[derive(Debug, Clone)]
 pub(crate) struct Status {
     pub(crate) code: StatusCode,
-    /// True if empty `details` are serialized.
+    /// True if the response has `details` even if they are empty.
     keep_empty_details: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
@@ -64,7 +64,7 @@ impl FieldError {
         }
     }
 
-    /// The structure is not one of the supported values.
+    /// The value, which is not a string, is not one of the supported values.
     pub(crate) fn not_supported_value(field: impl Into<String>, value: &Value, supported: &[&str]) -> Self {
         let list: Vec<String> = supported.iter().map(|one| format!("\"{one}\"")).collect();
         Self {
@@ -180,7 +180,7 @@ impl Status {
         Self::conflict_on(resource, &resource.qualified_resource(), name, why)
     }
 
-    /// A conflict. `what` is the qualified name of the resource or subresource in the message.
+    /// A conflict. `what` is the name of the resource or subresource in the message, such as `pods/binding`.
     pub(crate) fn conflict_on(resource: &ResourceDescriptor, what: &str, name: &str, why: &str) -> Self {
         let message = format!("Operation cannot be fulfilled on {what} \"{name}\": {why}");
         Self::new(StatusCode::CONFLICT, "Conflict", message).with_object(resource, resource.plural, name)

@@ -1,4 +1,4 @@
-//! The object store: objects by kind and key, one version counter, and a bounded history per kind.
+//! The object store: objects by kind and key, one version counter, and a bounded history of changes per kind.
 //!
 //! Writes are compare-and-swap operations on the version that the caller read, so that they are prepared
 //! without the lock. Each version of an object is serialized once, on first use, and readers and watches
@@ -30,7 +30,7 @@ pub(crate) struct StoredObject {
 }
 
 impl StoredObject {
-    /// An object outside the store, such as the result of a dry run.
+    /// Creates an object without adding it to the store, such as the result of a dry run.
     pub(crate) fn transient(
         kind: ResourceKind,
         version: u64,
@@ -168,7 +168,8 @@ pub(crate) enum WatchEventType {
     Deleted,
 }
 
-/// A change in the history.
+/// A change of an object in the history of its kind. `previous` is the state before it; `None` for a
+/// creation.
 #[derive(Debug)]
 pub(crate) struct HistoryEvent {
     pub(crate) event_type: WatchEventType,
@@ -206,7 +207,7 @@ pub(crate) fn frame(event_type: WatchEventType, object: &[u8]) -> Bytes {
 #[derive(Debug)]
 pub(crate) enum StoreChange {
     Put(Value, ManagedFields),
-    /// Removes the object. This is its last state, for the DELETED event.
+    /// Removes the object. The value and managed fields are its last state, for the DELETED event.
     Remove(Value, ManagedFields),
 }
 
@@ -224,9 +225,9 @@ pub(crate) enum CommitError {
 /// Error of a read from the history.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HistoryError {
-    /// The requested version is compacted. Has the oldest available version.
+    /// The requested version is compacted. The number is the oldest available version.
     Compacted(u64),
-    /// The store was restored; earlier versions are invalid.
+    /// The store was restored from a snapshot after the reader subscribed: the reader's versions are invalid.
     Restored,
 }
 
@@ -258,7 +259,7 @@ pub struct StateSnapshot {
     kinds: Arc<Vec<(ResourceKind, Objects)>>,
 }
 
-/// The objects of a kind at one version.
+/// The listed objects of a kind, all at one version of the store.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) version: u64,
@@ -295,7 +296,8 @@ impl Store {
         self.lock().kinds.get(kind).objects.get(key).cloned()
     }
 
-    /// The objects of a kind with a key prefix, now or at an earlier version.
+    /// The objects of a kind with a key prefix, at the version `at`. They are the current ones if `at` is
+    /// `None` or not below the current version.
     pub(crate) fn list(
         &self,
         kind: ResourceKind,
@@ -330,7 +332,8 @@ impl Store {
         Ok(Listing { version: at, objects: collect(&objects) })
     }
 
-    /// Commits a change if the key is still at the expected version; `None` if it must not exist.
+    /// Commits a change if the key's object still has the expected version. `expected` is `None` if the
+    /// object must not exist.
     pub(crate) fn commit(
         &self,
         kind: ResourceKind,
@@ -355,7 +358,8 @@ impl Store {
         Ok(state.write(kind, key, previous, change, self.history_limit))
     }
 
-    /// The events of a kind after a version, and the version up to which they are complete.
+    /// The events of a kind after a version, and the version up to which they are complete. `epoch` is that
+    /// of the reader's [`Self::subscribe`].
     pub(crate) fn events(
         &self,
         kind: ResourceKind,

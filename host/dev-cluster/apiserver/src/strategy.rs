@@ -1,5 +1,5 @@
-//! Strategies of kinds: defaults, phases and status subresources; and the admission plugins that storage
-//! needs.
+//! Strategies of kinds, as in kube-apiserver: defaults, initial status, and what each endpoint may change.
+//! Also the admission plugins that volumes and their pods need.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -12,11 +12,11 @@ use crate::pods;
 use crate::quantity;
 use crate::status::Status;
 
-/// Annotations of the default class.
+/// Annotations that mark a StorageClass as default if one of them is `true`.
 const DEFAULT_CLASS_ANNOTATIONS: [&str; 2] =
     ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
 
-/// Legacy annotation for the class.
+/// Legacy annotation of a claim: the name of its StorageClass.
 const CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 
 /// Sets the API's defaults, and moves the `stringData` of a Secret to `data`.
@@ -67,8 +67,8 @@ pub(crate) fn set_defaults(kind: ResourceKind, value: &mut Value) {
     }
 }
 
-/// Drops an unsupported `dataSource` if there is no `dataSourceRef`. Copies either one to the other if that
-/// is absent, unless `dataSourceRef` has a namespace.
+/// Drops an unsupported `dataSource` of a claim if there is no `dataSourceRef`. If only one of the two fields
+/// is set, copies it to the other, unless `dataSourceRef` has a namespace.
 fn normalize_data_source(spec: &mut Map<String, Value>) {
     let known = |source: &Value| {
         matches!(
@@ -152,7 +152,8 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
     }
 }
 
-/// Prepares an update: each endpoint changes its part of the object only.
+/// Prepares an update: restores the parts of the object that the endpoint does not change. Increases
+/// `metadata.generation`, and sets `lastPhaseTransitionTime` of a PersistentVolume, as kube-apiserver does.
 pub(crate) fn prepare_update(
     resource: &ResourceDescriptor,
     subresource: Subresource,

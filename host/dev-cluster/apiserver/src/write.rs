@@ -47,7 +47,8 @@ impl Warnings {
 pub(crate) struct WriteOptions<'a> {
     pub(crate) dry_run: bool,
     pub(crate) field_validation: FieldValidation,
-    /// The field manager.
+    /// The field manager: for a client's request `fieldManager` of the query, else the program's name in the
+    /// `User-Agent`.
     pub(crate) manager: &'a str,
     /// True if an apply takes over fields of other managers.
     pub(crate) force: bool,
@@ -58,7 +59,8 @@ pub(crate) struct WriteOptions<'a> {
 const MAX_MANAGER_BYTES: usize = 128;
 
 impl<'a> WriteOptions<'a> {
-    /// Parses the query. `agent` is the client's `User-Agent`; `patch` is the type of a patch.
+    /// Parses the query. `options` is the kind that messages name, such as `CreateOptions`. `agent` is the
+    /// client's `User-Agent`. `patch` is the type of a patch; `None` for other requests.
     pub(crate) fn parse(
         options: &'static str,
         query: &'a Query,
@@ -227,7 +229,8 @@ impl Inner {
         });
     }
 
-    /// Replaces an object. Returns the object and whether it was created.
+    /// Replaces an object, or creates it if its kind allows a PUT to do so. Returns the object and true if it
+    /// was created.
     pub(crate) fn update(
         &self,
         target: &Target,
@@ -288,7 +291,8 @@ impl Inner {
         Err(Status::too_many_conflicts(target.resource, target.name()))
     }
 
-    /// Updates the managed fields and replaces `current`. `None` after a conflict.
+    /// Updates the managed fields and replaces `current`. `None` if another request changed the object
+    /// meanwhile.
     fn update_managed_and_replace(
         &self,
         target: &Target,
@@ -319,7 +323,7 @@ impl Inner {
 
     /// Validates the new state and replaces `current`, or removes it if it is terminating and can be removed.
     /// A removal is followed by garbage collection. Stores nothing in a dry run, or if at most the times of
-    /// managed fields differ. `None` after a conflict.
+    /// managed fields differ. `None` if another request changed the object meanwhile.
     pub(crate) fn replace(
         &self,
         target: &Target,
@@ -469,7 +473,8 @@ pub(crate) fn check_name(target: &Target, value: &Value) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks the resourceVersion of a body, which is a precondition.
+/// Checks that the resourceVersion of a body is that of the stored object. A body may omit it if the kind
+/// allows that.
 fn check_versions(resource: &ResourceDescriptor, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let name = current.name();
     match meta::text(next, "/metadata/resourceVersion") {
@@ -485,7 +490,7 @@ fn check_versions(resource: &ResourceDescriptor, current: &StoredObject, next: &
     }
 }
 
-/// Checks the uid of an update, which is a precondition.
+/// Checks that the uid of a body is that of the stored object. A body may omit it.
 fn check_uid(target: &Target, current: &StoredObject, next: &Value) -> Result<(), Status> {
     let resource = target.resource;
     let uid = meta::text(next, "/metadata/uid");

@@ -1,4 +1,4 @@
-//! The API with kube-rs, within one process.
+//! Tests of the API with a kube-rs client, within one process.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 /// Content of a disk or an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeDisk {
-    /// The content that a probe reports.
+    /// What [`Mounter::device_content`](cofferdam_node::Mounter::device_content) returns.
     pub content: DeviceContent,
     /// Size in bytes of the filesystem; 0 if none was created. Overwriting the content does not change it.
     pub filesystem_size: u64,
-    /// Number of times the disk was formatted.
+    /// Number of times that a mounter created a filesystem on the disk.
     pub format_count: u32,
 }
 
 impl FakeDisk {
-    /// Creates content. A filesystem covers `size` bytes.
+    /// Creates content that no mounter has formatted. If it is a filesystem, the filesystem has `size` bytes.
     pub fn new(content: DeviceContent, size: u64) -> Self {
         let filesystem_size = if matches!(content, DeviceContent::Filesystem(_)) { size } else { 0 };
         Self { content, filesystem_size, format_count: 0 }
@@ -41,22 +41,24 @@ pub(crate) enum BackingStorage {
     Device(String),
 }
 
-/// Content of images and disks. All hosts that share it see a filesystem that one of them created.
+/// Content of images and disks. Clones share the content, so that a filesystem that one fake host creates
+/// exists on every host with a clone.
 #[derive(Clone, Debug, Default)]
 pub struct SharedDisks(Arc<Mutex<BTreeMap<BackingStorage, FakeDisk>>>);
 
 impl SharedDisks {
-    /// Returns the content of a disk. A disk that was never written is blank.
+    /// Returns the content of an image or a disk, which is blank if it was never written.
     pub(crate) fn get(&self, storage: &BackingStorage) -> FakeDisk {
         self.0.lock().get(storage).cloned().unwrap_or_default()
     }
 
-    /// Replaces the content of a disk.
+    /// Replaces the content of an image or a disk.
     pub(crate) fn set(&self, storage: BackingStorage, disk: FakeDisk) {
         self.0.lock().insert(storage, disk);
     }
 
-    /// Removes the content of earlier image files: those with the same file ID and another creation time.
+    /// Removes the content of deleted image files whose inode number was reused: of images with this file ID
+    /// and another creation time.
     pub(crate) fn remove_stale(&self, file: FileId, created_at: Option<SystemTime>) {
         self.0.lock().retain(|storage, _| match storage {
             BackingStorage::Image(other, when) => *other != file || *when == created_at,

@@ -10,7 +10,7 @@ use crate::{
     state::{Entry, OperatorStorage, ROOT_DEVICE, Result, State, missing},
 };
 
-/// Files, mounts and devices of a node. Clones share them.
+/// Files, mounts and devices of a node. All clones are the same host.
 #[derive(Clone, Debug)]
 pub struct FakeHost(Arc<Mutex<State>>);
 
@@ -89,7 +89,7 @@ impl FakeHost {
     /// Removes a file or an empty directory.
     ///
     /// # Errors
-    /// [`NotFound`](cofferdam_node::MounterError::NotFound), or
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if nothing is at the path, or
     /// [`FailedPrecondition`](cofferdam_node::MounterError::FailedPrecondition) if the directory is not empty
     /// or something is mounted at the path.
     pub fn remove(&self, path: &str) -> Result<()> {
@@ -117,10 +117,10 @@ impl FakeHost {
         Ok(())
     }
 
-    /// Reads an image that was added.
+    /// Returns the content of an image that was added.
     ///
     /// # Errors
-    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if no file is at the path.
     pub fn image(&self, path: &str) -> Result<FakeDisk> {
         let state = self.lock();
         Ok(state.disks.get(&image_storage(&state, path)?))
@@ -129,7 +129,7 @@ impl FakeHost {
     /// Overwrites the content of an image that was added, without formatting it.
     ///
     /// # Errors
-    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if no file is at the path.
     pub fn write_image(&self, path: &str, content: DeviceContent) -> Result<()> {
         let state = self.lock();
         let storage = image_storage(&state, path)?;
@@ -142,7 +142,7 @@ impl FakeHost {
     /// refreshed.
     ///
     /// # Errors
-    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if no file is at the path.
     pub fn resize_image(&self, path: &str, new_size: u64) -> Result<()> {
         match self.lock().entries.get_mut(path) {
             Some(Entry::File { size, .. }) => {
@@ -156,7 +156,7 @@ impl FakeHost {
     /// Overwrites the content of a device, without formatting it.
     ///
     /// # Errors
-    /// [`NotFound`](cofferdam_node::MounterError::NotFound)
+    /// [`NotFound`](cofferdam_node::MounterError::NotFound) if the host has no such loop device or disk.
     pub fn write_device(&self, device: &Device, content: DeviceContent) -> Result<()> {
         let state = self.lock();
         let (disk, _) = state.read_device(device)?;
@@ -171,7 +171,7 @@ impl FakeHost {
         }
     }
 
-    /// Reboots: mounts and loop devices are lost.
+    /// Reboots the host: its mounts and loop devices are lost, and its files, disks and images remain.
     pub fn reboot(&self) {
         let mut state = self.lock();
         state.mounts.clear();

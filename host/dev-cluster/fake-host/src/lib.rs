@@ -2,7 +2,7 @@
 //! operations behave as on Linux, and the host records violated rules, such as a volume that is unstaged
 //! while it is published.
 //!
-//! [`FakeMounter`] is the [`Mounter`](cofferdam_node::Mounter) of one driver on it.
+//! [`FakeMounter`] is the [`Mounter`](cofferdam_node::Mounter) of one driver on a fake host.
 #![forbid(unsafe_code)]
 
 mod disk;

@@ -1,4 +1,5 @@
-//! [`Mounter`] of a fake host: the behavior of Linux, one effect per call.
+//! The [`Mounter`] of a fake host. Each method changes the fake host as Linux would change a machine, and
+//! records a violation if a driver's Node service must not call it in this state.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -13,7 +13,8 @@ use crate::{
 
 pub(crate) type Result<T> = std::result::Result<T, MounterError>;
 
-/// Device number of the filesystem with kubelet's directories.
+/// Device number of the filesystem with the fake host's own files, such as kubelet's directories. Also that
+/// of the mount if a directory of the operator is bind-mounted.
 pub(crate) const ROOT_DEVICE: (u32, u32) = (8, 1);
 /// Device number of the filesystem with the device nodes.
 pub(crate) const DEVTMPFS_DEVICE: (u32, u32) = (0, 6);
@@ -228,7 +229,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds a disk under a stable ID.
+    /// Adds a disk of `size` bytes under a stable ID. For `users` see [`AttachedDisk::users`].
     pub(crate) fn add_disk(&mut self, stable_id: &str, size: u64, users: Vec<String>) -> AttachedDisk {
         let disk = AttachedDisk { number: (SCSI_MAJOR, self.next_number()), size, users };
         self.attached_disks.insert(stable_id.to_owned(), disk.clone());

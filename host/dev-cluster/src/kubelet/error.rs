@@ -1,4 +1,4 @@
-//! Errors of kubelet's operations. Texts of kubelet are kept as they are.
+//! Errors of the simulated kubelet's operations. An error that a real kubelet has, too, has the same text.
 
 use cofferdam_cluster::ApiError;
 use cofferdam_domain::{ClaimKey, DriverName, PodKey, VolumeAttachmentName, VolumeName};
@@ -115,7 +115,8 @@ pub(super) enum NodeInfoError {
     /// The Node does not exist.
     #[error("node {0} does not exist")]
     NodeNotFound(cofferdam_domain::NodeName),
-    /// The Node has another value of a topology label.
+    /// A label of the Node has another value than the topology segment with this key that the driver
+    /// reported.
     #[error("detected topology value collision: driver reported {key:?}:{value:?}")]
     TopologyCollision { key: String, value: String },
     /// A request to the API server failed.

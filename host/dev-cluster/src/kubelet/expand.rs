@@ -21,7 +21,7 @@ use super::{
 };
 use crate::client::{PatchType, pod_reference};
 
-/// Field of a claim's status with the state of an expansion.
+/// Field of a claim's status with the state of the claim's expansion.
 const ALLOCATED_RESOURCE_STATUSES: &str = "allocatedResourceStatuses";
 
 /// Returns true if the mounted volume requires node expansion and the driver has not refused it.
@@ -56,7 +56,7 @@ struct NodeExpansion {
     claim: Claim,
     /// The target size, as the API server formats it.
     target_size: String,
-    /// Conditions that are not about resizing.
+    /// The claim's conditions that are not about resizing.
     other_conditions: Vec<Value>,
 }
 
@@ -170,8 +170,8 @@ impl Kubelet {
     }
 
     /// Sets the claim's capacity to the target size, removes its resize status and resize conditions, and
-    /// emits events. Writes and emits nothing if the claim has no pending node expansion and its capacity is
-    /// not smaller.
+    /// emits events on the claim and the pod. Writes and emits nothing if the claim has no pending node
+    /// expansion and its capacity is not smaller.
     async fn mark_expanded(
         &self,
         desired: &VolumeToMount,

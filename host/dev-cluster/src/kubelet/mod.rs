@@ -1,6 +1,6 @@
 //! A kubelet without containers. It registers drivers, mounts and expands the volumes of its pods in
 //! kubelet's order and with kubelet's back-off, reports the pods as Running, and unmounts the volumes of
-//! deleted and terminated pods. It calls the real Node service on its socket.
+//! deleted and terminated pods. It calls each driver's real Node service on the driver's socket.
 
 mod error;
 mod expand;
@@ -172,7 +172,7 @@ impl Kubelet {
         mounted_ids.into_iter().for_each(|id| self.queue.add(Key::Volume(id)));
     }
 
-    /// Enqueues all pods and volumes of the node.
+    /// Enqueues the Node, and all pods and volumes of the node.
     fn enqueue_all(&self) {
         self.queue.add(Key::Node);
         self.pods().iter().for_each(|pod| self.enqueue_pod(pod));
@@ -199,7 +199,8 @@ impl Kubelet {
         }
     }
 
-    /// The volumes of a pod that have to be mounted and can be resolved; empty if the pod has terminated.
+    /// The volumes of a pod that have to be mounted and can be resolved to a PersistentVolume or inline
+    /// source of a CSI driver; empty if the pod has terminated.
     /// The event of [`Self::wait_for_volumes`] names volumes that cannot be resolved, too.
     fn volumes_to_mount(&self, pod: &Arc<FullPod>) -> Vec<VolumeToMount> {
         if pod.slim.terminated {
@@ -279,9 +280,9 @@ impl Kubelet {
         self.client.csi_drivers.get(driver).into_object().is_none_or(|driver| driver.slim.attach_required)
     }
 
-    /// The mounts of a volume that are required: one for each volume of a pod that resolves to it. A mount of
-    /// a pod that has not terminated stays required if it can no longer be resolved, such as after the
-    /// PersistentVolume was deleted.
+    /// The mounts of a volume that are required: one for each pod volume that resolves to this volume. An
+    /// existing mount for a pod that has not terminated stays required even if the pod's volume can no longer
+    /// be resolved, such as after the PersistentVolume was deleted.
     fn desired_mounts(&self, id: &VolumeId) -> Vec<VolumeToMount> {
         let pods = self.pods();
         let desired = pods.iter().flat_map(|pod| self.volumes_to_mount(pod));
@@ -362,7 +363,8 @@ impl Kubelet {
         self.queue.add(Key::Node);
     }
 
-    /// Sets `volumesInUse` of the Node to the attachable volumes that are desired or still mounted.
+    /// Sets `volumesInUse` of the Node to the attachable volumes that pods of the node require, and those
+    /// that are or may be mounted.
     async fn report_volumes_in_use(&self) -> Action {
         let Some(node) = self.node() else { return Action::Done };
         let pods = self.pods();
@@ -392,9 +394,9 @@ impl Kubelet {
         }
     }
 
-    /// The action after a failed write. If another client changed, created or deleted the object, this reads
-    /// it from the API server first. A changed or created object is stored in the cache. A deleted one stays
-    /// in the cache until the watch removes it.
+    /// The work queue's action after a failed write. If another client changed, created or deleted the
+    /// object, this function first reads the object from the API server. A changed or created object is
+    /// stored in the cache. A deleted one stays in the cache until the watch removes it.
     async fn outcome_for_write_error<K: WatchedKind>(&self, key: &K::Key, error: &ApiError) -> Action {
         match error {
             ApiError::Conflict(_) | ApiError::NotFound(_) | ApiError::AlreadyExists(_) => {

@@ -109,8 +109,8 @@ impl Kubelet {
         self.secrets(secret).await
     }
 
-    /// Stages a volume on the node. For a driver without STAGE_UNSTAGE_VOLUME it creates the staging
-    /// directory and does not call NodeStageVolume.
+    /// Stages a volume on the node, after checks of its node affinity and its attachment. For a driver
+    /// without STAGE_UNSTAGE_VOLUME, only creates the staging directory and does not call NodeStageVolume.
     pub(super) async fn stage(&self, desired: &VolumeToMount) -> Result<(), VolumeError> {
         let plugin = self.plugin(&desired.driver)?;
         let paths = self.volume_paths(desired, &plugin);
@@ -262,7 +262,8 @@ impl Kubelet {
         self.referenced_secrets(source.and_then(|csi| csi.node_publish_secret_ref.as_ref())).await
     }
 
-    /// The volume context, including the pod's information if the CSIDriver has `podInfoOnMount`.
+    /// The volume context for NodePublishVolume, including the pod's information if `podInfoOnMount` of the
+    /// CSIDriver is true.
     ///
     /// # Errors
     /// [`VolumeError::UnsupportedMode`]
@@ -320,8 +321,8 @@ impl Kubelet {
         self.client.record_timed_step(COMPONENT, name, StepResult::Applied, text, Some(started.elapsed()));
     }
 
-    /// The staging path of a volume. If several PersistentVolumes have the same handle, the path is that of
-    /// the first one that was mounted.
+    /// The staging path of a volume. If several PersistentVolumes have the same driver and handle, the path
+    /// is that of the PersistentVolume that was mounted first. `paths` are those of `desired`.
     pub(super) fn staging_path(&self, desired: &VolumeToMount, paths: &VolumePaths) -> String {
         let mounted_volumes = self.mounted_volumes.lock();
         mounted_volumes
@@ -330,7 +331,9 @@ impl Kubelet {
             .staging_path()
     }
 
-    /// Changes the state of a volume. Its driver, paths and claim are those of the first mount.
+    /// Changes the entry of a volume in `mounted_volumes`. Creates the entry if there is none, or replaces it
+    /// if the volume is not mounted. The driver, claim and `attachable` of a new entry are those of
+    /// `desired`; later mounts do not change these or its paths.
     pub(super) fn update_mounted_volume(
         &self,
         desired: &VolumeToMount,

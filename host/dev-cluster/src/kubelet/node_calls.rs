@@ -1,4 +1,5 @@
-//! Calls of kubelet to drivers: a new connection per call, and a timeout of two minutes for both.
+//! Calls of kubelet to drivers. Each call has a new connection. Connection and call together have a timeout
+//! of two minutes.
 
 use std::{path::Path, time::Duration};
 
@@ -12,7 +13,7 @@ use tonic::{Code, Response, Status};
 
 use super::error::RpcError;
 
-/// Kubelet's timeout of CSI calls; here also that of registration calls. It includes the connection.
+/// Kubelet's timeout of CSI calls; here also that of registration calls. The time to connect counts.
 const RPC_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns true if a failed call may have taken effect.

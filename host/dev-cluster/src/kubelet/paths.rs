@@ -35,8 +35,8 @@ impl VolumePaths {
         format!("{}/globalmount", self.global_dir())
     }
 
-    /// The paths on the node to remove after unstaging, innermost first. For a block volume they include its
-    /// directory of target paths, which publishing creates.
+    /// The paths on the node to remove after unstaging or a failed staging, innermost first. For a block
+    /// volume they include the directory of its target paths, which publishing creates.
     pub(super) fn node_paths(&self) -> Vec<String> {
         if self.block {
             let device_dir = format!("{}/{}", self.devices_dir(), self.name);
@@ -51,7 +51,7 @@ impl VolumePaths {
         format!("{}/plugins/kubernetes.io/csi/{}/{}", self.root, self.driver, sha256_hex([&self.handle]))
     }
 
-    /// The data file of the staged volume.
+    /// The `vol_data.json` file of the staged volume.
     pub(super) fn node_data_file(&self) -> String {
         if self.block {
             return format!("{}/{}/data/{VOL_DATA_FILE}", self.devices_dir(), self.name);
@@ -59,7 +59,7 @@ impl VolumePaths {
         format!("{}/{VOL_DATA_FILE}", self.global_dir())
     }
 
-    /// The target path for a pod.
+    /// The target path of the published volume for a pod.
     pub(super) fn target_path(&self, pod: &Uid) -> String {
         if self.block {
             return format!("{}/publish/{}/{pod}", self.devices_dir(), self.name);

@@ -27,7 +27,7 @@ use crate::{
 
 /// The plugin type of CSI drivers; kubelet's other types are rejected.
 const CSI_PLUGIN_TYPE: &str = "CSIPlugin";
-/// Annotation of a Node: a JSON object of its CSI node IDs by driver name.
+/// Annotation of a Node: a JSON object with the Node's CSI node ID for each driver name.
 const NODE_ID_ANNOTATION: &str = "csi.volume.kubernetes.io/nodeid";
 /// Attempts to write a driver's node information before the registration fails.
 const NODE_UPDATE_ATTEMPTS: u32 = 4;
@@ -35,7 +35,8 @@ const NODE_UPDATE_ATTEMPTS: u32 = 4;
 const NODE_UPDATE_DELAY: Duration = Duration::from_millis(10);
 
 impl Kubelet {
-    /// Registers the driver of a registration socket.
+    /// Registers the driver of a registration socket, and reports the result to the driver. Does nothing if
+    /// the socket was not added to this kubelet.
     pub(super) async fn register(&self, socket: &Path) -> Action {
         let Some(root_dir) = self.registration_sockets.lock().get(socket).cloned() else {
             return Action::Done;
@@ -129,7 +130,7 @@ impl Kubelet {
         Ok(self.update_csi_node(driver, entry, &node).await?)
     }
 
-    /// Updates node ID and topology labels of the Node.
+    /// Sets the driver's node ID in the Node's annotation, and adds the driver's topology labels to the Node.
     async fn update_node(
         &self,
         driver: &str,

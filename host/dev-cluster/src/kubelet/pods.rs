@@ -179,7 +179,8 @@ impl Kubelet {
     }
 }
 
-/// Address of a node, from a range reserved for documentation (RFC 5737).
+/// IP address of the node with this index, from a range reserved for documentation (RFC 5737). Nodes share
+/// addresses if there are more than 254.
 pub(crate) fn host_address(number: usize) -> String {
     format!("192.0.2.{}", number % 254 + 1)
 }

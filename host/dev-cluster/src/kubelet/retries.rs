@@ -1,5 +1,5 @@
-//! Back-off of failed steps. It doubles with each failure of the same step, even if objects change in
-//! between. Another step of the same volume, such as unmounting, is not delayed.
+//! Back-off of a volume's failed step. The back-off doubles with each failure of the same step, even if
+//! objects change in between. Another step of the same volume, such as unmounting, is not delayed.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use super::{rules::MountStep, volume_id::VolumeId};
 
 /// Kubelet's back-off of volume operations and plugin registrations; here also that of failed API requests
-/// for a Node or a pod. The first eight consecutive conflicts are retried at once.
+/// for a Node or a pod. The first eight consecutive conflicts, or writes to objects that another client
+/// deleted or created, are retried at once.
 pub(super) const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_millis(500), max: Duration::from_secs(122) };
 
@@ -20,7 +21,7 @@ struct FailedStep {
     retry_at: Instant,
 }
 
-/// The last failed step of each volume; none after a step has succeeded.
+/// The last failed step of each volume. A volume has no entry after one of its steps has succeeded.
 #[derive(Default)]
 pub(super) struct Retries(Mutex<HashMap<VolumeId, FailedStep>>);
 

@@ -23,9 +23,10 @@ pub enum MountState {
 /// Desired and actual state of one volume on the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountInput {
-    /// UIDs of the pods that the volume has to be mounted for.
+    /// UIDs of the node's pods for which the volume has to be mounted.
     pub desired_pods: BTreeSet<Uid>,
-    /// State of the staging mount.
+    /// State of the staging mount. For a driver without STAGE_UNSTAGE_VOLUME it is `Mounted` once kubelet has
+    /// created the staging directory.
     pub device_state: MountState,
     /// States of the published mounts, by pod.
     pub pod_mounts: BTreeMap<Uid, MountState>,
@@ -40,7 +41,7 @@ pub struct MountInput {
     pub reported_in_use: bool,
     /// True if ReadWriteOncePod is the only access mode of the PersistentVolume.
     pub exclusive: bool,
-    /// True if node expansion is required.
+    /// True if the volume requires node expansion and the driver has not refused it for a volume in use.
     pub expansion_due: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::{
 /// Component name in events and steps.
 pub(super) const COMPONENT: &str = "kubelet";
 
-/// Work queue key.
+/// Key of kubelet's work queue: what to reconcile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Key {
     /// The registration socket of a driver.
@@ -63,9 +63,11 @@ pub(super) struct MountedVolume {
     /// True if NodeStageVolume was called and may have taken effect: NodeUnstageVolume is required.
     pub(super) stage_attempted: bool,
     pub(super) pod_mounts: BTreeMap<Uid, PodMount>,
-    /// Capacity of the PersistentVolume when it was staged or last expanded; None for an inline volume.
+    /// Capacity of the PersistentVolume when it was staged or last expanded on the node. None for an inline
+    /// volume.
     pub(super) size: Option<Quantity>,
-    /// True if NodeExpandVolume failed because the volume is in use; it is not repeated for this mount.
+    /// True if NodeExpandVolume returned FAILED_PRECONDITION: the driver does not expand a volume in use.
+    /// Kubelet does not repeat the call before the volume was unmounted completely.
     pub(super) expansion_refused: bool,
 }
 
@@ -80,9 +82,11 @@ impl MountedVolume {
 #[derive(Clone)]
 pub(super) struct PodMount {
     pub(super) state: MountState,
-    /// The volume as it was resolved for this mount. It stays mounted even if it can no longer be resolved.
+    /// The pod's volume as it was resolved for this mount. The mount stays even if the pod's volume can no
+    /// longer be resolved.
     pub(super) desired: VolumeToMount,
-    /// Paths with the name of the pod's PersistentVolume: several PersistentVolumes may have the same handle.
+    /// Paths with the name of the pod's own PersistentVolume. They can differ from the entry's paths, because
+    /// several PersistentVolumes may have the same driver and handle.
     pub(super) paths: VolumePaths,
 }
 
@@ -117,7 +121,8 @@ pub(crate) struct Kubelet {
     pub(super) retries: Retries,
     /// Number of entries of `mounted_volumes`.
     pub(super) mounted_count: watch::Sender<usize>,
-    /// UID of each pod that waits for its volumes, and the start of the wait.
+    /// Each pod that waits for its volumes: its UID, and the start of the wait or of the current interval
+    /// between FailedMount events.
     pub(super) waiting_since: Mutex<HashMap<PodKey, (Uid, Instant)>>,
     /// Serializes updates of Node and CSINode by registrations.
     pub(super) registration_lock: tokio::sync::Mutex<()>,

@@ -10,7 +10,7 @@ use super::{
     volume_id::VolumeId,
 };
 
-/// Maximum steps per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
+/// Maximum number of steps in one reconcile of a volume. A reconcile that reaches the maximum is requeued.
 const MAX_STEPS: usize = 64;
 
 impl Kubelet {
@@ -55,7 +55,7 @@ impl Kubelet {
         Action::Requeue
     }
 
-    /// Performs one step that calls the driver.
+    /// Performs one step of the volume. Does nothing for the steps that do not call the driver.
     async fn perform_step(
         &self,
         id: &VolumeId,
@@ -82,8 +82,8 @@ impl Kubelet {
         }
     }
 
-    /// Records a failed step of the pod, and emits an event if staging or publishing failed. Expansion emits
-    /// its own events.
+    /// Records a failed step of the volume for one of the pods that require the volume. Emits an event on the
+    /// pod if the step is staging or publishing; expansion emits its own events.
     fn emit_mount_failure(&self, desired: &VolumeToMount, step: &MountStep, problem: &str) {
         self.record_pod_step(&desired.pod, StepResult::Failed, problem);
         if !matches!(step, MountStep::Stage | MountStep::Publish(_)) {

@@ -16,7 +16,7 @@ pub struct SchedulerInput {
     pub nodes: BTreeMap<NodeName, Arc<FullNode>>,
     /// Claims.
     pub claims: HashMap<ClaimKey, Arc<Claim>>,
-    /// PersistentVolumes, by name: the first of several equal matches is used.
+    /// PersistentVolumes, by name. If several of the same size match a claim, the first by name is used.
     pub volumes: BTreeMap<VolumeName, Arc<FullVolume>>,
     /// StorageClasses.
     pub classes: HashMap<String, Arc<StorageClass>>,
@@ -28,7 +28,8 @@ pub struct SchedulerInput {
     pub csi_drivers: HashMap<String, Arc<FullCsiDriver>>,
     /// CSIStorageCapacities.
     pub capacities: Vec<Arc<CsiStorageCapacity>>,
-    /// Other pods that have not terminated, with the node that they are bound to or assumed on.
+    /// Pods other than the one to schedule that have not terminated, each with the node that it is bound to
+    /// or with its assumed node.
     pub assigned_pods: Vec<(NodeName, Arc<FullPod>)>,
     /// Assumed node of the pod to schedule; None before a node is selected.
     pub assumed: Option<AssumedNode>,

@@ -1,5 +1,6 @@
 //! The scheduler: [`rules`] decides the next step of a pod, and the scheduler performs it, one effect at a
-//! time.
+//! time. A pod's assumed node is the node that the scheduler has selected and that the pod is not bound to
+//! yet: the scheduler first has the pod's claims bound for that node.
 
 pub mod input;
 mod reason;
@@ -43,7 +44,7 @@ const BACKOFF: ExponentialBackoff =
     ExponentialBackoff { initial: Duration::from_secs(1), max: Duration::from_secs(10) };
 /// Timeout of volume binding: kube-scheduler's `bindTimeoutSeconds`.
 const BIND_TIMEOUT: Duration = Duration::from_secs(600);
-/// Maximum effects per reconcile. A reconcile that reaches it is racing with other writers and is requeued.
+/// Maximum number of effects in one reconcile of a pod. A reconcile that reaches the maximum is requeued.
 const MAX_EFFECTS: usize = 64;
 const STEP_COMPONENT: &str = "scheduler";
 
@@ -64,7 +65,8 @@ impl Scheduler {
         scheduler
     }
 
-    /// Runs until `stop`. Pods are scheduled one at a time, so that two pods cannot use the same capacity.
+    /// Runs until `stop`. Pods are scheduled one at a time, so that each decision takes into account which
+    /// nodes were assumed for other pods.
     pub(crate) async fn run(self: &Arc<Self>, stop: CancellationToken) {
         let scheduler = Arc::clone(self);
         let work = move |key: PodKey| {
@@ -106,7 +108,7 @@ impl Scheduler {
         );
     }
 
-    /// Enqueues all pods without a node.
+    /// Enqueues all pods that have no node and have not terminated.
     fn enqueue_unscheduled(&self) {
         let is_unscheduled = |pod: &Arc<FullPod>| pod.slim.node.is_none() && !pod.slim.terminated;
         self.client
@@ -199,7 +201,8 @@ impl Scheduler {
         }
     }
 
-    /// Reserves an existing volume for a claim, as kube-scheduler's volume binder does.
+    /// Reserves an existing PersistentVolume for a claim: sets its `claimRef`, as kube-scheduler's volume
+    /// binder does.
     async fn reserve_volume(
         &self,
         input: &SchedulerInput,
@@ -225,7 +228,7 @@ impl Scheduler {
         self.client.perform(STEP_COMPONENT, claim.key.to_string(), &text, write).await.map(drop)
     }
 
-    /// Sets the selected-node annotation of a claim.
+    /// Sets the selected-node annotation of a claim to the pod's assumed node.
     async fn set_selected_node(
         &self,
         pod: &FullPod,

@@ -35,16 +35,16 @@ pub(super) enum NodeRejection {
     /// The pod does not tolerate a taint of the node.
     #[error("node(s) had untolerated taint(s)")]
     UntoleratedTaint,
-    /// The pod's node selector or affinity does not match.
+    /// The pod's node selector or required node affinity does not match the node.
     #[error("node(s) didn't match Pod's node affinity/selector")]
     PodAffinity,
     /// A ReadWriteOncePod claim is used by another pod.
     #[error("node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode")]
     ReadWriteOncePod,
-    /// The volume limit of a driver would be exceeded.
+    /// The pod would exceed a driver's limit of volumes on the node.
     #[error("node(s) exceed max volume count")]
     VolumeLimit,
-    /// The volume's node affinity does not match.
+    /// The node affinity of a bound claim's PersistentVolume does not match the node.
     #[error("node(s) didn't match PersistentVolume's node affinity")]
     VolumeAffinity,
     /// No volume matches and none can be provisioned, or another node is selected for the claim.
@@ -56,7 +56,8 @@ pub(super) enum NodeRejection {
     /// The PersistentVolume of a bound claim does not exist.
     #[error("node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)")]
     VolumeNotFound,
-    /// A zone or region label of the volume does not include the node's value.
+    /// A zone or region label of a bound claim's PersistentVolume does not include the value of the node's
+    /// label.
     #[error("node(s) had no available volume zone")]
     ZoneConflict,
 }

@@ -1,4 +1,4 @@
-//! Decisions about a pod in variations of one cluster.
+//! Decisions of the scheduler about one pod, in variations of a cluster with two nodes.
 
 use cofferdam_cluster::Kind;
 use cofferdam_domain::{StorageClass, Uid};

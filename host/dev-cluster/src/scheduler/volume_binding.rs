@@ -21,7 +21,8 @@ const ZONE_LABELS: [&str; 4] = [
     "failure-domain.beta.kubernetes.io/region",
 ];
 
-/// The bindings of unbound claims that the scheduler has to write if the pod uses this node.
+/// The bindings of a pod's unbound claims that the scheduler has to write if the pod runs on the checked
+/// node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodVolumes {
     /// Existing volumes and the claims to reserve them for.
@@ -95,8 +96,9 @@ fn is_in_zone(volume: &FullVolume, node: &FullNode) -> bool {
     })
 }
 
-/// The volume for a claim: the one that is reserved for it by `claimRef`, else the smallest that matches.
-/// None if there is no such volume, or if the reserved one is not reachable from the node.
+/// The existing volume to bind to a claim: the one whose `claimRef` names the claim, else the smallest that
+/// matches. None if there is no such volume, or if the node affinity of the one with the `claimRef` does not
+/// match the node. `excluded` volumes are not considered: they are selected for other claims of the pod.
 fn find_matching_volume<'f>(
     claim: &Claim,
     node: &FullNode,

@@ -47,8 +47,9 @@ impl Cluster {
         Self::start_with(nodes, settings, None, Mounts::Recorded).await
     }
 
-    /// Starts a cluster. If `external_plugin` is set, the Node service on this socket replaces Cofferdam's,
-    /// and the memory driver's node plugin is on the first node only.
+    /// Starts a cluster, waits until the memory driver is registered on its nodes, and creates the CSIDriver.
+    /// If `external_plugin` is set, the Node service on this socket replaces Cofferdam's, and the memory
+    /// driver's node plugin is on the first node only.
     pub(crate) async fn start_with(
         nodes: usize,
         settings: &[(&str, &str)],
@@ -272,7 +273,7 @@ impl Cluster {
 }
 
 /// Waits with a watch until the object with this name meets a condition, as `kubectl wait` does. `is_met`
-/// gets None if the object does not exist. Returns the object.
+/// gets None if the object does not exist. Returns the object in the state that meets the condition.
 pub(crate) async fn wait_until<K>(api: &Api<K>, name: &str, is_met: impl Fn(Option<&K>) -> bool) -> Option<K>
 where
     K: Clone + Debug + DeserializeOwned + Resource<DynamicType = ()> + Send + 'static,

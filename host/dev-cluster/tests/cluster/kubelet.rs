@@ -174,7 +174,8 @@ impl Node for ExternalNodePlugin {
 }
 
 /// Starts a cluster with two nodes, the StorageClass `c` and the claim `data`. The driver has its own node
-/// plugin, which is on the first node only.
+/// plugin, which is on the first node only. Also returns the directory of the plugin's socket, and a token
+/// that stops the plugin's server.
 async fn start_cluster(plugin: &ExternalNodePlugin) -> (Cluster, tempfile::TempDir, CancellationToken) {
     start_cluster_with(plugin, &[]).await
 }

@@ -1,5 +1,6 @@
 //! Lifecycle of a volume: it is provisioned, mounted, expanded while a pod runs, attached to another node for
-//! a second pod, and deleted with its claim. Then nothing remains in the cluster and on the nodes.
+//! a second pod, and deleted with its claim. Then no pod, claim, PersistentVolume or VolumeAttachment
+//! remains, the driver has no volume, and nothing of the volume remains on the nodes.
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::api::ListParams;

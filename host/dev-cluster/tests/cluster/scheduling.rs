@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::harness::{Cluster, claim_volume, wait_until};
 
-/// Topology of the memory driver by the nodes' zone labels.
+/// Setting of the memory driver: its topology segments are the nodes' zone labels, with these zones.
 const TOPOLOGY: (&str, &str) = ("topology", "topology.kubernetes.io/zone=zone-1,zone-2,zone-3");
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

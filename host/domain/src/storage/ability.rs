@@ -120,8 +120,9 @@ impl ControllerCapability {
     }
 }
 
-/// The CSI 1.12 controller capabilities that the abilities and the features of a driver imply. The csi-server
-/// reports them; of an existing CSI driver only those that the driver reports, too.
+/// The CSI 1.12 controller capabilities that the abilities and the features of a driver imply. Cofferdam's
+/// csi-server reports them for a WebAssembly component. For an existing CSI driver, it reports those of them
+/// that the driver reports.
 ///
 /// A feature without the ability that it extends is ignored: PUBLISH_READONLY, for example, requires
 /// [`Ability::Publishing`].
@@ -183,8 +184,9 @@ impl PluginCapability {
     }
 }
 
-/// The CSI 1.12 plugin capabilities that the abilities and the description of a driver imply. The csi-server
-/// reports them; of an existing CSI driver only those that the driver reports, too.
+/// The CSI 1.12 plugin capabilities that the abilities and the description of a driver imply. Cofferdam's
+/// csi-server reports them for a WebAssembly component. For an existing CSI driver, it reports those of them
+/// that the driver reports.
 pub fn plugin_capabilities(
     abilities: &BTreeSet<Ability>,
     description: &Description,

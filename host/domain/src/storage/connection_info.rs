@@ -1,10 +1,12 @@
-//! Encoding of connection info in the volume context or the publish context.
+//! Encoding of connection info, which a node needs to connect to a volume, in the volume context or the
+//! publish context of CSI.
 //!
 //! The controller stores connection info as JSON under one key of a string map in a PersistentVolume or
 //! VolumeAttachment, from which the node receives it. Both objects can be edited, so decoding is strict: one
 //! version, known fields without duplicates, the syntax of the kind, and CSI's size limits for keys and maps.
 //! The node decides which kinds it accepts. Published connection info of the kind [`CSI_KIND`] is not
-//! encoded: its fields are the publish context. The volume context also has the kind of the content source.
+//! encoded: its fields are the publish context. The volume context also has the kind of the volume's content
+//! source.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -54,13 +56,13 @@ pub enum ConnectionInfoError {
     /// the publish context of a driver without ControllerPublishVolume.
     #[error("connection info must be in {expected_context}")]
     WrongContext {
-        /// The expected context.
+        /// Name of the expected context: `volume_context` or `publish_context`.
         expected_context: &'static str,
     },
     /// The expected context has no connection info.
     #[error("{context} has no {}", names::CONNECTION_INFO)]
     Missing {
-        /// The expected context.
+        /// Name of the expected context: `volume_context` or `publish_context`.
         context: &'static str,
     },
     /// The kind, a key or the size is invalid.

@@ -45,7 +45,7 @@ impl Description {
 pub enum Readiness {
     /// The driver accepts calls.
     Ready,
-    /// The driver does not accept calls at present. The message has the reason of a component; an existing
-    /// CSI driver reports none.
+    /// The driver does not accept calls at present. The message has the reason that a WebAssembly component
+    /// gives; an existing CSI driver gives none.
     NotReady(String),
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The gRPC status code of a failed call. It is the driver's, or that of an error that the host reports
-/// itself.
+/// The gRPC status code of a failed call. The driver returned it, or the host (this program) reports an error
+/// of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ErrorKind {
     /// The arguments are invalid.
@@ -31,7 +31,7 @@ pub enum ErrorKind {
     /// The driver does not implement the call.
     Unimplemented,
     /// The driver, the storage system or the host has a bug; the driver's response breaks the contract; or a
-    /// component traps, exits or exceeds a limit of the host.
+    /// WebAssembly component traps, exits or exceeds a limit of the host.
     Internal,
     /// The storage system or the driver is unreachable; or the host does not make the call, because too many
     /// calls are waiting, no instance slot became free, or the component failed too often.
@@ -124,7 +124,8 @@ impl fmt::Display for ErrorKind {
 /// The possible effect of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Finality {
-    /// The call has ended and has no further effect. In a driver's response, it had no effect at all.
+    /// The call has ended and has no further effect. If the driver itself returned the error, the call had no
+    /// effect at all.
     Final,
     /// The call, or an earlier one that blocks it, may still complete. A repeated call returns the result.
     InProgress,

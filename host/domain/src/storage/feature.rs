@@ -7,9 +7,9 @@ use std::fmt;
 pub enum Feature {
     /// Volumes can be published read-only.
     PublishReadonly,
-    /// Listing and inspection return the nodes to which a volume is published.
+    /// ListVolumes and ControllerGetVolume return the nodes to which a volume is published.
     PublishedNodes,
-    /// Listing and inspection return the volume's condition.
+    /// ListVolumes and ControllerGetVolume return the volume's condition (CSI `VolumeCondition`).
     VolumeCondition,
     /// Published volumes can be expanded (CSI `VolumeExpansion.ONLINE`).
     OnlineExpansion,

@@ -1,4 +1,7 @@
 //! Requests to a storage driver and their responses, based on CSI 1.12.
+//!
+//! A driver is a WebAssembly component or an existing CSI driver, which Cofferdam calls over gRPC. The
+//! `csi-server` is Cofferdam's gRPC server that offers a driver of either kind as a CSI driver.
 
 use serde::{Deserialize, Serialize};
 
@@ -107,8 +110,8 @@ pub struct VolumeOwner {
     pub claim_uid: Uid,
     /// Name of the PersistentVolume.
     pub pv_name: VolumeName,
-    /// Reclaim policy of the StorageClass at the time of the request. Components store every policy other
-    /// than Delete as Retain.
+    /// Reclaim policy of the StorageClass at the time of the request. A WebAssembly component receives
+    /// every policy other than Delete as Retain, and returns that value.
     pub reclaim_policy: ReclaimPolicy,
 }
 

@@ -32,7 +32,7 @@ pub struct CreateSnapshot {
     pub source: VolumeHandle,
     /// Parameters of the class.
     pub parameters: Parameters,
-    /// The owner.
+    /// The owner; `None` if it is unknown, as for a request that Cofferdam's csi-server received.
     pub owner: Option<SnapshotOwner>,
 }
 
@@ -48,9 +48,9 @@ pub struct Snapshot {
     pub size: Option<u64>,
     /// Creation time in milliseconds since the Unix epoch.
     pub created_at_ms: u64,
-    /// CSI `ready_to_use`: whether volumes can be created from it.
+    /// CSI `ready_to_use`: whether volumes can be created from the snapshot.
     pub ready: bool,
-    /// The group snapshot of which it is a member, if any.
+    /// The group snapshot of which the snapshot is a member; `None` if it is a member of none.
     pub group: Option<GroupSnapshotHandle>,
     /// The owner, if the driver stored it.
     pub owner: Option<SnapshotOwner>,
@@ -75,7 +75,7 @@ pub struct CreateGroupSnapshot {
     pub sources: BTreeSet<VolumeHandle>,
     /// Parameters of the class.
     pub parameters: Parameters,
-    /// The owner.
+    /// The owner; `None` if it is unknown, as for a request that Cofferdam's csi-server received.
     pub owner: Option<SnapshotOwner>,
 }
 

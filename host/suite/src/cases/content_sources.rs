@@ -117,8 +117,8 @@ impl ContentSourceKind {
 }
 
 impl SuiteContext {
-    /// Creates a snapshot of a volume and waits until it is ready to use. Fails the case after
-    /// `SuiteOptions::retry_timeout`.
+    /// Creates a snapshot of a volume and waits until it is ready to use. Fails the case if a create fails,
+    /// or after `SuiteOptions::retry_timeout`.
     pub(super) async fn ready_snapshot(&self, label: &str, source: &VolumeHandle) -> CaseResult<Snapshot> {
         let request = self.snapshot_request(label, source);
         expect_success("a new snapshot", self.create_snapshot(&self.backend, &request).await)?;

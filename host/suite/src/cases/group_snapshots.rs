@@ -114,7 +114,7 @@ pub(super) const CASES: &[ConformanceCase] = &[
 pub(super) type GroupMembers = BTreeSet<SnapshotHandle>;
 
 impl SuiteContext {
-    /// Calls `group-snapshots.get`.
+    /// Calls `group-snapshots.get` for a group, and repeats the call after a retryable error.
     pub(super) async fn get_group(
         &self,
         handle: &GroupSnapshotHandle,

@@ -133,11 +133,13 @@ pub(super) const CASES: &[ConformanceCase] = &[
     ),
 ];
 
-/// After this many entries no further page of a listing is read: a listing whose pages repeat never ends.
+/// After this many entries, a listing with a further page fails the case: a listing whose pages repeat never
+/// ends.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// All listed volumes, read in pages of at most `limit` entries.
+    /// All listed volumes, read in pages of at most `limit` entries. With `None`, the driver chooses the size
+    /// of the pages.
     pub(crate) async fn list_all(&self, limit: Option<u32>) -> CaseResult<Vec<VolumeStatus>> {
         let mut all = Vec::new();
         let mut after = None;
@@ -154,7 +156,7 @@ impl SuiteContext {
         }
     }
 
-    /// Calls `inspection.get`.
+    /// Calls `inspection.get` for a volume, and repeats the call after a retryable error.
     pub(crate) async fn inspect(&self, handle: &VolumeHandle) -> Result<VolumeStatus, StorageError> {
         self.retry_until_final("get", || self.backend.get_volume(self.call(), handle.clone())).await
     }

@@ -122,7 +122,7 @@ impl SuiteContext {
         }
     }
 
-    /// Publishes a volume.
+    /// Publishes a volume. Records it for the cleanup, which unpublishes it from all nodes.
     pub(super) async fn publish(&self, request: &PublishVolume) -> Result<ConnectionInfo, StorageError> {
         self.record_published(&request.handle);
         self.retry_until_final("publish", || self.backend.publish_volume(self.call(), request.clone())).await

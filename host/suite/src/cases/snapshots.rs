@@ -196,7 +196,7 @@ impl SuiteContext {
         fail(format!("a ready snapshot within {:?}", self.options.retry_timeout), "it is not ready")
     }
 
-    /// Calls `snapshots.get`.
+    /// Calls `snapshots.get` for a snapshot, and repeats the call after a retryable error.
     pub(super) async fn get_snapshot(
         &self,
         handle: &SnapshotHandle,

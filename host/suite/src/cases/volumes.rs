@@ -201,7 +201,8 @@ pub(super) const CASES: &[ConformanceCase] = &[
 ];
 
 impl SuiteContext {
-    /// Validates capabilities of a volume.
+    /// Asks the driver to validate capabilities of a volume, with the volume's context and the run's
+    /// parameters.
     pub(super) async fn validate(
         &self,
         volume: &CreatedVolume,

@@ -107,9 +107,9 @@ pub struct ListingBehavior {
 pub struct PublishingBehavior {
     /// The driver does not publish volumes: they are reachable from every node.
     pub unsupported: bool,
-    /// Faults of publish calls, one per call.
+    /// Faults of publish calls: one for each call, in order. Later calls have no fault.
     pub publish_faults: Vec<DriverFault>,
-    /// Faults of unpublish calls, one per call.
+    /// Faults of unpublish calls: one for each call, in order. Later calls have no fault.
     pub unpublish_faults: Vec<DriverFault>,
 }
 
@@ -120,9 +120,9 @@ pub struct ResizingBehavior {
     pub unsupported: bool,
     /// Expansion also requires a node expansion.
     pub node_expansion_required: bool,
-    /// Faults of expand calls, one per call.
+    /// Faults of expand calls: one for each call, in order. Later calls have no fault.
     pub expand_faults: Vec<DriverFault>,
-    /// Faults of modify calls, one per call.
+    /// Faults of modify calls: one for each call, in order. Later calls have no fault.
     pub modify_faults: Vec<DriverFault>,
 }
 
@@ -166,11 +166,11 @@ struct Array {
     modify_faults: VecDeque<DriverFault>,
     /// Sizes of expanded volumes, by handle.
     sizes: BTreeMap<String, u64>,
-    /// Expand requests that may still take effect.
+    /// Expand requests that may still take effect, by handle.
     pending_expansions: BTreeMap<String, ExpandVolume>,
-    /// Modify requests that may still take effect.
+    /// Parameters of modify requests that may still take effect, by handle.
     pending_modifications: BTreeMap<String, Parameters>,
-    /// Volumes with an expand or modify call in progress.
+    /// Handles of the volumes with an expand or modify call in progress.
     changes_in_progress: BTreeSet<String>,
     listing: Option<ListingBehavior>,
     list_faults: VecDeque<DriverFault>,
@@ -188,7 +188,7 @@ pub type Clock = Arc<dyn Fn() -> jiff::Timestamp + Send + Sync>;
 /// Performs a user action. Completes when every process has seen the change.
 pub(crate) type UserActionHandler = Arc<dyn Fn(UserAction) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// The array, shared by all processes of a simulation.
+/// The scripted array with its driver, shared by all processes of a simulation.
 #[derive(Clone)]
 pub struct ScriptedDriver {
     array: Arc<Mutex<Array>>,
@@ -213,7 +213,7 @@ impl ScriptedDriver {
         Self { array: Arc::new(Mutex::new(array)), user_actions, clock }
     }
 
-    /// Enables ListVolumes. Its calls take one fault each, in order.
+    /// Enables ListVolumes. Each call has the next of `faults`; further calls have no fault.
     pub fn set_listing(&self, listing: ListingBehavior, faults: Vec<DriverFault>) {
         let mut array = self.lock();
         array.listing = Some(listing);
@@ -514,7 +514,8 @@ fn format_call(verb: &str, call: &Call, handle: &VolumeHandle, node: &str, suffi
     format!("{verb} {handle} {node}{suffix}{secrets}")
 }
 
-/// An expand or modify call in progress. Another one for the same volume is a violation.
+/// An expand or modify call in progress. The start of a second expand or modify call for the same volume is
+/// recorded as a violation.
 struct ChangeGuard {
     driver: ScriptedDriver,
     handle: String,
@@ -546,7 +547,7 @@ struct CrashingBackend {
     effects: Arc<Effects>,
 }
 
-/// A call in progress. It counts as completed when dropped.
+/// A call in progress, which counts as completed when the guard is dropped.
 struct DriverCallGuard {
     driver: ScriptedDriver,
     _activity: ActivityGuard,

@@ -68,7 +68,7 @@ pub struct Effects {
     pending_calls: AtomicUsize,
 }
 
-/// A request or call in progress.
+/// An API request or a driver call, in progress until the guard is dropped.
 pub(crate) struct ActivityGuard {
     effects: Arc<Effects>,
     counter: fn(&Effects) -> &AtomicUsize,
@@ -142,7 +142,7 @@ impl Effects {
         }
     }
 
-    /// Makes new watches hang.
+    /// Makes new watches of the process hang: they get no response.
     pub(crate) fn block_watches(&self) {
         self.watches_blocked.store(true, Ordering::SeqCst);
     }

@@ -1,5 +1,5 @@
-//! State that processes and user share: the cluster, the faults of API writes, the violations, and detection
-//! of idleness.
+//! State of a simulation that its processes and its user share: the cluster, the faults of API writes, the
+//! violations, and detection of idleness.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,23 +32,25 @@ use crate::{
     test_cluster::{ApiTransport, EnvironmentKind, TestCluster},
 };
 
-/// Paused time: longer than every back-off of the roles plus the longest time they retain any state, except
-/// that of orphan scans. The processes are idle afterwards, except for orphan scans and for retries of calls
-/// that always fail.
+/// Paused time: duration of a wait for idle processes. It is longer than every back-off of the roles plus the
+/// longest time they retain any state, except that of orphan scans. The processes are idle afterwards, except
+/// for orphan scans and for retries of calls that always fail.
 const SETTLE_TIME: Duration = Duration::from_secs(3600);
-/// Paused time: long enough for every watch to deliver its events.
+/// Paused time: duration of a wait for watches, in which every watch delivers its events.
 const WATCH_DELAY: Duration = Duration::from_millis(10);
-/// Real time: longer than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`].
-/// Scenarios that depend on a longer delay of a role are skipped in real time.
+/// Real time: after this time without a request or driver call, all processes count as idle. It is longer
+/// than the longest back-off of the roles, see [`SimulationFixture::max_retry_interval`]. Scenarios that
+/// depend on a longer delay of a role are skipped in real time.
 const QUIET_PERIOD: Duration = Duration::from_millis(2_000);
-/// Real time, during a driver call: long enough for a process to act on a watch event. Shorter than the delay
-/// after which a role reports a slow driver to users.
+/// Real time, during a driver call: after this time without a request or another driver call, every process
+/// counts as having seen the user's last change. It is long enough for a process to act on a watch event, and
+/// shorter than the delay after which a role reports a slow driver to users.
 const QUIET_PERIOD_IN_CALL: Duration = Duration::from_millis(400);
 /// Real time: time limit of waiting for idleness, and of waiting for current caches after the setup.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Initial poll interval.
+/// Initial interval of the polls of a wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum poll interval in paused time, after exponential increase.
+/// Maximum interval of the polls of a wait in paused time; the interval doubles after each poll.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum interval of cache checks in real time: each check needs nine lists.
 const MAX_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,7 +60,7 @@ const MAX_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 struct LiveProcess {
     effects: Arc<Effects>,
     process: Option<Arc<ControllerManager>>,
-    /// The only node that it watches; absent if it watches all nodes.
+    /// The only node that the process watches; `None` if it watches all nodes.
     node: Option<&'static str>,
 }
 
@@ -72,7 +74,7 @@ pub(crate) struct SimulationFixture {
     /// PersistentVolume. Recorded in paused time only.
     created_attachments: Mutex<HashMap<String, HashSet<String>>>,
     history: Mutex<History>,
-    /// Faults of API writes, for one request each.
+    /// Faults of API writes that have not been applied yet. Each applies to one request.
     api_faults: Mutex<Vec<ApiFault>>,
     /// Real time: true if an administrator has created objects that some process may not have seen yet.
     has_new_setup: AtomicBool,
@@ -103,7 +105,8 @@ impl SimulationFixture {
         self.is_real_time().then_some(Duration::from_secs(1))
     }
 
-    /// Shortens the delays of the immediate-binding contest between nodes in real time.
+    /// In real time, shortens the delays after which node-local processes attempt to provision a claim with
+    /// immediate binding, for which they compete.
     pub(crate) fn with_short_delays(&self, deployment: NodeDeployment) -> NodeDeployment {
         match self.is_real_time() {
             false => deployment,
@@ -141,8 +144,8 @@ impl SimulationFixture {
         self.violations.lock().clone()
     }
 
-    /// Records a VolumeAttachment that a process has created for a PersistentVolume. Returns all that were
-    /// recorded for it, including deleted ones.
+    /// Records a VolumeAttachment that a process has created for a PersistentVolume. Returns all
+    /// VolumeAttachments that were recorded for this PersistentVolume, including deleted ones.
     pub(crate) fn record_attachment(&self, volume: &str, attachment: &str) -> HashSet<String> {
         let mut all = self.created_attachments.lock();
         let attachments = all.entry(volume.to_owned()).or_default();
@@ -155,7 +158,7 @@ impl SimulationFixture {
         access(&mut self.history.lock())
     }
 
-    /// Sets the faults of API writes. Each fault applies to one request.
+    /// Sets the faults of API writes. Each fault applies to the first write that it matches.
     pub(crate) fn set_api_faults(&self, api_faults: Vec<ApiFault>) {
         *self.api_faults.lock() = api_faults;
     }

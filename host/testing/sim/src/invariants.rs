@@ -134,8 +134,8 @@ async fn has_pod(fixture: &SimulationFixture, node: &str, claim: &str) -> bool {
     })
 }
 
-/// The claim of a VolumeAttachment's volume. For a deleted PersistentVolume it is the claim that references
-/// it.
+/// The claim of a VolumeAttachment's volume. Of a PersistentVolume that was deleted (`volume` is `None`), the
+/// claim whose `spec.volumeName` is its name.
 async fn claim_name(
     fixture: &SimulationFixture,
     attachment: &Value,
@@ -206,14 +206,14 @@ pub(crate) fn stale_volumes_attached(nodes: &[Value], attachments: &[Value]) -> 
     violations
 }
 
-/// The line of `FinalState::volumes_attached` for a Node; absent if its list is empty.
+/// The line of `FinalState::volumes_attached` for a Node; `None` if `volumesAttached` is empty.
 pub(crate) fn volumes_attached_line(node: &Value) -> Option<String> {
     let handles = attached_handles(node);
     (!handles.is_empty()).then(|| format!("{} on {}", handles.join(", "), text(node, "/metadata/name")))
 }
 
-/// The name of a VolumeAttachment. For one of the attach-detach controller: `v on node-1`, with the name of
-/// the PersistentVolume, or `volume` if the PersistentVolume was provisioned.
+/// The name of a VolumeAttachment. For one that the attach-detach controller created, the name is replaced by
+/// `v on node-1`, where `v` is the PersistentVolume, or `volume` if the PersistentVolume was provisioned.
 pub(crate) fn display_name(attachment: &Value) -> String {
     match text(attachment, "/metadata/name") {
         name if is_for_pods(name) => {

@@ -12,9 +12,9 @@ pub struct Scenario {
     pub name: &'static str,
     /// Actions of the user.
     pub actions: Vec<UserAction>,
-    /// Faults of create calls, one per call.
+    /// Faults of create calls: one for each call, in order. Later calls have no fault.
     pub create_faults: Vec<DriverFault>,
-    /// Faults of delete calls, one per call.
+    /// Faults of delete calls: one for each call, in order. Later calls have no fault.
     pub delete_faults: Vec<DriverFault>,
     /// Faults of the processes' API writes. Each applies to the next write that it matches.
     pub api_faults: Vec<ApiFault>,

@@ -47,7 +47,7 @@ const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(3600);
 const RESTART_DELAY: Duration = Duration::from_millis(200);
 /// Maximum restarts of a process that failed to start; after them the error is reported as a violation.
 const MAX_STARTS: usize = 100;
-/// Time for a process to stop after its cancellation.
+/// Maximum time for a process to stop after its cancellation; after it, a violation is reported.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The state of cluster and array at the end of a run.
@@ -60,15 +60,16 @@ pub struct FinalState {
     /// created for claim `a`, and `of-gone` if that claim does not exist. One with node affinity also has its
     /// topology: `name phase claim key=value`.
     pub volumes: Vec<String>,
-    /// Resize and modify status of claims and their volumes, for those that have any; sorted. `name 1Gi/2Gi`
-    /// are the capacities of claim and volume, followed by `allocated=2Gi`, the resize status, the
-    /// conditions, `no-node` if node expansion is not required, `was=1Gi` for the capacity before the resize,
-    /// `class=a/b` for the current classes of claim and volume, and `target=b` with its status.
+    /// One line for each claim that has a resize or modify status, or whose PersistentVolume has one; sorted.
+    /// The line begins with `name 1Gi/2Gi`, where the sizes are the capacities of claim and PersistentVolume.
+    /// Then follow, if they are set, `allocated=2Gi`, the resize status, the claim's conditions, `no-node` if
+    /// node expansion is not required, `was=1Gi` for the capacity before the resize, `class=a/b` for the
+    /// current classes of claim and volume, and `target=b` with its status.
     pub resizes: Vec<String>,
     /// `name attached kind` or `name detached` of every VolumeAttachment, with the kind of its connection
     /// info if it has one, and with `attachError` and `detachError` where they are set; sorted. `attachError`
-    /// is followed by its error code if it has one. The name of one of the attach-detach controller is
-    /// `volume on node`.
+    /// is followed by its error code if it has one. A VolumeAttachment that the attach-detach controller
+    /// created has the name `volume on node`.
     pub attachments: Vec<String>,
     /// `handles on node` of every node with a non-empty `volumesAttached`, sorted.
     pub volumes_attached: Vec<String>,
@@ -77,7 +78,8 @@ pub struct FinalState {
     /// Owners of the array's volumes: `a` or `a on node` for claim `a`, with `gone` as the name of a claim
     /// that does not exist; sorted. Each claim is listed once per node.
     pub array_owners: Vec<String>,
-    /// Number of intents, which are entries of the ConfigMaps `cofferdam-intents-…`, that remain.
+    /// Number of intents that remain. An intent is the provisioner's record, in a ConfigMap
+    /// `cofferdam-intents-…`, of a create request that may not have led to a PersistentVolume yet.
     pub intents: usize,
     /// `object type reason` of every event, sorted, each once. The object is `volume` for a provisioned
     /// PersistentVolume.
@@ -110,7 +112,7 @@ struct ProcessSpec {
     roles: BTreeSet<Role>,
     drivers: DriverPlacement,
     rbac: Arc<Rbac>,
-    /// The node of a process with a node-local driver.
+    /// The node of a process with a node-local driver; `None` for other processes.
     node: Option<&'static str>,
     /// True if the process runs the driver.
     has_driver: bool,
@@ -143,7 +145,7 @@ impl ProcessSpec {
 pub struct UsedRules {
     /// The roles of the process.
     pub roles: BTreeSet<Role>,
-    /// The placement of the storage of the process's drivers.
+    /// Whether the drivers of the process are for the whole cluster or for the storage of one node.
     pub drivers: DriverPlacement,
     /// The used rules, as `verb group/resource`.
     pub used: BTreeSet<String>,
@@ -156,8 +158,9 @@ struct RunningProcess {
 }
 
 impl Simulation {
-    /// Creates an empty cluster in this process, in paused time, and an array. Create and delete calls take
-    /// one fault each, in order.
+    /// Creates an empty cluster in this process, in paused time, and an array. Each create call has the next
+    /// fault of `create_faults`, and each delete call the next of `delete_faults`; further calls have no
+    /// fault.
     pub fn new(roles: &[Role], create_faults: Vec<DriverFault>, delete_faults: Vec<DriverFault>) -> Self {
         let cluster = InProcessCluster::new();
         let user = cluster.api();
@@ -169,10 +172,11 @@ impl Simulation {
         )
     }
 
-    /// Like [`Self::new`], on another cluster, which has to be empty.
+    /// Like [`Self::new`], but on an existing cluster, which has to be empty, and in the time of that
+    /// cluster.
     ///
     /// # Errors
-    /// When the cluster cannot be reached.
+    /// When the cluster cannot create a client for the administrator.
     pub fn on_cluster(
         cluster: Arc<dyn TestCluster>,
         roles: &[Role],
@@ -212,7 +216,8 @@ impl Simulation {
         }
     }
 
-    /// Enables ListVolumes, and orphan scans.
+    /// Enables ListVolumes of the driver, and orphan scans of the processes. Each ListVolumes call has the
+    /// next of `faults`; further calls have no fault.
     #[must_use]
     pub fn with_listing(self, listing: ListingBehavior, faults: Vec<DriverFault>) -> Self {
         self.driver.set_listing(listing, faults);
@@ -247,7 +252,8 @@ impl Simulation {
         self
     }
 
-    /// Sets the faults of API writes. Each fault applies to one request.
+    /// Sets the faults of the API writes of the processes. Each fault applies to the first write that it
+    /// matches.
     #[must_use]
     pub fn with_api_faults(self, api_faults: Vec<ApiFault>) -> Self {
         self.fixture.set_api_faults(api_faults);
@@ -271,8 +277,9 @@ impl Simulation {
     }
 
     /// Makes the driver node-local: each node has a process with its provisioner and resizer, and one more
-    /// process has pv-controller and protection. These processes replace the former ones with their roles.
-    /// The process of the first node may be killed. Set the topology before. Without nodes, nothing changes.
+    /// process has pv-controller and protection. These processes replace all former processes and their
+    /// roles. The process of the first node may be killed. Call [`with_topology`](Self::with_topology)
+    /// before. Without nodes, nothing changes.
     #[must_use]
     pub fn with_node_local_driver(self, nodes: &[&'static str]) -> Self {
         if nodes.is_empty() {
@@ -290,7 +297,7 @@ impl Simulation {
         }
     }
 
-    /// Selects, by index modulo their number, the process that may be killed.
+    /// Selects the process that may be killed: that with this index, modulo the number of processes.
     #[must_use]
     pub fn with_crashing_process(mut self, index: usize) -> Self {
         let count = self.process_specs.len().max(1);
@@ -298,7 +305,7 @@ impl Simulation {
         self
     }
 
-    /// The driver.
+    /// The scripted driver of the simulation.
     pub fn driver(&self) -> &ScriptedDriver {
         &self.driver
     }

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, fs};
 
 use cofferdam_structure::{crates, modules, repository};
 
-/// Maximum number of module cycles in the whole workspace. It may only fall.
+/// Maximum number of module cycles in the whole workspace. A change may lower this number and must not raise
+/// it.
 const MAX_CYCLES: usize = 1;
 
 #[test]

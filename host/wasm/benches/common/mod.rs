@@ -11,7 +11,7 @@ use cofferdam_wasm::WasmBackend;
 
 pub(crate) type BenchError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A volume of 1 GiB, as a claim asks for it.
+/// The request for a volume of 1 GiB, as for a PersistentVolumeClaim.
 pub(crate) fn request(name: String) -> CreateVolume {
     let access = AccessType::Filesystem { fs_type: None, mount_flags: Vec::new(), mount_group: None };
     CreateVolume {

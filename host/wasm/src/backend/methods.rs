@@ -30,7 +30,7 @@ use cofferdam_backend::{
 const LIMITS: ResponseLimits = ResponseLimits::CSI_SPEC;
 
 impl WasmBackend {
-    /// Runs a call.
+    /// Runs a call of a guest function, as the type of future that [`Backend`] returns.
     fn run_boxed<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,

@@ -88,10 +88,10 @@ impl WasmBackend {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns a second backend with its own operation table, limit of concurrent calls and circuit breaker,
-    /// as a second process would have them. Both share the component, its settings, its quota of instance
-    /// slots, its HTTP connections and their limit, and all that its imports store, also sessions. The
-    /// conformance suite tests two such processes that call one driver.
+    /// Simulates a second process that runs the same driver, for the conformance suite: returns a backend
+    /// with its own operation table, limit of concurrent calls, circuit breaker and last usage. Everything
+    /// else is shared with this backend: component, configuration, quota of instance slots, HTTP connections
+    /// and their limit, and all that the imports store, also sessions.
     #[must_use]
     pub fn second_process(&self) -> Arc<Self> {
         let BackendInner { engine, shared_state: parts, description, .. } = &*self.inner;
@@ -131,8 +131,8 @@ impl WasmBackend {
         self.inner.shared_state.capabilities.state.usage()
     }
 
-    /// Runs a call in a task of its own. The task continues when the caller drops the future: the operation
-    /// stays in flight until the guest has stopped.
+    /// Runs a call in a task of its own. The task continues when the caller drops the future. Until the guest
+    /// has stopped, calls that conflict with this one on a volume or snapshot are rejected.
     fn run<T: Send + 'static, U: Send + 'static>(
         &self,
         call: Call,

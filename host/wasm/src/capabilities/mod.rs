@@ -85,7 +85,7 @@ impl SharedCapabilities {
 }
 
 impl Capabilities {
-    /// Returns the number of dropped lines at the end of the call; logs a warning if there are any.
+    /// Returns the number of the call's log lines that were dropped; logs a warning if there are any.
     pub(crate) fn report_dropped_lines(&self) -> u64 {
         self.log.report_dropped_lines()
     }

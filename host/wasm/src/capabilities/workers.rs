@@ -21,9 +21,10 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Waits for a permit and runs the work on a blocking thread. Work that has a permit runs to its end and
-    /// keeps its operation in flight until then, also after its call has ended. Work that still waits for a
-    /// permit is dropped with its call.
+    /// Waits for a permit and runs the work on a blocking thread. Work that has a permit runs to its end,
+    /// also after its call has ended. It holds `operation_permit` until then, so that calls that conflict
+    /// with its call on a volume or snapshot are rejected. Work that still waits for a permit is dropped with
+    /// its call.
     ///
     /// # Errors
     /// The work panicked, or did not start because the runtime is shutting down.

@@ -223,7 +223,7 @@ impl TestCertificate {
     }
 
     /// TLS configuration of a server with this certificate. `clients` is the authority whose client
-    /// certificates it requires, if any.
+    /// certificates the server requires; `None` if it requires none.
     pub(crate) fn server_config(&self, clients: Option<&TestAuthority>) -> ServerConfig {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -278,7 +278,8 @@ pub(crate) fn secrets(pairs: &[(&str, &str)]) -> Secrets {
     pairs.iter().map(|(name, text)| ((*name).to_owned(), Secret::new(*text))).collect()
 }
 
-/// Runs a script in one CreateVolume call for the volume `name`. Returns the result of each step.
+/// Makes the guest run a script in one CreateVolume call for the volume `name`: a JSON list of steps, most of
+/// which call an import. Returns the result of each step.
 pub(crate) async fn run_script(
     backend: &WasmBackend,
     name: &str,

@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 
-/// Addresses of the results in the guest's memory. Tests overwrite single words of them.
+/// Address in the guest's memory of the result of `describe`. The constants below are those of the other
+/// functions' results. Tests overwrite single words of the results.
 pub(crate) const DESCRIBE_RESULT: u32 = 1024;
 pub(crate) const PROBE_RESULT: u32 = 1536;
 pub(crate) const CREATE_RESULT: u32 = 2048;
@@ -70,7 +71,7 @@ impl Default for WatGuest {
     }
 }
 
-/// Words as a data segment at an address.
+/// WebAssembly text of a data segment that writes 32-bit words at an address.
 pub(crate) fn words_segment(address: u32, words: &[u32]) -> String {
     let mut text = format!("(data (i32.const {address}) \"");
     for byte in words.iter().flat_map(|word| word.to_le_bytes()) {
@@ -79,7 +80,7 @@ pub(crate) fn words_segment(address: u32, words: &[u32]) -> String {
     text + "\")\n"
 }
 
-/// Bytes as a data segment at an address.
+/// WebAssembly text of a data segment that writes bytes at an address.
 pub(crate) fn bytes_segment(address: u32, bytes: &[u8]) -> String {
     let mut text = format!("(data (i32.const {address}) \"");
     for byte in bytes {

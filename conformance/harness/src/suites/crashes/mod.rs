@@ -1,8 +1,9 @@
-//! A process with every role that runs once per cluster is killed repeatedly with SIGKILL while users create,
-//! expand and delete claims, and create and delete pods. kube-apiserver, kube-scheduler and the upstream
-//! controllers that the roles do not replace run, except the node lifecycle controller. The suite simulates
-//! the kubelets; no container runs. In the end every user is finished, no pod, claim, PersistentVolume or
-//! VolumeAttachment is left, no Node has a volume in its status, and the storage has no volume.
+//! A process with every role that runs once per cluster is killed repeatedly with SIGKILL while simulated
+//! users create, expand and delete claims, and create and delete pods. kube-apiserver, kube-scheduler and the
+//! upstream controllers that the roles do not replace run, except the node lifecycle controller. The suite
+//! simulates the kubelets; no container runs. In the end every user is finished, no pod, claim,
+//! PersistentVolume or VolumeAttachment is left, no Node has a volume in its status, and the storage has no
+//! volume.
 
 mod nodes;
 mod snapshot;
@@ -41,9 +42,11 @@ const KILLS: usize = 50;
 /// Number of users that start before each kill. Each has one claim, and two pods of which the second replaces
 /// the first.
 const CLAIMS_PER_KILL: usize = 3;
-/// Maximum steps of users before a kill during work; fewer than a wave of users makes.
+/// Every other kill happens once all users together have made a random number of steps since the previous
+/// kill, at most this number. The [`CLAIMS_PER_KILL`] users of a wave make 12 steps.
 const MAX_STEPS_BEFORE_KILL: usize = 8;
-/// Kills that have to hit a working process. About 25 do.
+/// Minimum number of kills that hit a working process: a user has made a step since the previous kill, and
+/// some users are not finished. About 25 kills do.
 const MIN_KILLS_DURING_WORK: usize = 15;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of each wait: for the steps before a kill, from the readiness of the last process until all
@@ -93,7 +96,7 @@ pub(super) async fn run(run: &SuiteRun) -> Result<()> {
     plane.stop().await
 }
 
-/// Progress, shared by the workload and the killer.
+/// Progress of the users, shared by [`run_workload`] and [`kill_repeatedly`].
 #[derive(Debug, Default)]
 struct SharedProgress {
     /// Number of users that have to be started by now.

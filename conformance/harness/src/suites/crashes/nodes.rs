@@ -25,9 +25,10 @@ pub(super) struct FakeNode {
     client: Client,
     name: String,
     driver: &'static str,
-    /// Unique names of the mounted volumes, by pod uid.
+    /// Unique names of the mounted volumes (`kubernetes.io/csi/DRIVER^HANDLE`, as in the Node status), by pod
+    /// uid.
     mounted: BTreeMap<String, String>,
-    /// `volumesInUse` as this node last reported it.
+    /// `volumesInUse` of the Node status as this simulated node last wrote it.
     volumes_in_use: BTreeSet<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Users that start in waves. Each has a claim that it expands under its first pod, and a second pod that
-//! replaces the first on a different node.
+//! Simulated users of the cluster, who start in waves. Each has a claim that it expands under its first pod,
+//! and a second pod that replaces the first on a different node.
 
 use std::collections::BTreeSet;
 

@@ -65,7 +65,8 @@ pub(super) async fn shift_clock(fixture: &mut FaultFixture<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the program saw the jumps: its events have shifted times.
+/// Checks that `cofferdam` saw the jumps: some of its events have times more than an hour ahead of the real
+/// time, and some more than an hour behind.
 async fn check_event_times(fixture: &FaultFixture<'_>) -> Result<()> {
     let events: Api<Event> = Api::namespaced(fixture.plane.client().clone(), "clock-jumps");
     let now = Timestamp::now().as_second();

@@ -30,7 +30,7 @@ pub(super) const DRIVER: &str = "faults.conformance.cofferdam.dev";
 /// Time limit of a wait for claims, before or after a fault: until they are created, Bound or removed.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Concurrent creates. Few, because retries must not keep the API server from recovering.
+/// Maximum concurrent creates of claims. Few, because retries must not keep the API server from recovering.
 pub(super) const CONCURRENT_CLAIMS: usize = 10;
 
 /// Label of DeleteVolume calls in the metrics.

@@ -34,11 +34,12 @@ const NODE: &str = "node-1";
 struct SwapRound {
     namespace: &'static str,
     claims: usize,
-    /// Minimum number of finished pods at the first replacement.
+    /// Minimum number of finished pods at the first replacement. A pod is finished once it has printed the
+    /// expected output and its claim is expanded.
     pods_before_first_swap: usize,
     /// The minimum number of finished pods increases by this number for each later replacement of a round.
     pods_between_swaps: usize,
-    /// Implementation at the start and at the end.
+    /// Implementation of every controller at the start and at the end.
     initial: Implementation,
 }
 

@@ -26,7 +26,7 @@ pub(super) enum ControllerSlot {
 impl ControllerSlot {
     pub(super) const ALL: [Self; 4] = [Self::Provisioner, Self::Attacher, Self::Resizer, Self::AttachDetach];
 
-    /// Cofferdam's role.
+    /// The role of Cofferdam that implements the controller.
     const fn role(self) -> &'static str {
         match self {
             Self::Provisioner => "provisioner",
@@ -36,7 +36,8 @@ impl ControllerSlot {
         }
     }
 
-    /// The sidecar; `None` for attach-detach, whose upstream controller runs in kube-controller-manager.
+    /// The CSI sidecar that is the upstream controller; `None` for attach-detach, whose upstream controller
+    /// runs in kube-controller-manager.
     const fn sidecar(self) -> Option<&'static str> {
         match self {
             Self::Provisioner => Some("csi-provisioner"),

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Time limit of each wait, such as until a pod runs. Sufficient also if a controller is replaced meanwhile,
-/// and the other one repeats its calls with back-off.
+/// and its replacement repeats calls with back-off.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// Concurrent pods: the maximum volumes of the driver `memory` on a node.
 const CONCURRENT_PODS: usize = 20;
@@ -189,7 +189,8 @@ impl PodWorkload {
         Ok(name)
     }
 
-    /// Waits until at least this number of pods has finished.
+    /// Waits until at least this number of pods has printed the expected output, and their claims are
+    /// expanded.
     pub(super) async fn wait_finished(&self, least: usize) -> Result<()> {
         until(&format!("{least} pods have run"), TIMEOUT, async || {
             let finished = self.finished.get();

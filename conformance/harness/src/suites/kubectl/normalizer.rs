@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use regex::Regex;
 
-/// Patterns and replacements.
+/// Regular expressions, and the replacements of their matches. They are applied in this order.
 const REPLACEMENTS: &[(&str, &str)] = &[
     ("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uid>"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "<time>"),

@@ -2,19 +2,19 @@
 
 use anyhow::{Result, bail};
 
-/// Mode of a command.
+/// How often a command runs on each of the two API servers, and what is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunMode {
     /// Run once, and compare the output.
     Once,
     /// Repeat until both outputs are equal, or the time limit is over. Compare the last outputs.
     UntilEqual,
-    /// Run once, and store stdout as a variable for later commands. Compare only the exit code and stderr.
-    /// The name includes the `$`.
+    /// Run once, and store stdout as a variable for later commands of the same API server. Compare only the
+    /// exit code and stderr. The field is the variable's name with the `$`.
     StoreVariable(String),
 }
 
-/// A command.
+/// A command of `commands.txt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KubectlCommand {
     /// Line number in the file.
@@ -22,7 +22,8 @@ pub(super) struct KubectlCommand {
     /// The arguments, with one space between them.
     pub(super) arguments: String,
     pub(super) mode: RunMode,
-    /// The id of the deviation that the outputs have to show.
+    /// The id of the deviation, if the outputs of the two API servers have to differ. If `None`, what the
+    /// mode compares has to be equal.
     pub(super) deviation: Option<String>,
 }
 

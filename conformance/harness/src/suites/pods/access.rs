@@ -13,8 +13,8 @@ const PERSISTENT_CLASSES: [VolumeClass; 2] = [DIRECTORY, IMAGE];
 const USER: u32 = 1000;
 const GROUP: u32 = 2000;
 
-/// A pod with a user other than root can write to its volume: its `fsGroup` is the group of the volume's root
-/// directory and of the files that it creates.
+/// A pod with a user other than root can write to its volume: the `fsGroup` of the pod is the group of the
+/// volume's root directory and of the files that the pod creates.
 pub(super) async fn fs_group(fixture: &PodFixture<'_>) -> Result<()> {
     let namespace = &fixture.create_namespace("groups").await?;
     let tests = FILESYSTEM_CLASSES.map(async |class| {

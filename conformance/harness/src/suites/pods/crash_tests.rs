@@ -1,5 +1,5 @@
-//! The process with the roles `node`, `registrar` and `liveness` is killed during a CSI call of kubelet. Its
-//! next process completes the call when kubelet repeats it.
+//! The process with the roles `node`, `registrar` and `liveness` is killed during a CSI call of kubelet. The
+//! process that is started in its place completes the call when kubelet repeats it.
 //!
 //! strace kills the process when it enters a chosen system call. A text in the trace shows that this was
 //! during the CSI call.
@@ -19,10 +19,10 @@ use crate::{
     wait::until,
 };
 
-/// Number of the signal.
+/// The number of the signal SIGKILL.
 const SIGKILL: i32 = 9;
 
-/// A crash point.
+/// The system call, during a CSI call of kubelet, at which strace kills the process of the node roles.
 struct CrashPoint {
     /// The interrupted call of kubelet: `stage`, `publish`, `unpublish` or `unstage`.
     csi_call: &'static str,
@@ -150,8 +150,8 @@ async fn run_crash_test(
     Ok(())
 }
 
-/// Attaches strace to the process, and waits until it is attached. strace kills the process at the crash
-/// point, which may be later than this function's return.
+/// Attaches strace to the process of the node roles, and waits until it is attached. strace kills the process
+/// at the crash point, usually after this function has returned.
 async fn attach_strace(
     run: &SuiteRun,
     roles: &NodeRoles,
@@ -177,8 +177,8 @@ async fn attach_strace(
     Ok(strace)
 }
 
-/// Waits until the process is killed and strace has ended. Checks that the trace contains the crash point's
-/// text.
+/// Waits until the process of the node roles is killed and strace has ended. Checks that the trace contains
+/// the crash point's text.
 async fn wait_crash(roles: &mut NodeRoles, mut strace: ManagedProcess, death: &CrashPoint) -> Result<()> {
     let status =
         roles.process.wait_exit(TIMEOUT).await.with_context(|| format!("no death at {}", death.syscall))?;

@@ -44,7 +44,9 @@ pub(super) const MOUNT_PATH: &str = "/volume";
 pub(super) struct VolumeClass {
     /// Name of the StorageClass.
     pub(super) name: &'static str,
+    /// The driver: `memory` or `pool`.
     backend: &'static str,
+    /// Value of the StorageClass parameter `kind`. Empty if the class does not have the parameter.
     kind: &'static str,
     /// True for the volume binding mode `Immediate`, false for `WaitForFirstConsumer`.
     pub(super) is_immediate: bool,

@@ -1,6 +1,7 @@
-//! Forged PersistentVolumes, whose connection info is invented or was returned by the driver for another
-//! volume; one also has a forbidden mount option. The role `node` fails their NodeStageVolume calls, and
-//! their pods do not start.
+//! Forged PersistentVolumes. Their connection info (the volume attribute `cofferdam.dev/connection-info`,
+//! which tells the role `node` what to mount) is invented, or was returned by the driver for another volume.
+//! One also has a forbidden mount option. The role `node` fails the NodeStageVolume calls of these volumes,
+//! and their pods do not start.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};

@@ -1,5 +1,6 @@
 //! CSI inline volumes of the driver `memory`. The role `node` publishes sizes within the node's policy, and
-//! rejects larger ones, unknown attributes and connection info.
+//! rejects larger ones, unknown attributes, and the attribute `cofferdam.dev/connection-info`, with which a
+//! pod could otherwise choose what is mounted.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};

@@ -37,7 +37,8 @@ const DRIVER: &str = "go.conformance.cofferdam.dev";
 const FIRST_NODE: &str = "node-1";
 const SECOND_NODE: &str = "node-2";
 const SET_NAME: &str = "set";
-/// The first pod is force-deleted before the taint, the second by Kubernetes afterwards.
+/// Pods of the StatefulSet. The suite force-deletes the first before it sets the out-of-service taint, and
+/// Kubernetes deletes the second afterwards.
 const PODS: [&str; 2] = ["set-0", "set-1"];
 /// Node monitor grace period: the time without a heartbeat of a node after which the node lifecycle
 /// controller sets its condition Ready to Unknown.

@@ -50,8 +50,8 @@ pub(super) async fn modify_claims(
     modify_many(run, client, driver, slot).await
 }
 
-/// The driver rejects a class with the first resizer. The user then sets another class, which the second
-/// resizer applies.
+/// The driver rejects the class that the first resizer tries to apply. The user then sets another class,
+/// which the second resizer, of the other implementation, applies.
 async fn modify_after_rejection(
     client: &Client,
     driver: &CsiDriverProcess,

@@ -52,8 +52,9 @@ impl Implementation {
     }
 }
 
-/// An expansion that the first resizer does not complete, and its result by the second after a smaller
-/// request.
+/// An expansion to [`LARGER_SIZE`] that the first resizer cannot complete, because the driver returns an
+/// error. The user then requests [`SMALLER_SIZE`], and the second resizer, of the other implementation, has
+/// to complete the expansion.
 struct ResizeCase {
     name: &'static str,
     first: Implementation,
@@ -61,12 +62,13 @@ struct ResizeCase {
     code: &'static str,
     /// Value of `status.allocatedResourceStatuses` that the first resizer leaves.
     expected_state: &'static str,
-    /// Capacity after the second resizer.
+    /// Capacity of the claim and of its volume once the second resizer is done.
     final_size: &'static str,
 }
 
-/// After `UNAVAILABLE` a resizer cannot know whether the driver has expanded the volume, so the expansion to
-/// the first requested size has to be completed.
+/// After `OUT_OF_RANGE` the driver has not expanded the volume, so the smaller request applies. After
+/// `UNAVAILABLE` a resizer cannot know whether the driver has expanded the volume, so the expansion to the
+/// first requested size has to be completed.
 const RESIZE_CASES: [ResizeCase; 4] = [
     ResizeCase {
         name: "ours-refused",

@@ -27,7 +27,8 @@ pub(crate) fn is_socket(file: &Path) -> bool {
     file.to_str().is_some_and(Address::has_scheme)
 }
 
-/// Connects to the driver and reads the secrets of the flags. Calls last at most `deadline`.
+/// Connects to the driver and reads the secrets of the flags. Calls last at most `deadline`. Flags that are
+/// for components only are an error.
 ///
 /// # Errors
 /// [`CommandError`], one line.

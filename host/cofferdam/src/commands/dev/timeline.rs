@@ -27,10 +27,10 @@ use crate::style::{Colour, Style};
 /// Maximum number of lines that wait for the terminal. Lines beyond it are dropped and counted, so that a
 /// slow terminal does not block the roles.
 const CHANNEL_CAPACITY: usize = 4096;
-/// Delay of a line to sort it by start time: steps are reported when they end. A step that takes longer is
-/// printed at its end.
+/// Time for which the printer holds lines back to sort them by the start of their steps: steps are reported
+/// when they end. A step that takes longer than this is sorted by its end.
 const REORDER_DELAY: Duration = Duration::from_millis(20);
-/// Maximum number of delayed lines.
+/// Maximum number of lines that the printer holds back. If there are more, it writes all of them.
 const MAX_BUFFERED_LINES: usize = 1024;
 /// Maximum number of pairs of object and component whose last step is remembered, to print a repeated wait
 /// once. Beyond it all are forgotten.
@@ -43,7 +43,7 @@ const MESSAGE_WIDTH: usize = 52;
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TimelineLine {
-    /// End of the step, since the start of dev mode.
+    /// Time from the start of dev mode to the end of the step.
     pub(crate) finished_at: Duration,
     /// The object of the step, such as a claim, a volume, a pod or a node.
     pub(crate) object: String,

@@ -113,7 +113,8 @@ pub(super) struct StuckObject {
     pub(super) operation: &'static str,
     /// Age of the operation in seconds; absent if its start is not recorded.
     pub(super) seconds: Option<i64>,
-    /// Reason: from the API, else the last error of the object, else `no reason reported`.
+    /// Reason: from the state of this object and of related objects, else the newest error of this object,
+    /// else `no reason reported`.
     pub(super) reason: String,
 }
 

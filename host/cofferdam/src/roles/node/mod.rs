@@ -204,8 +204,8 @@ async fn serve_node(
     Err(NodeRoleError::Setup("role node needs Linux".to_owned()).into())
 }
 
-/// A client of the driver's socket in `csi-address`, or without `csi-address` in `csi-endpoint`. This process or
-/// another one serves the socket.
+/// A client of the driver's socket in `csi-address`, or without `csi-address` in `csi-endpoint`. This process
+/// or another one serves the socket.
 fn driver_client(configuration: &Configuration, role: NodeRole) -> Result<DriverClient, NodeRoleError> {
     let socket = configuration.csi_address.as_ref().or(configuration.csi_endpoint.as_ref());
     let socket = socket.ok_or(NodeRoleError::Missing { role: role.as_str(), key: "csi-address" })?;

@@ -139,7 +139,7 @@ impl AttachDetach {
         now.is_some_and(|now| now.attached && !now.meta.deleting)
     }
 
-    /// Attachments that the Node has to report in `volumesAttached`, with the names of their volumes.
+    /// VolumeAttachments whose volumes belong in the Node's `volumesAttached`, with the names of the volumes.
     fn volumes_to_report(&self, node: &Node) -> Vec<(VolumeAttachmentName, UniqueVolumeName)> {
         let sources = self.sources();
         let attachments = self.context.cache.attachments_of_node(&node.name);

@@ -57,8 +57,8 @@ impl Attacher {
         self.enqueue_unfinished(other);
     }
 
-    /// Enqueues those of the attachments that are not yet attached or detached: they may have waited for
-    /// another object.
+    /// Enqueues those of the attachments that are not attached yet or are being deleted: their attach or
+    /// detach may have waited for another object.
     fn enqueue_unfinished<'a>(&self, attachments: impl Iterator<Item = &'a Arc<VolumeAttachment>>) {
         attachments
             .filter(|attachment| attachment.meta.deleting || !attachment.attached)

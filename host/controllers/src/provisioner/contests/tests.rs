@@ -1,4 +1,4 @@
-//! Tests of the competition for claims.
+//! Tests of the competition of nodes for claims without a selected node.
 
 use super::*;
 

@@ -24,8 +24,11 @@ fn format_terms(terms: &[Segments]) -> String {
     terms.iter().map(format_segments).collect::<Vec<_>>().join(" ").replace(", ", ",")
 }
 
-/// Nodes as `name keys labels`: keys `-` without CSINode, `0` without the driver, `none` for a driver without
-/// keys; labels `-` without Node.
+/// Returns the requirement as `requisite > preferred`, `any` for none, or the error.
+///
+/// A node is `name keys labels`: keys `-` without CSINode, `0` without the driver, `none` for a driver
+/// without keys; labels `-` without Node. `class` is the `allowedTopologies` of the class. The flag `strict`
+/// sets `strict`, and `any` unsets `immediate`.
 fn describe_requirement(
     nodes: &[&str],
     claim: &str,

@@ -4,8 +4,11 @@
 //! and UID of the claim, `me/0` for the name only, `me/x` for another UID, `oth` for another claim. The
 //! phases are A(vailable), B(ound), R(eleased), F(ailed), P(ending) and L(ost). Further words: `bc`
 //! bound-by-controller, `bd` bind-completed, `dp=x` provisioned-by, `sp=x` storage-provisioner, `sn=x`
-//! selected-node, `sc=x` class, `vac=x`, `K` Block, `del`/`rec`/`odd` reclaim policy (default Retain), `csi`
-//! CSI source, `l=k:v` label, `sel=k:v` selector, `m=…` modes, `deleting`, `cap=x` status.capacity.
+//! selected-node, `mt=x` migrated-to, `pre=x` pre-resize-capacity, `beta=x` legacy class annotation, `sc=x`
+//! class, `vac=x` VolumeAttributesClass, `K` Block, `del`/`rec`/`odd` reclaim policy (default Retain), `csi`
+//! CSI source, `l=k:v` label, `sel=k:v` selector, `badsel` invalid selector, `m=…` access modes, `deleting`,
+//! `cap=x` status.capacity. A class is `name provisioner …` with the words `wffc` WaitForFirstConsumer,
+//! `unset` no volumeBindingMode, `default` default class, or a number: the creation time in milliseconds.
 #![allow(clippy::type_complexity, reason = "the type of a table's rows is written once, at the table")]
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -243,7 +246,7 @@ fn class(spec: &str) -> StorageClass {
     class
 }
 
-/// The fields of a volume that binding changes.
+/// The fields of a volume that binding changes, in the notation of this module.
 fn show_volume(volume: &Volume) -> String {
     let reference = match &volume.claim_ref {
         None => "-",
@@ -265,7 +268,7 @@ fn show_volume(volume: &Volume) -> String {
     format!("{} {reference} {phase}{bc}", volume.name)
 }
 
-/// The fields of a claim that binding changes.
+/// The fields of a claim that binding changes, in the notation of this module.
 fn show_claim(claim: &Claim) -> String {
     let phase = match claim.phase {
         ClaimPhase::Pending => "P",
@@ -302,7 +305,7 @@ struct FakeApi {
 }
 
 impl FakeApi {
-    /// Input with these local provisioners and no locked volumes.
+    /// Input with this [`BindingInput::has_provisioner`] and no locked volumes.
     fn input<'a>(&'a self, has_provisioner: &'a dyn Fn(&DriverName) -> bool) -> BindingInput<'a> {
         BindingInput { cache: &self.cache, has_provisioner, is_locked_by_other: &|_| false }
     }
@@ -336,7 +339,8 @@ impl FakeApi {
         self.events.push(format!("{kind} {}", event.reason));
     }
 
-    /// Performs the verdicts for the claim until one has no effect. Returns that one.
+    /// Performs the verdicts for the claim until one has no effect. Returns a short name of the last verdict.
+    /// The drivers in `local_provisioners` have their provisioner in this process.
     fn reconcile_claim(&mut self, local_provisioners: &[&str]) -> String {
         let has_provisioner = |driver: &DriverName| local_provisioners.contains(&driver.as_str());
         for _ in 0..20 {
@@ -410,8 +414,8 @@ impl FakeApi {
         }
     }
 
-    /// Performs the verdicts for a volume until one has no effect. `live` is the claim in the API, if it
-    /// differs from the cache.
+    /// Performs the verdicts for a volume until one has no effect. Returns a short name of the last verdict.
+    /// `live` is the claim that a live read returns, or `None` if the claim is as in the cache.
     fn reconcile_volume(&mut self, name: &str, live: Option<&str>) -> String {
         let mut refreshed_claim = None;
         for _ in 0..20 {

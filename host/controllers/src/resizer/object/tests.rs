@@ -93,7 +93,7 @@ fn a_failure_already_in_status_is_not_written_again() {
     assert!(long.pointer("/status/conditions/0/message").unwrap().as_str().unwrap().len() <= MAX_MESSAGE);
 }
 
-/// A condition of a modification, with its probe time and, if it has `changed`, its transition time.
+/// A condition of a modification, with its probe time, and with its transition time if `changed` is true.
 fn modify_condition(kind: &str, reason: Value, message: &str, changed: bool) -> Value {
     let mut condition = condition(kind, reason, json!(message));
     let members = condition.as_object_mut().unwrap();

@@ -77,7 +77,7 @@ fn is_inline_volume_id(id: &str) -> bool {
     digest.is_some_and(|digest| digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Control characters that CSI forbids in names: all but tab and line breaks.
+/// Returns true for a control character that CSI forbids in names: all but tab and line breaks.
 fn is_forbidden_char(c: char) -> bool {
     c.is_control() && !matches!(c, '\t' | '\n' | '\r')
 }

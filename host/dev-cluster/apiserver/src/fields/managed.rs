@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 use super::set::FieldSet;
 use crate::meta;
 
-/// Maximum number of Update entries. Older ones are merged into one entry.
+/// Maximum number of entries with the operation Update. If there are more, the oldest are merged into one.
 const MAX_UPDATE_MANAGERS: usize = 10;
 
-/// Manager of the merged entry.
+/// Manager of the entry into which the oldest Update entries are merged.
 const ANCIENT_CHANGES: &str = "ancient-changes";
 
-/// The identity of an entry: manager, operation, apiVersion and subresource.
+/// The identity of an entry of managedFields: manager, operation, apiVersion and subresource.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FieldManager {
     /// True if the operation is Apply, not Update.
@@ -26,7 +26,7 @@ pub(crate) struct FieldManager {
 }
 
 impl FieldManager {
-    /// Returns `true` if both are the same manager. The apiVersion of an applier is ignored.
+    /// Returns `true` if both are the same manager. The apiVersion is ignored if the operation is Apply.
     pub(crate) fn is_same_manager(&self, other: &FieldManager) -> bool {
         self.is_apply == other.is_apply
             && self.manager == other.manager
@@ -190,7 +190,7 @@ impl ManagedFields {
                 .all(|entry| other.get(&entry.manager).is_some_and(|one| entry.is_equal_ignoring_time(one)))
     }
 
-    /// Merges the oldest Update entries above the limit.
+    /// Merges the oldest Update entries into one if there are more than [`MAX_UPDATE_MANAGERS`].
     pub(crate) fn merge_oldest_updaters(self) -> Self {
         let updaters = self.0.iter().filter(|entry| !entry.manager.is_apply).count();
         if updaters <= MAX_UPDATE_MANAGERS {

@@ -120,8 +120,8 @@ fn stripped_fields() -> &'static FieldSet {
     })
 }
 
-/// The initial managed fields of a write: those of the request's object, else (if it has none or invalid
-/// ones) those of the stored object. Empty if the request clears them.
+/// The managed fields before a write: those of the request's object; if it has none or invalid ones, those of
+/// the stored object. Empty if the request clears them.
 pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedFields) -> ManagedFields {
     let Some(sent) = sent else { return stored.clone() };
     if ManagedFields::is_reset(sent) {
@@ -133,7 +133,8 @@ pub(crate) fn initial_managed_fields(sent: Option<&Value>, stored: &ManagedField
     }
 }
 
-/// Removes the changed fields from all entries except that of `except`. Drops entries of other API versions.
+/// Removes the changed fields from the entries of all managers except `except`. Drops entries with another
+/// apiVersion than the endpoint's.
 fn remove_from_managers(
     managed: &ManagedFields,
     except: Option<&FieldManager>,
@@ -249,7 +250,8 @@ fn conflicts(managed: &ManagedFields, writer: &FieldManager, gained: &FieldSet) 
     conflicts
 }
 
-/// Removes fields that the manager applied before, omits now, and no other manager owns.
+/// Removes fields from the merged object that the manager applied before and omits now, unless another
+/// manager owns them.
 fn prune(
     shape: &'static Struct,
     merged: Value,

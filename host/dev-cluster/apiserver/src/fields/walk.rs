@@ -21,7 +21,7 @@ impl Comparison {
         self.removed.is_empty() && self.modified.is_empty() && self.added.is_empty()
     }
 
-    /// Removes fields that an endpoint does not write.
+    /// Removes the ignored fields, which an endpoint does not write, from the differences.
     pub(crate) fn ignore(&mut self, ignored: &FieldSet) {
         for set in [&mut self.removed, &mut self.modified, &mut self.added] {
             *set = set.recursive_difference(ignored);
@@ -44,7 +44,7 @@ impl Comparison {
     }
 }
 
-/// The parts of a value that have owners of their own: none, fields, keys or elements.
+/// The parts of a value that field managers own separately: none, fields, map entries or list elements.
 enum Composition<'a> {
     /// A leaf or an atomic value.
     Leaf,

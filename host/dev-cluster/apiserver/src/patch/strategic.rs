@@ -13,18 +13,18 @@ const DELETE_FROM_PRIMITIVE_LIST_DIRECTIVE: &str = "$deleteFromPrimitiveList/";
 /// The merge strategy of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ListStrategy {
-    /// The list is replaced.
+    /// The list of the patch replaces the object's.
     Atomic,
     /// Elements are objects with this merge key.
     Keyed(&'static str),
-    /// Elements are scalars. Missing ones are added.
+    /// Elements are scalars. Elements of the patch that the object's list does not have are added.
     Set,
 }
 
 /// The type of the patched object, if known.
 type OptionalStruct = Option<&'static Struct>;
 
-/// The strategy of a list.
+/// The merge strategy of a list field of an object with this type.
 fn list_strategy(shape: OptionalStruct, field: &str) -> ListStrategy {
     match shape.and_then(|shape| shape.field(field)).map(|field| field.patch_strategy) {
         None | Some(PatchStrategy::Replace) => ListStrategy::Atomic,

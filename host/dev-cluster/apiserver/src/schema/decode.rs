@@ -272,7 +272,7 @@ fn zero_value(shape: &'static Type) -> Value {
     }
 }
 
-/// Omits and adds fields as Go does, recursively.
+/// Omits empty fields and adds fields with zero values, as Go does in serialization. Includes nested structs.
 fn fill_recursively(shape: &'static Struct, map: &mut Map<String, Value>) {
     map.retain(|name, value| {
         let Some(field) = shape.field(name) else { return true };
@@ -369,7 +369,7 @@ pub(crate) fn empty(kind: ResourceKind) -> &'static Value {
     })
 }
 
-/// Omits and adds fields as Go does.
+/// Omits empty fields and adds fields with zero values to an object of a kind, as Go does in serialization.
 pub(crate) fn fill(kind: ResourceKind, value: &mut Value) {
     if let Value::Object(map) = value {
         fill_recursively(super::of(kind), map);

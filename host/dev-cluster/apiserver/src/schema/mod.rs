@@ -19,7 +19,8 @@ const TYPE_DEFINITIONS: &str = include_str!("types.txt");
 pub(crate) enum Type {
     Scalar(Scalar),
     List(Box<Type>, ListType),
-    /// A map with arbitrary keys and values of one type. The flag is true if it is atomic.
+    /// A map with arbitrary keys and values of one type. The flag is true if field managers own the map as a
+    /// whole, not its entries.
     Map(Box<Type>, bool),
     Struct(&'static Struct),
 }
@@ -44,7 +45,7 @@ pub(crate) enum Scalar {
 /// `x-kubernetes-list-type`
 #[derive(Debug)]
 pub(crate) enum ListType {
-    /// The list is one value.
+    /// Field managers own the list as a whole, and an apply replaces it.
     Atomic,
     /// Elements are unique scalars.
     Set,
@@ -83,7 +84,8 @@ pub(crate) struct Field {
     pub(crate) element: Arc<str>,
     pub(crate) field_type: Type,
     pub(crate) empty_value: EmptyValue,
-    /// Default of a list map key.
+    /// Default of the field. It is used only if the field identifies the elements of a list and an element
+    /// omits it.
     pub(crate) default: Option<Value>,
     pub(crate) patch_strategy: PatchStrategy,
 }
@@ -92,12 +94,12 @@ pub(crate) struct Field {
 #[derive(Debug)]
 pub(crate) struct Struct {
     pub(crate) name: &'static str,
-    /// True if the struct is atomic.
+    /// True if field managers own the struct as a whole, not its fields.
     pub(crate) atomic: bool,
     pub(crate) fields: BTreeMap<&'static str, Field>,
 }
 
-/// The type of a kind, without `apiVersion` and `kind`.
+/// The type of a kind, without the fields `apiVersion` and `kind`.
 pub(crate) fn of(kind: ResourceKind) -> &'static Struct {
     static ROOTS: OnceLock<PerKind<&'static Struct>> = OnceLock::new();
     ROOTS
@@ -109,7 +111,7 @@ pub(crate) fn of(kind: ResourceKind) -> &'static Struct {
         .get(kind)
 }
 
-/// The lines of each type definition, the head first.
+/// The lines of each type definition by type name: first the line with the name, then one line per field.
 fn type_definitions() -> BTreeMap<&'static str, Vec<&'static str>> {
     let mut texts: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut current = "";

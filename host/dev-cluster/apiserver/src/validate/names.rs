@@ -35,7 +35,7 @@ fn is_label(text: &str) -> bool {
         && bytes.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
 }
 
-/// Validates an RFC 1123 label. Returns the violated rule.
+/// Validates an RFC 1123 label. Returns the violated rule; `None` if the label is valid.
 pub(crate) fn label(text: &str) -> Option<&'static str> {
     if text.contains('.') {
         return Some("must not contain dots");
@@ -43,7 +43,7 @@ pub(crate) fn label(text: &str) -> Option<&'static str> {
     if text.len() > 63 { Some(TOO_LONG_LABEL) } else { (!is_label(text)).then_some(LABEL) }
 }
 
-/// Validates an RFC 1123 subdomain. Returns the violated rule.
+/// Validates an RFC 1123 subdomain. Returns the violated rule; `None` if the subdomain is valid.
 pub(crate) fn subdomain(text: &str) -> Option<&'static str> {
     if text.len() > 253 {
         return Some(TOO_LONG_NAME);

@@ -265,7 +265,7 @@ fn node_affinity(value: &Value, errors: &mut Errors) {
     }
 }
 
-/// The validated Secret references, in order.
+/// The Secret references of a CSI volume that are validated, in the order of validation.
 const SECRET_REFS: [&str; 4] = [
     "controllerPublishSecretRef",
     "controllerExpandSecretRef",
@@ -383,7 +383,7 @@ pub(super) fn attachment(value: &Value, errors: &mut Errors) {
 /// Maximum size of attachmentMetadata in bytes of keys and values.
 const MAX_METADATA: usize = 256 * 1024;
 
-/// Maximum length of an error message in bytes.
+/// Maximum length in bytes of the message of `attachError` or `detachError`.
 const MAX_ERROR: usize = 1024;
 
 /// Validates the status of a VolumeAttachment.

@@ -291,7 +291,7 @@ async fn listed_volumes(context: &SuiteContext, request: &CreateVolume) -> CaseR
     Ok(handles)
 }
 
-/// Fails if a volume with the request's owner is listed that is not expected.
+/// Fails if a volume with the request's owner is listed whose handle is not in `expected_handles`.
 async fn check_listed_volumes(
     context: &SuiteContext,
     request: &CreateVolume,

@@ -1,4 +1,4 @@
-//! Read-only calls: a repeated one returns the same.
+//! Read-only calls: a repeated call returns the same result.
 
 use cofferdam_backend::Backend as _;
 use cofferdam_domain::storage::{Ability, CreateVolume, CreatedVolume, PageRequest, Snapshot};

@@ -25,7 +25,8 @@ async fn provoke_errors(context: &SuiteContext) {
     );
 }
 
-/// Creates a volume without secrets. Skips the case if the create succeeds.
+/// Creates a volume without secrets. The create must fail with a final FailedPrecondition, InvalidArgument,
+/// PermissionDenied or Unauthenticated. Skips the case if the create succeeds.
 pub(super) async fn without_secrets(context: &SuiteContext) -> CaseResult {
     use ErrorKind::{FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated};
     let request = context.volume_request("secretless");

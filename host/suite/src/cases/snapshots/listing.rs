@@ -13,11 +13,13 @@ use crate::{
     context::SuiteContext,
 };
 
-/// After this many entries no further page of a listing is read: a listing whose pages repeat never ends.
+/// After this many entries, a listing with a further page fails the case: a listing whose pages repeat never
+/// ends.
 const MAX_ENTRIES: usize = 100_000;
 
 impl SuiteContext {
-    /// All listed snapshots, of one volume or of all, read in pages of at most `limit` entries.
+    /// All listed snapshots, of one volume or of all, read in pages of at most `limit` entries. With `None`,
+    /// the driver chooses the size of the pages.
     pub(crate) async fn list_snapshots(
         &self,
         source: Option<&VolumeHandle>,

@@ -27,7 +27,7 @@ use cofferdam_guest::{
     Volume, ambient, settings,
 };
 
-/// The driver.
+/// The driver that this component exports.
 pub(crate) struct BrokenDriver;
 
 cofferdam_guest::export!(

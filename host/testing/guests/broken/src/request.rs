@@ -136,8 +136,8 @@ pub(crate) fn choose_size(name: &str, range: CapacityRange) -> Result<u64> {
     Ok(required)
 }
 
-/// The size of a content source in bytes. 0 without a content source, and for a missing one if that rule is
-/// broken.
+/// The size of a content source in bytes. 0 without a content source, and for a missing one if the rule
+/// `cloning/missing-source` or `restoring/missing-source` is broken.
 pub(crate) fn source_size(db: &BrokenDriverState, origin: Option<&str>) -> Result<u64> {
     let Some(origin) = origin else { return Ok(0) };
     let volume = db.volumes.get(origin).map(|volume| volume.size);

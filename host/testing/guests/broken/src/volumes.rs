@@ -72,7 +72,7 @@ pub(crate) fn create(request: CreateRequest, origin: Option<String>) -> Result<V
 }
 
 /// Reports a volume to the server of the setting `url`, if it is set. If the response is lost, the error's
-/// outcome is unknown, or final if that rule is broken.
+/// outcome is unknown, or final if the rule `crashes/lost-answers` is broken.
 fn notify_server(name: &str) -> Result<()> {
     let Some(url) = settings::get("url") else { return Ok(()) };
     match Request::put(url).send() {

@@ -1,4 +1,5 @@
-//! The attach-detach controller together with the attacher: pods whose volumes are attached and detached.
+//! Scenarios of the attach-detach controller together with the attacher: pods whose volumes are attached and
+//! detached.
 
 use std::time::Duration;
 
@@ -46,7 +47,8 @@ pub(super) const SIX_MINUTES: &[(EnvironmentKind, &str)] = &in_real_time("takes 
 
 const TEN_SECONDS: &[(EnvironmentKind, &str)] = &in_real_time("takes ten seconds of real time");
 
-/// Two nodes, and a claim bound to a volume.
+/// Creates two Nodes with their CSINodes, the PersistentVolume `volume`, and the claim `a`, which is bound to
+/// it.
 pub(super) fn setup(volume: Value) -> Vec<UserAction> {
     vec![
         Create(csi_node("node-1", "id-1")),
@@ -64,17 +66,18 @@ pub(super) fn after_setup(actions: impl IntoIterator<Item = UserAction>) -> Vec<
     setup(volume("v", "none", "1Gi")).into_iter().chain(actions).collect()
 }
 
-/// A pod on the first node with its volume attached.
+/// Creates the pod `p` on the first node and waits until its volume is attached, then performs further
+/// actions.
 pub(super) fn pod_running(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     after_setup([Create(pod("p", "a")), Settle].into_iter().chain(actions))
 }
 
-/// A pod on the second node.
+/// Creates the pod `q`, which uses the claim `a`, on the second node.
 pub(super) fn second_pod() -> UserAction {
     Create(with(pod("q", "a"), &json!({"spec": {"nodeName": "node-2"}})))
 }
 
-/// Adds the volume to the first node's `volumesInUse`, or removes it.
+/// Sets the first node's `volumesInUse` to the volume `v`, or to an empty list.
 pub(super) fn set_volumes_in_use(in_use: bool) -> UserAction {
     let volumes = if in_use { vec![unique_volume_name("static-v")] } else { Vec::new() };
     Patch(NODE_STATUS, json!({"status": {"volumesInUse": volumes}}))
@@ -92,12 +95,12 @@ fn publish_faults(publish_faults: Vec<DriverFault>) -> PublishingBehavior {
     PublishingBehavior { publish_faults, ..PublishingBehavior::default() }
 }
 
-/// A claim bound to its volume.
+/// Expects the claim `a` bound to the volume `v`, and nothing else.
 pub(super) fn base() -> Scenario {
     Scenario { claims: &["a Bound v"], volumes: &["v Bound a"], ..Scenario::default() }
 }
 
-/// The volume is attached to the first node.
+/// Expects that the volume is attached to the first node.
 pub(super) fn attached() -> Scenario {
     Scenario {
         attachments: ATTACHED_TO_NODE_1,
@@ -109,12 +112,12 @@ pub(super) fn attached() -> Scenario {
     }
 }
 
-/// The volume was attached to the first node and is detached.
+/// Expects that the volume was attached to the first node and then detached.
 pub(super) fn detached() -> Scenario {
     Scenario { events: SUCCEEDED, calls: &["publish static-v id-1", "unpublish static-v id-1"], ..base() }
 }
 
-/// The volume was detached from the first node and is attached to the second.
+/// Expects that the volume was detached from the first node and then attached to the second.
 pub(super) fn moved() -> Scenario {
     Scenario {
         attachments: ATTACHED_TO_NODE_2,

@@ -1,4 +1,5 @@
-//! The attach-detach controller together with the attacher: volumes in `volumesInUse`, and failed API writes.
+//! Scenarios of the attach-detach controller together with the attacher: volumes in `volumesInUse`, and
+//! failed API writes.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ const ATTACH_RACE: &[(EnvironmentKind, &str)] =
 
 const MINUTE_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes a minute of real time");
 
-/// The node is NotReady for more than six minutes and then gets the out-of-service taint.
+/// Makes the first node NotReady, and adds the out-of-service taint more than six minutes later.
 fn node_out_of_service() -> [UserAction; 3] {
     let taint = json!({"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"});
     [node_not_ready(), Wait(Duration::from_secs(400)), Patch(NODE, json!({"spec": {"taints": [taint]}}))]
@@ -56,12 +57,13 @@ fn attach_fault(kind: FaultKind) -> Vec<ApiFault> {
     write_fault("POST", VOLUME_ATTACHMENTS_PATH, kind)
 }
 
-/// A pod, and further actions as soon as its volume is published.
+/// Creates the pod `p`, and performs further actions as soon as its volume is published.
 fn short_lived_pod(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     after_setup([Create(pod("p", "a")), Until(CallsCompleted(1))].into_iter().chain(actions))
 }
 
-/// A pod that is deleted before the controller retries to attach its volume, then one on the second node.
+/// Creates a pod on the first node, deletes it before the controller retries to attach its volume, and
+/// creates a pod on the second node.
 fn pod_moved_at_once() -> Vec<UserAction> {
     let short_wait = Wait(Duration::from_millis(100));
     after_setup([Create(pod("p", "a")), short_wait, Delete(POD_FORCE_DELETE), second_pod()])

@@ -1,4 +1,5 @@
-//! Node-local drivers: each node has a process, and the processes compete for claims with immediate binding.
+//! Scenarios of node-local drivers: each node has a process, and the processes compete for claims with
+//! immediate binding.
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};
@@ -37,14 +38,15 @@ fn select_node(node: impl Into<Value>) -> UserAction {
     Patch(CLAIM, json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node.into()}}}))
 }
 
-/// A claim with WaitForFirstConsumer, and the node that the scheduler selected for it.
+/// Creates the claim `a` with WaitForFirstConsumer, and annotates it with the selected node as the scheduler
+/// does.
 fn claim_on_node(node: &str, actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup =
         [Create(wait_for_first_consumer_class()), Create(claim("a", "gold")), Settle, select_node(node)];
     setup.into_iter().chain(actions).collect()
 }
 
-/// Selects the first node again, and deletes the claim once it is bound.
+/// Selects the node `n1` for the claim again, and deletes the claim after it was bound.
 fn reselect_then_delete() -> [UserAction; 4] {
     [Settle, select_node("n1"), Settle, Delete(CLAIM)]
 }
@@ -68,14 +70,17 @@ fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     [Create(object), Settle]
 }
 
-/// The nodes' processes delay their attempts by digests of the claim's UID, which is random in real time.
+/// Reason to skip rows in which nodes compete for a claim: the nodes' processes delay their attempts by
+/// digests of the claim's UID, which is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
-/// Tested in process only: the fault that a retry meets depends on the clock.
+/// Reason to skip rows in which the processes of two nodes retry: in real time, the fault that a retry meets
+/// depends on the order of the retries.
 const RETRY_ORDER: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the retries of two processes are not ordered");
 
-/// pv-controller emits ExternalProvisioning after a delay of its own.
+/// Reason to skip rows whose events depend on ExternalProvisioning: pv-controller emits this event after a
+/// delay of its own.
 const EVENT_TIMING: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time ExternalProvisioning may or may not be emitted on the claim");
 

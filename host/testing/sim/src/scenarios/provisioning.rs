@@ -1,4 +1,4 @@
-//! Claims and volumes: provisioner, pv-controller and protection.
+//! Scenarios of claims and their volumes: the roles provisioner, pv-controller and protection.
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ const RESTORE_DETECTED_LATE: &[(EnvironmentKind, &str)] = &[(
     "the embedded API server stays up during a restore: its watches report it after a minute",
 )];
 
-/// A separate test, `two_claims_for_one_volume_are_both_bound`, covers this race over HTTP.
+/// Reason to skip the row in which two claims match one PersistentVolume. A separate test,
+/// `two_claims_for_one_volume_are_both_bound`, covers this race over HTTP.
 const VOLUME_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the second claim may be bound to the volume");
 

@@ -1,4 +1,4 @@
-//! The resizer: expansion and modification of volumes.
+//! Scenarios of the resizer: expansion and modification of volumes.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::{
 
 const HOUR_OF_REAL_TIME: &[(EnvironmentKind, &str)] = &in_real_time("takes an hour of real time");
 
-/// The volume is changed by one call at a time. Which of the two calls is first depends on timing.
+/// Reason to skip rows in which one volume is expanded and modified: the resizer makes one call at a time for
+/// a volume, and in real time timing decides which call is first.
 const EXPAND_MODIFY_RACE: &[(EnvironmentKind, &str)] =
     &in_real_time("in real time the modification may be called first");
 
@@ -51,7 +52,8 @@ fn expandable_class(name: &str) -> Value {
     with(class(name), &json!({"allowVolumeExpansion": true}))
 }
 
-/// A bound claim of 1 GiB whose class allows expansion.
+/// Creates the claim `a` of 1 GiB, whose class allows expansion, and waits until it is bound; then performs
+/// further actions.
 fn bound_claim(actions: impl IntoIterator<Item = UserAction>) -> Vec<UserAction> {
     let setup = [Create(expandable_class("gold")), Create(claim("a", "gold")), Settle];
     setup.into_iter().chain(actions).collect()
@@ -80,7 +82,7 @@ fn node_expansion_done() -> UserAction {
     )
 }
 
-/// The user acts during the call, which then fails.
+/// A fault: the user acts during the call, then `fault` applies to the call.
 fn concurrent_action_then(action: UserAction, fault: DriverFault) -> DriverFault {
     DriverFault::ConcurrentActionThen(action, Box::new(fault))
 }

@@ -1,4 +1,4 @@
-//! Central drivers with topology: volumes are reachable from some nodes only.
+//! Scenarios of central drivers with topology: volumes are reachable from some nodes only.
 
 use cofferdam_domain::storage::ErrorKind;
 use serde_json::{Value, json};

@@ -1,4 +1,5 @@
-//! The attacher: VolumeAttachments that a user creates and deletes, without the attach-detach controller's.
+//! Scenarios of the attacher: VolumeAttachments that a user creates and deletes. The attach-detach controller
+//! creates none here.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const ATTACHED: &[&str] = &["a attached directory"];
 const PUBLISHED: &[&str] = &["static-v id"];
 const AVAILABLE: &[&str] = &["v Available"];
 
-/// A volume and a CSINode.
+/// Creates the PersistentVolume `v` and the CSINode `n`.
 fn setup() -> Vec<UserAction> {
     vec![Create(volume("v", "none", "1Gi")), Create(csi_node("n", "id"))]
 }
@@ -61,7 +62,8 @@ fn unregister_driver() -> UserAction {
 const LISTING_INTERVAL: &[(EnvironmentKind, &str)] =
     &in_real_time("ListVolumes is called once a minute of real time");
 
-/// The retry after a conflict repeats the driver call, which is harmless.
+/// Reason to skip rows in which attacher and provisioner remove finalizers of one PersistentVolume: the role
+/// that gets a conflict repeats its driver call. This is harmless, but the row expects one call.
 const FINALIZER_RACE: &[(EnvironmentKind, &str)] = &in_real_time(
     "attacher and provisioner remove their finalizers concurrently, and one of them gets a conflict",
 );

@@ -53,7 +53,8 @@ pub(crate) struct HttpLimits {
     pub(crate) max_timeout: Duration,
 }
 
-/// A request whose URL, origin, headers and size are allowed. Its address is checked when it connects.
+/// A request whose URL, origin, headers and size are allowed. The server's address is checked when a
+/// connection is opened.
 #[derive(Debug)]
 pub(crate) struct OutgoingRequest {
     pub(crate) target: Arc<OriginTarget>,
@@ -69,7 +70,8 @@ pub(crate) struct OutgoingRequest {
 #[derive(Debug)]
 pub(crate) struct ExchangeOwner {
     pub(crate) tenant: Tenant,
-    /// Keeps the operation in flight until the exchange has ended.
+    /// Held until the exchange has ended: until then, calls that conflict with this one on a volume or
+    /// snapshot are rejected. `None` for calls that change nothing.
     pub(crate) operation_permit: Option<Arc<OperationPermit>>,
 }
 
@@ -137,9 +139,9 @@ impl HttpClient {
     }
 
     /// Sends a request and waits for its response. Dropping the future while it connects ends the exchange.
-    /// Once there is a connection, the exchange on it continues without its caller. If that was an idle
-    /// connection that the server had closed, the request is sent on another one, only while the caller
-    /// waits.
+    /// Once there is a connection, the exchange on it continues after the future is dropped. If an idle
+    /// connection was taken that the server had closed, the request is sent on another connection; dropping
+    /// the future prevents this second attempt.
     pub(crate) async fn exchange(
         &self,
         request: OutgoingRequest,

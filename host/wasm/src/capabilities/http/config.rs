@@ -31,10 +31,10 @@ pub struct OriginConfig {
     /// PEM file of the client's private key.
     #[serde(default)]
     pub key_file: Option<PathBuf>,
-    /// The only addresses and networks of the host that requests may go to; any, if absent. Loopback,
-    /// link-local, multicast, reserved, unspecified and cloud metadata addresses, and IPv6 addresses that
-    /// embed an IPv4 address, are denied unless listed as such: a wide network such as `0.0.0.0/0` does not
-    /// allow them.
+    /// The only addresses and networks at which requests may reach this origin; `None` for all except special
+    /// ones. Special are loopback, link-local, multicast, reserved, unspecified and cloud metadata addresses,
+    /// and IPv6 addresses that embed an IPv4 address. They are denied unless listed as such: a wide network
+    /// such as `0.0.0.0/0` does not allow them.
     #[serde(default)]
     pub addresses: Option<Vec<String>>,
 }

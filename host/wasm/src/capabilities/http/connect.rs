@@ -1,5 +1,5 @@
-//! Connections to an origin: name resolution, check of the addresses, connect and TLS handshake, without any
-//! part of a request; and the pool of idle connections.
+//! Connections to an origin: name resolution, check of the addresses, connect and TLS handshake, before any
+//! part of a request is sent; and the pool of idle connections.
 
 use std::{
     collections::VecDeque,

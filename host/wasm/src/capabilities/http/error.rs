@@ -13,12 +13,12 @@ pub(crate) struct ExchangeError {
 }
 
 impl ExchangeError {
-    /// No part of the request was sent.
+    /// A failure before any part of the request was sent.
     pub(super) fn unsent(failure: Failure, message: String) -> Self {
         Self { failure, message, maybe_sent: false, denial_reason: None }
     }
 
-    /// The server may have the request.
+    /// A failure after which the server may have the request.
     pub(super) fn sent(failure: Failure, message: String) -> Self {
         Self { maybe_sent: true, ..Self::unsent(failure, message) }
     }

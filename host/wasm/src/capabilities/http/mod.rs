@@ -1,4 +1,4 @@
-//! `http`: complete requests to the configured origins, sent by the host.
+//! `http`: requests to the configured origins, sent by the host. Bodies are passed whole, not as streams.
 
 pub(crate) mod client;
 pub(crate) mod config;

@@ -7,7 +7,7 @@ use http::{Uri, uri::PathAndQuery};
 /// A URL that names no HTTP server. The messages do not repeat the URL: it may contain a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// It is empty, too long, malformed, or has characters that no URL has.
+    /// The URL is empty, too long, malformed, or has characters that no URL has.
     #[error("it is not an absolute URL")]
     NotAbsolute,
     /// The scheme is absent, or neither `https` nor `http`.
@@ -71,7 +71,8 @@ impl Origin {
         }
     }
 
-    /// Parses an absolute URL. The error does not repeat the URL: it may contain a token.
+    /// Parses an absolute URL into its origin, and its path with the query. The error does not repeat the
+    /// URL: it may contain a token.
     pub(super) fn parse(url: &str) -> Result<(Self, PathAndQuery), UrlError> {
         let uri: Uri = url.parse().map_err(|_| UrlError::NotAbsolute)?;
         let secure = match uri.scheme_str().map(str::to_ascii_lowercase).as_deref() {

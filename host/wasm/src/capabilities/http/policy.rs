@@ -96,7 +96,7 @@ impl OriginPolicy {
         Ok(policy)
     }
 
-    /// The target of a URL, if its origin is allowed, and the path.
+    /// The target of a URL, if its origin is allowed, and the URL's path with the query.
     pub(crate) fn target(&self, url: &str) -> Result<(Arc<OriginTarget>, PathAndQuery), UrlRejection> {
         let (origin, path) = Origin::parse(url).map_err(UrlRejection::Invalid)?;
         match self.targets.get(&origin) {

@@ -30,7 +30,7 @@ use crate::{
     limits::Limits,
 };
 
-/// Returns one list of addresses for each lookup, and an error when there are none left.
+/// Returns one of these lists of addresses for each lookup, in order, and an error when no list is left.
 #[derive(Debug, Default)]
 struct FakeResolver(Mutex<VecDeque<Vec<&'static str>>>);
 

@@ -1,7 +1,8 @@
 //! `pool`: directories and disk images in one directory of the host, addressed by plain names.
 //!
-//! Operations run on blocking threads. An operation that has started runs to its end and stays in flight
-//! until then, also after its call has ended.
+//! Operations on the pool run on blocking threads. One that has started runs to its end, also after the
+//! guest's call has ended. Until then, calls that conflict with that call on a volume or snapshot are
+//! rejected.
 
 pub(crate) mod config;
 pub(crate) mod store;

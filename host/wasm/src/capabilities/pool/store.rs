@@ -1,4 +1,4 @@
-//! The directory, its items, and their atomic changes.
+//! A pool: its directory, its items (directories and disk images), and their atomic changes.
 //!
 //! A new item is built under a temporary name (`.tmp-…`) and renamed in one step. A removed item is renamed
 //! in one step (`.trash-…`) and then deleted. An image grows in place. Items with such temporary names, which
@@ -52,11 +52,11 @@ type Result<T> = std::result::Result<T, PoolError>;
 /// A pool's directory that cannot be used. The message follows the directory's name.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolDirectoryError {
-    /// It is a symbolic link or not a directory, a parent in its path is not a directory, or its path has too
-    /// many symbolic links.
+    /// The configured path is a symbolic link or not a directory, a parent in the path is not a directory, or
+    /// the path has too many symbolic links.
     #[error("is not a directory: expected one, and no link to it")]
     NotADirectory,
-    /// It cannot be opened.
+    /// The directory cannot be opened.
     #[error("cannot be opened: {0}: expected a directory")]
     Open(#[source] Errno),
     /// The system lacks `openat2`: its Linux is older than 5.6, or it is not Linux.
@@ -68,7 +68,7 @@ pub enum PoolDirectoryError {
     /// The lock file is locked already, or cannot be locked or written.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
-    /// Its items cannot be listed.
+    /// The entries of the directory cannot be listed, or the metadata of one cannot be read.
     #[error("cannot be read: {0}: expected to read and write it")]
     Read(#[source] Errno),
 }
@@ -110,7 +110,7 @@ enum ItemUse {
     Copying(u32),
 }
 
-/// Reserves a name for one change or one copy, until it is dropped.
+/// Reserves an item's name for one change or one copy, until this is dropped.
 struct ItemLock<'a> {
     pool: &'a Pool,
     name: &'a str,
@@ -203,7 +203,7 @@ impl Pool {
         Ok(names)
     }
 
-    /// Sets the metrics of operations.
+    /// Sets the metrics, unless they are set already, and reports the pool's usage to them.
     pub(crate) fn set_metrics(&self, metrics: DriverMetrics) {
         let metrics = self.metrics.get_or_init(|| metrics);
         let table = self.lock();
@@ -562,7 +562,7 @@ impl Pool {
         Ok(ItemLock { pool: self, name })
     }
 
-    /// Prevents changes of an item while it is copied.
+    /// Prevents changes of an item while it is copied; fails with `Busy` if the item is being changed.
     fn lock_for_copy<'a>(&'a self, name: &'a str) -> Result<ItemLock<'a>> {
         let mut table = self.lock();
         let readers = match table.uses.get(name) {

@@ -83,7 +83,8 @@ pub enum StateFileError {
     /// No database can be created in the new file.
     #[error("cannot be made: {0}")]
     CreateDatabase(#[source] redb::Error),
-    /// Another process has the database open.
+    /// The database is locked although the lock file was not: another program has it open, or a backend that
+    /// opened the file under another name (hard link).
     #[error("is in use by another process; expected to be its only user")]
     InUse,
     /// The library of the database cannot open the file: it is not a database, is damaged or in an old
@@ -111,7 +112,7 @@ pub enum StateFileError {
 pub(super) struct FileBlobs {
     limit: usize,
     database: Database,
-    /// Entries and bytes after the last commit; readable without disk access.
+    /// Number of entries and their bytes after the last commit; readable without disk access.
     usage: Mutex<(usize, usize)>,
     /// One commit at a time, so that `usage` follows the database.
     write_lock: Mutex<()>,

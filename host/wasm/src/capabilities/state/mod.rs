@@ -108,8 +108,9 @@ impl StateStore {
         }
     }
 
-    /// Runs an operation on the store: in memory directly, on a file in a blocking thread. An operation that
-    /// has started runs to its end and stays in flight until then, also after its call has ended.
+    /// Accesses the store: in memory directly, in a file on a blocking thread. A file access that has started
+    /// runs to its end, also after the guest's call has ended. It holds `operation_permit` until then, so
+    /// that calls that conflict with that call on a volume or snapshot are rejected.
     async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         operation_permit: Option<Arc<OperationPermit>>,

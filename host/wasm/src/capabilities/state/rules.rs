@@ -13,7 +13,7 @@ pub(super) const MAX_KEY: usize = 512;
 pub(super) const MAX_VALUE: usize = 64 << 10;
 /// Maximum changes of one commit, by contract.
 pub(super) const MAX_CHANGES: usize = 16;
-/// Maximum bytes of one page, by contract. Each entry counts with [`ENTRY_OVERHEAD`], as for the limit.
+/// Maximum bytes of one page, by contract. Each entry counts with [`ENTRY_OVERHEAD`], as for `state-bytes`.
 pub(super) const MAX_PAGE_BYTES: usize = 1 << 20;
 /// Bytes that an entry counts in both stores beside its key and value: in memory, the tree's node and two
 /// allocations with their rounding.

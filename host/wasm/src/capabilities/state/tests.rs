@@ -1,5 +1,5 @@
-//! Rules of both stores, in memory and in a file: commits are atomic, a write fails unless the entry has the
-//! version that the write names, and all sizes are bounded.
+//! Rules of both stores, in memory and in a file: commits are atomic, a change fails unless its precondition
+//! holds (the entry is absent, or has the version that the change names), and all sizes are bounded.
 
 use tempfile::TempDir;
 

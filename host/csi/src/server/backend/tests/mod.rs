@@ -1,4 +1,5 @@
-//! The services over a backend whose results are selected by keywords in ids and names.
+//! Tests of the CSI services over a scripted backend: keywords in the ids and names of a request select the
+//! backend's result.
 #![expect(clippy::wildcard_enum_match_arm, reason = "of protobuf's kinds and gRPC's codes, few occur here")]
 
 mod mutations;

@@ -1,6 +1,7 @@
-//! Requests with one mutated field, for every field of every request, and requests with random bytes. The
-//! status code is one that CSI allows, the message of an error is not empty, and nothing panics. With a
-//! mutated field, no status message contains a secret of the request.
+//! Tests that send requests with one mutated field, for every field of every request, and requests with
+//! random bytes. For each response, the status code is one that CSI allows, the message of an error is not
+//! empty, and the server has not panicked. With a mutated field, no status message contains a secret of the
+//! request.
 
 use cofferdam_backend::testing::ScriptedBackend;
 use prost::Message as _;
