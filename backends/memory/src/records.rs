@@ -261,7 +261,8 @@ impl MemoryOwner {
         })
     }
 
-    /// Converts the owner of a snapshot request, which has the same four values under other names.
+    /// Converts the owner of a snapshot request. `claim` stores the UID of the VolumeSnapshot or
+    /// VolumeGroupSnapshot, and `volume` the name of its content object.
     pub(crate) fn from_snapshot_owner(owner: &cofferdam_guest::SnapshotOwner) -> Result<Self> {
         Self::from_volume_owner(&cofferdam_guest::Owner {
             cluster_id: owner.cluster_id.clone(),

@@ -5,9 +5,9 @@
 pub struct Deviation {
     /// Id. A request is marked with it as `~id`.
     pub id: &'static str,
-    /// What differs, as in the table of `docs/deviations.md`.
+    /// The difference, as in the table of `docs/deviations.md`.
     pub difference: &'static str,
-    /// Why it differs, as in the table of `docs/deviations.md`.
+    /// The reason, as in the table of `docs/deviations.md`.
     pub reason: &'static str,
 }
 

@@ -20,8 +20,9 @@ type CheckResult = Result<(), ContractViolation>;
 /// CSI's limit for strings, in bytes: ids, names, keys.
 const MAX_STRING: usize = 128;
 
-/// Limits for ids and maps in responses, except for node ids. The role `csi-server`, which serves a driver as
-/// a CSI controller plugin, derives its limits for requests from them.
+/// Limits for handles, contexts and connection info in responses. Node ids, owners and topology segments have
+/// fixed limits of their own. The role `csi-server`, which serves a driver as a CSI controller plugin,
+/// derives its limits for requests from these limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseLimits {
     /// Longest id and longest key of a map, in bytes.

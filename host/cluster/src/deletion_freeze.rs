@@ -69,7 +69,7 @@ async fn compare_kind_live<K: CachedKind>(writer: &Writer) -> Result<(), ApiErro
     let found = writer.api().current_version(K::RESOURCE, &Scope::default()).await?;
     // Keeps the highest version of a kind without changes up to date.
     store.observe_version(found);
-    writer.cache().restore_detector.report_rollback(K::RESOURCE.kind, highest_seen, found);
+    writer.cache().restore_detector.report_if_older(K::RESOURCE.kind, highest_seen, found);
     Ok(())
 }
 

@@ -4,8 +4,8 @@
 //! claim is deleted in the meantime. Therefore an intent with the exact request is first written to one of
 //! several ConfigMaps (shards) in the process's namespace, keyed by the claim's uid. A retry sends the
 //! identical request. The intent is removed when the PersistentVolume exists, when the driver's error is
-//! final (no volume was created), when the created volume was deleted because no claim needs it, or when the
-//! claim is deleted and another PersistentVolume refers to the created volume.
+//! final and shows that no volume was created, when the created volume was deleted because no claim needs it,
+//! or when the claim is deleted and another PersistentVolume refers to the created volume.
 //!
 //! Each driver has a journal, and node-local drivers have one per node, so that a hanging driver fills only
 //! its own. Writes are committed in groups: immediately if no commit is in flight, otherwise together with
@@ -619,7 +619,7 @@ impl Journal {
         self.inner.metrics.journal_commit();
         if let Some(shard) = self.inner.state.lock().shards.get_mut(index) {
             // A recreated shard can reveal a restore, too.
-            self.inner.writer.cache().restore_detector.report_rollback(
+            self.inner.writer.cache().restore_detector.report_if_older(
                 CONFIG_MAP,
                 shard.highest_version,
                 response,
@@ -716,7 +716,7 @@ impl Journal {
             serde_json::from_str(&response).map_err(|error| ApiError::invalid_response(&name, error))?;
         let version = map.metadata.resource_version.parse();
         let version = version.map_err(|error| ApiError::invalid_response(&name, error))?;
-        self.inner.writer.cache().restore_detector.report_rollback(CONFIG_MAP, highest_seen, version);
+        self.inner.writer.cache().restore_detector.report_if_older(CONFIG_MAP, highest_seen, version);
         Ok(Some((version, map.data)))
     }
 
@@ -749,7 +749,7 @@ impl Journal {
             }
         });
         let intents = intents.filter(|(_, intent)| !retain_removal_of(batch, intent)).collect();
-        self.recover(index, version, intents);
+        self.merge_intents(index, version, intents);
         for uid in undecodable {
             self.reject_changes_of_undecodable(uid, index, batch);
         }
@@ -789,7 +789,7 @@ impl Journal {
         }
     }
 
-    fn recover(&self, index: usize, version: ResourceVersion, intents: Vec<(usize, Intent)>) {
+    fn merge_intents(&self, index: usize, version: ResourceVersion, intents: Vec<(usize, Intent)>) {
         let mut guard = self.inner.state.lock();
         let state = &mut *guard;
         if let Some(shard) = state.shards.get_mut(index) {

@@ -278,7 +278,7 @@ impl Writer {
             let mut page: ListPage<'_> = serde_json::from_str(&response)
                 .map_err(|error| ApiError::invalid_response(&target, error))?;
             if let Ok(found) = page.version() {
-                self.cache.restore_detector.report_rollback(K::RESOURCE.kind, highest_seen, found);
+                self.cache.restore_detector.report_if_older(K::RESOURCE.kind, highest_seen, found);
             }
             continue_token = page.take_continue_token();
             for item in page.items() {
@@ -317,7 +317,7 @@ impl Writer {
     ) -> Result<K, ApiError> {
         let object: K = Self::decode_response(response, target)?;
         if version_before != Some(object.resource_version()) {
-            self.cache.restore_detector.report_rollback(
+            self.cache.restore_detector.report_if_older(
                 K::RESOURCE.kind,
                 highest_seen,
                 object.resource_version(),

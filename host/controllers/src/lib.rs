@@ -11,8 +11,9 @@
 //! A PersistentVolumeClaim for which a volume is provisioned becomes Bound in these steps:
 //!
 //! 1. [`pv_controller`] finds no matching PersistentVolume. If the driver is node-local, or its provisioner
-//!    runs in another process, it writes the annotation `storage-provisioner`; otherwise it sends
-//!    `messages::ClaimNeedsVolume`.
+//!    runs in another process, it writes the annotation `storage-provisioner`. Otherwise the provisioner
+//!    evaluates the same rule itself, and `messages::ClaimNeedsVolume` enqueues a claim that lost its volume
+//!    to another claim.
 //! 2. [`provisioner`] writes an intent to the journal, calls the driver, and creates the PersistentVolume
 //!    with the claim's `claimRef`.
 //! 3. [`pv_controller`] finds that PersistentVolume, and writes the volume's phase, `volumeName` and the

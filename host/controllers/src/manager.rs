@@ -79,20 +79,20 @@ struct SubscribedControllers {
 }
 
 impl SubscribedControllers {
-    /// Loads the journals, reports readiness, and runs the controllers until `working` is cancelled.
+    /// Loads the journals, reports readiness, and runs the controllers until `stop_work` is cancelled.
     async fn run(
         self,
         ready: &watch::Sender<bool>,
-        working: &CancellationToken,
+        stop_work: &CancellationToken,
     ) -> Result<(), ControllerManagerError> {
         let load = futures::future::try_join_all(self.journals.iter().map(Journal::load));
         tokio::select! {
             biased;
-            () = working.cancelled() => return Ok(()),
+            () = stop_work.cancelled() => return Ok(()),
             loaded = load => loaded.map_err(ControllerManagerError::Start)?,
         };
         ready.send_replace(true);
-        let runs = self.controllers.iter().map(|controller| Arc::clone(controller).run(working.clone()));
+        let runs = self.controllers.iter().map(|controller| Arc::clone(controller).run(stop_work.clone()));
         futures::future::join_all(runs).await;
         Ok(())
     }
@@ -214,39 +214,39 @@ impl ControllerManager {
         let context = self.context(cluster, &cache, &writer, &events);
         let journals: Vec<Journal> = context.drivers.values().map(|driver| driver.journal.clone()).collect();
         let controllers = self.subscribed_controllers(&context, &journals);
-        restore.subscribe();
+        restore.subscribe_metric();
 
         // 3. Describe the parts of the lifetime. These futures do nothing before step 4.
-        let (working, flushing) = (stop.child_token(), CancellationToken::new());
+        let (stop_work, stop_journals) = (stop.child_token(), CancellationToken::new());
         let watches = self.watches();
         let run_watches = async {
-            watches.run(&writer, &events, &self.metrics, &working).await;
-            working.cancel();
+            watches.run(&writer, &events, &self.metrics, &stop_work).await;
+            stop_work.cancel();
         };
         // The controllers run after every required kind is synced.
         let run_controllers = async {
-            let result = match watches.wait_synced(&cache, &working).await {
+            let result = match watches.wait_synced(&cache, &stop_work).await {
                 true => {
                     restore.update_metric();
-                    controllers.run(&self.ready, &working).await
+                    controllers.run(&self.ready, &stop_work).await
                 }
                 false => Ok(()),
             };
             self.ready.send_replace(false);
-            working.cancel();
-            flushing.cancel();
+            stop_work.cancel();
+            stop_journals.cancel();
             result
         };
 
         // Journals and events are flushed after the controllers have ended.
         let run_flush = async {
-            let journals = journals.iter().map(|journal| journal.run(flushing.clone()));
-            tokio::join!(futures::future::join_all(journals), event_loop.run(flushing.clone()));
+            let journals = journals.iter().map(|journal| journal.run(stop_journals.clone()));
+            tokio::join!(futures::future::join_all(journals), event_loop.run(stop_journals.clone()));
         };
 
         // 4. Run them, and handle a restore.
         let ((), result, (), is_restore_handled) =
-            tokio::join!(run_watches, run_controllers, run_flush, restore.run(&working, &flushing));
+            tokio::join!(run_watches, run_controllers, run_flush, restore.run(&stop_work, &stop_journals));
         if let Some(restored) = cache.restore_detector.reported().filter(|_| !is_restore_handled) {
             restore.write_marker(&restored).await;
         }

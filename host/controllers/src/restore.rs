@@ -29,7 +29,7 @@ pub(crate) struct RestoreHandler<'a> {
 
 impl RestoreHandler<'_> {
     /// Updates the metric `deletions_frozen` after each change of the restore marker in the cache.
-    pub(crate) fn subscribe(&self) {
+    pub(crate) fn subscribe_metric(&self) {
         let (cache, gauge) = (Arc::downgrade(self.cache), self.metrics.deletions_frozen.clone());
         self.cache.restore_markers.subscribe(move |_| {
             if let Some(cache) = cache.upgrade() {
@@ -45,18 +45,18 @@ impl RestoreHandler<'_> {
         self.metrics.deletions_frozen.set(i64::from(deletion_freeze::is_frozen(self.cache)));
     }
 
-    /// Waits for a restore until `flushing` is cancelled. After a restore, cancels `working` and writes the
-    /// marker. This runs in parallel with the shutdown of the controllers, since other processes delete
-    /// volumes too, and since a restore may be detected during the shutdown. Returns true if a restore was
-    /// detected before `flushing` was cancelled.
-    pub(crate) async fn run(&self, working: &CancellationToken, flushing: &CancellationToken) -> bool {
+    /// Waits for a restore until `stop_journals` is cancelled. After a restore, cancels `stop_work`, and
+    /// writes the marker. This runs in parallel with the shutdown of the controllers, since other processes
+    /// delete volumes too, and since a restore may be detected during the shutdown. Returns true if a restore
+    /// was detected before `stop_journals` was cancelled.
+    pub(crate) async fn run(&self, stop_work: &CancellationToken, stop_journals: &CancellationToken) -> bool {
         let restored = tokio::select! {
             biased;
             restored = self.cache.restore_detector.wait_reported() => restored,
-            () = flushing.cancelled() => return false,
+            () = stop_journals.cancelled() => return false,
         };
         self.metrics.deletions_frozen.set(1);
-        working.cancel();
+        stop_work.cancel();
         self.write_marker(&restored).await;
         true
     }

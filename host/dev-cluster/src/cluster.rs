@@ -170,8 +170,8 @@ impl NodesView {
         }
     }
 
-    /// Remains on the nodes, for display: volumes that a kubelet did not unmount, mounts, loop devices
-    /// and files of the fake hosts, and the rules that were violated on the fake hosts. Files and mounts on
+    /// Describes remains on the nodes: volumes that a kubelet did not unmount, and mounts, loop devices and
+    /// files of the fake hosts. The rules that were violated on the fake hosts follow. Files and mounts on
     /// this machine are not listed.
     pub fn leftovers(&self) -> Vec<String> {
         let leftovers_of = |(kubelet, host, _): &(Arc<Kubelet>, FakeHost, BTreeSet<PathBuf>)| {

@@ -19,7 +19,7 @@ pub const MIGRATED_TO: &str = "pv.kubernetes.io/migrated-to";
 pub const STORAGE_PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// PVC: legacy form of [`STORAGE_PROVISIONER`]. Both are written.
 pub const STORAGE_PROVISIONER_BETA: &str = "volume.beta.kubernetes.io/storage-provisioner";
-/// PVC: node selected by the scheduler.
+/// PVC: node selected by the scheduler, or by the provisioner of a node-local driver.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// PV and PVC: legacy form of the class. Overrides `spec.storageClassName`, even if empty.
 pub const CLASS_BETA: &str = "volume.beta.kubernetes.io/storage-class";
@@ -54,7 +54,7 @@ pub const PROVISIONER_FINALIZER: &str = "external-provisioner.volume.kubernetes.
 /// VolumeAttachment: the CSI node id, kept for the case that the CSINode is deleted.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
 /// Prefix of the attacher's finalizer. A VolumeAttachment has the finalizer until the volume is detached from
-/// the node. The PV has it until the volume is detached from all nodes.
+/// the node. A PV has it from its first attach until it is being deleted and no VolumeAttachment names it.
 const ATTACHER_FINALIZER_PREFIX: &str = "external-attacher/";
 
 /// Node: the attach-detach controller, not the kubelet, attaches volumes. The value is ignored.

@@ -30,7 +30,7 @@ const PROVISIONING_ROLES: [&str; 2] = ["provisioner", "pv-controller"];
 /// Namespace of the volumes.
 const NAMESPACE: &str = "volumes";
 
-/// What the load does with the existing volumes.
+/// The use that the load makes of the existing volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BenchmarkTask {
     /// Attach all volumes, then detach them.

@@ -40,7 +40,7 @@ pub struct Cache {
     pub restore_markers: ObjectStore<RestoreMarker>,
     /// ConfigMaps with the orphan reports, one per driver.
     pub orphan_reports: ObjectStore<OrphanReport>,
-    /// Detects that the cluster was restored from a backup.
+    /// Keeps the first restore of the cluster from a backup that a version in a response revealed.
     pub restore_detector: RestoreDetector,
 }
 
@@ -129,9 +129,9 @@ impl Cache {
     /// The first free volume that satisfies `is_match`, in this order: fewest access modes, then the set of
     /// access modes, then smallest capacity, then name. kube-controller-manager also prefers fewer access
     /// modes, and the smallest capacity among volumes with the same ones; the rest is arbitrary there. A
-    /// volume is free if its phase is Available, it has no `spec.claimRef`, and it is not being deleted.
-    /// Candidates have the class, volume mode and VolumeAttributesClass, every access mode of `modes`, and at
-    /// least the capacity `request`.
+    /// volume is free if its phase is Available, it has a capacity and no `spec.claimRef`, and it is not
+    /// being deleted. Candidates have the class, volume mode and VolumeAttributesClass, every access mode of
+    /// `modes`, and at least the capacity `request`.
     pub fn find_free_volume(
         &self,
         (class, mode, attributes_class): (&str, VolumeMode, &str),

@@ -35,8 +35,8 @@ impl RestoreDetected {
 pub struct RestoreDetector(channel::Sender<Option<RestoreDetected>>);
 
 impl RestoreDetector {
-    /// As [`RestoreDetected::check_version`], but reports a restore instead of returning it.
-    pub fn report_rollback(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
+    /// Reports a restore if `found` is lower than `highest_seen`, as [`RestoreDetected::check_version`].
+    pub fn report_if_older(&self, kind: &'static str, highest_seen: ResourceVersion, found: ResourceVersion) {
         if let Err(restored) = RestoreDetected::check_version(kind, highest_seen, found) {
             self.report(restored);
         }

@@ -1,4 +1,5 @@
-//! Builds the input of the rules from the cache and the in-memory state.
+//! Builds the input of the rules from the cache and the in-memory state. This starts and removes the timers
+//! of the in-memory state, and records which keys an unresolved VolumeAttachment blocks.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -1,5 +1,5 @@
 //! Reconciles the VolumeAttachments of volumes and `status.volumesAttached` of Nodes as [`rules`] decides,
-//! one effect at a time.
+//! one effect at a time; the VolumeAttachments of a shared volume for several nodes are created together.
 
 mod handlers;
 mod nodes;
@@ -122,7 +122,7 @@ impl AttachDetach {
     }
 
     /// Reconciles one key. Performs the steps of [`ReconcileInput::next_step`] until the next one is
-    /// `NoAction`, a step ends the reconcile, the key has no input any more, or the limit of steps is
+    /// `UpdateNodes`, a step ends the reconcile, the key has no input any more, or the limit of steps is
     /// reached. A step whose request the API server refuses does not end the reconcile. The key of a claim
     /// only leads to events.
     async fn reconcile(&self, key: &Key) -> Action {
@@ -145,9 +145,8 @@ impl AttachDetach {
         while let Some(input) = self.sources().reconcile_input(key, &reconcile_state) {
             self.emit_attach_events(&input);
             let step = input.next_step();
-            if matches!(step, AttachDetachStep::NoAction) {
-                // A detach begins once the update of the Node has removed the volume from `volumesAttached`.
-                input.nodes_to_update().for_each(|node| self.nodes.add(node.clone()));
+            if let AttachDetachStep::UpdateNodes(nodes) = step {
+                nodes.into_iter().for_each(|node| self.nodes.add(node));
                 refused.extend(input.failures());
                 self.emit_failures(key, &refused);
                 let recheck = self.recheck_after(&input, !refused.is_empty());
@@ -172,7 +171,7 @@ impl AttachDetach {
         Action::Done
     }
 
-    /// Returns the time until a key whose next step is `NoAction` is reconciled again: for a timer of the
+    /// Returns the time until a key whose next step is `UpdateNodes` is reconciled again: for a timer of the
     /// input, to repeat the events of failures, or at the end of the grace period of a deleted CSIDriver.
     /// `None`: the key is reconciled again only after a change of an object.
     fn recheck_after(&self, input: &ReconcileInput, has_failures: bool) -> Option<Duration> {
@@ -198,21 +197,21 @@ impl AttachDetach {
         refused: &mut Vec<(Arc<Pod>, EventSpec)>,
     ) -> Result<(), Action> {
         match step {
-            AttachDetachStep::NoAction => Ok(()),
+            AttachDetachStep::UpdateNodes(_) => Ok(()),
             AttachDetachStep::StartDetach(actual_attachment) => {
                 // A read of the Node before this start is outdated.
                 reconcile_state.refreshed.remove(&actual_attachment.name);
                 if !self.state.start_detach(&actual_attachment.node, &actual_attachment.name, || {
                     self.volumes_attached_entry(&actual_attachment)
                 }) {
-                    // An update that reports the volume as attached is in flight.
+                    // The Node lists the volume, or an update that lists it is in flight.
                     self.nodes.add(actual_attachment.node);
                     return Err(Action::Requeue);
                 }
                 Ok(())
             }
             AttachDetachStep::CancelDetach(actual_attachment) => {
-                self.state.end_detach(&actual_attachment.name);
+                self.state.clear_detach_state(&actual_attachment.name);
                 self.nodes.add(actual_attachment.node);
                 Ok(())
             }
@@ -320,12 +319,12 @@ impl AttachDetach {
             self.recorder(name).record_effect(&format!("detaches the volume from {node}"), write).await;
         match done {
             Ok(()) => {
-                self.state.end_detach(name);
+                self.state.clear_detach_state(name);
                 Ok(())
             }
             Err(error) => {
                 if !is_result_unknown(&error) {
-                    self.state.end_detach(name);
+                    self.state.clear_detach_state(name);
                 }
                 tracing::debug!(?key, %error, "a detach failed");
                 self.handle_write_error(name, node, &error, reconcile_state).await

@@ -226,16 +226,16 @@ pub enum DetachDecision {
 }
 
 /// The next effect. A detach has these phases: its conditions are met (see [`decide_detach`]); the
-/// reconcile of the Node removes the volume from `volumesAttached` ([`NoAction`](Self::NoAction)); the volume
-/// is excluded from later lists ([`StartDetach`](Self::StartDetach)); the conditions are checked again after
-/// a live read of the Node ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment is
-/// deleted ([`Detach`](Self::Detach)).
+/// reconcile of the Node removes the volume from `volumesAttached` ([`UpdateNodes`](Self::UpdateNodes)); the
+/// volume is excluded from later lists ([`StartDetach`](Self::StartDetach)); the conditions are checked again
+/// after a live read of the Node ([`RefreshBeforeDetach`](Self::RefreshBeforeDetach)); the VolumeAttachment
+/// is deleted ([`Detach`](Self::Detach)).
 #[derive(Clone, Debug)]
 pub enum AttachDetachStep {
-    /// No effect in the reconcile of the volume: nothing is to do, a condition is not met, the API server has
-    /// refused the effect, or the reconcile of the Node has to remove the volume from `volumesAttached`
-    /// first.
-    NoAction,
+    /// End the reconcile of the volume, and enqueue these Nodes: their own reconcile adds the volume to
+    /// `volumesAttached` or removes it. Without Nodes nothing is to do, a condition is not met, or the API
+    /// server has refused the effect.
+    UpdateNodes(Vec<NodeName>),
     /// Exclude the volume from later lists of the node's `volumesAttached`.
     StartDetach(ActualAttachment),
     /// Include the volume in the node's `volumesAttached` again.
@@ -407,7 +407,7 @@ impl ReconcileInput {
         }
         free.retain(|desired_attachment| !self.refused_nodes.contains(&desired_attachment.node));
         if free.is_empty() {
-            AttachDetachStep::NoAction
+            AttachDetachStep::UpdateNodes(self.nodes_to_update().cloned().collect())
         } else {
             AttachDetachStep::Attach(free.into_iter().cloned().collect())
         }

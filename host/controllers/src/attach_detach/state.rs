@@ -221,7 +221,7 @@ impl AttachState {
 
     /// Ends a detach that was cancelled, or whose delete request was answered. Its duration is measured until
     /// [`remove`](Self::remove).
-    pub(super) fn end_detach(&self, name: &VolumeAttachmentName) {
+    pub(super) fn clear_detach_state(&self, name: &VolumeAttachmentName) {
         self.state.lock().detach_states.remove(name);
     }
 
@@ -293,8 +293,8 @@ impl AttachState {
         self.state.lock().pending_updates.contains_key(node)
     }
 
-    /// Stores whether the volume of a VolumeAttachment is not known from the cache. Returns the keys that the
-    /// VolumeAttachment no longer blocks.
+    /// Stores whether a VolumeAttachment exists and its volume is not known from the cache. Returns the keys
+    /// that the VolumeAttachment no longer blocks.
     pub(super) fn set_unresolved_attachment(
         &self,
         VolumeAttachment { name, attacher, node, .. }: &VolumeAttachment,
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(state.detach_state(&name), Some(DetachState::Started));
         let listed = |list: &Vec<_>| state.prepare(&node, VERSION_1, list.clone(), |_| true).volumes_attached;
         assert_eq!(listed(&list), []);
-        state.end_detach(&name);
+        state.clear_detach_state(&name);
         assert_eq!(listed(&list), ["v".into()]);
     }
 
@@ -494,7 +494,7 @@ mod tests {
             state.start_detach(&node, &name, || (ResourceVersion(2), false)),
             "the Node is newer than the pending update"
         );
-        state.end_detach(&name);
+        state.clear_detach_state(&name);
         state.commit(&node);
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
     }
@@ -542,7 +542,7 @@ mod tests {
         // The detach completed after the names were collected.
         assert!(state.start_detach(&node, &name, || (VERSION_1, false)));
         state.request_detach(&name, &"d".into());
-        state.end_detach(&name);
+        state.clear_detach_state(&name);
         assert_eq!(state.prepare(&node, VERSION_1, list, |_| false).volumes_attached, []);
         assert!(!state.is_update_pending(&node, VERSION_1, &name));
     }

@@ -120,7 +120,7 @@ impl Drop for ReservationGuard<'_> {
 
 /// State of one reconcile.
 #[derive(Default)]
-struct AttacherState<'a> {
+struct ReconcileState<'a> {
     unpublished_from: Vec<NodeId>,
     secrets: Option<Secrets>,
     lock: Option<LockGuard<'a, VolumeKey, VolumeAttachmentName>>,
@@ -271,25 +271,25 @@ impl Attacher {
     /// is reached.
     async fn perform_effects(
         &self,
-        name: &DriverName,
-        driver: &dyn Backend,
+        driver: &DriverName,
+        backend: &dyn Backend,
         kind: QueueKind,
-        key: &VolumeAttachmentName,
+        name: &VolumeAttachmentName,
     ) -> ReconcileResult {
-        let mut state = AttacherState::default();
+        let mut state = ReconcileState::default();
         for _ in 0..MAX_EFFECTS {
-            let Lookup::Found(attachment) = self.context.cache.attachments.get(key) else {
+            let Lookup::Found(attachment) = self.context.cache.attachments.get(name) else {
                 return ReconcileResult::Done;
             };
-            if attachment.attacher != *name || QueueKind::for_attachment(&attachment) != kind {
+            if attachment.attacher != *driver || QueueKind::for_attachment(&attachment) != kind {
                 return ReconcileResult::Done;
             }
-            let verdict = self.verdict(driver, &attachment, &state);
+            let verdict = self.verdict(backend, &attachment, &state);
             if let AttachmentVerdict::NoAction(_) = verdict {
-                self.clear_force_sync(key);
+                self.clear_force_sync(name);
                 return ReconcileResult::Done;
             }
-            match self.perform(driver, &attachment, verdict, &mut state).await {
+            match self.perform(backend, &attachment, verdict, &mut state).await {
                 Ok(()) => {}
                 Err(end) => return end,
             }
@@ -299,13 +299,13 @@ impl Attacher {
 
     fn verdict(
         &self,
-        driver: &dyn Backend,
+        backend: &dyn Backend,
         attachment: &VolumeAttachment,
-        state: &AttacherState<'_>,
+        state: &ReconcileState<'_>,
     ) -> AttachmentVerdict {
-        let description = driver.description();
+        let description = backend.description();
         let abilities = PublishAbilities {
-            publishes: driver.abilities().contains(&Ability::Publishing),
+            publishes: backend.abilities().contains(&Ability::Publishing),
             read_only: description.has_feature(Feature::PublishReadonly),
             single_node_multi_writer: description.has_feature(Feature::SingleNodeMultiWriter),
         };
@@ -323,10 +323,10 @@ impl Attacher {
     /// yet, only reads the Secret: the caller then makes the decision again. `Err` ends the reconcile.
     async fn perform<'a>(
         &'a self,
-        driver: &dyn Backend,
+        backend: &dyn Backend,
         attachment: &VolumeAttachment,
         verdict: AttachmentVerdict,
-        state: &mut AttacherState<'a>,
+        state: &mut ReconcileState<'a>,
     ) -> Result<(), ReconcileResult> {
         let recorder = self.recorder(attachment);
         let (writer, key) = (&self.context.writer, &attachment.name);
@@ -361,7 +361,7 @@ impl Attacher {
                 if self.ensure_secrets(attachment, state).await? {
                     return Ok(());
                 }
-                return self.publish(driver, attachment, *request, state, &recorder).await;
+                return self.publish(backend, attachment, *request, state, &recorder).await;
             }
             AttachmentVerdict::MarkAttached => {
                 let patch = status::attached_patch(attachment, &Default::default());
@@ -372,7 +372,7 @@ impl Attacher {
                 if self.ensure_secrets(attachment, state).await? {
                     return Ok(());
                 }
-                return self.unpublish(driver, attachment, unpublish, state, &recorder).await;
+                return self.unpublish(backend, attachment, unpublish, state, &recorder).await;
             }
             AttachmentVerdict::RemoveFinalizer(at) => {
                 let write =
@@ -415,7 +415,7 @@ impl Attacher {
         &'a self,
         attachment: &VolumeAttachment,
         handle: &VolumeHandle,
-        state: &mut AttacherState<'a>,
+        state: &mut ReconcileState<'a>,
     ) -> Result<(), ReconcileResult> {
         if state.lock.is_none() {
             let key = (attachment.attacher.clone(), handle.clone());
@@ -428,17 +428,17 @@ impl Attacher {
 
     async fn publish<'a>(
         &'a self,
-        driver: &dyn Backend,
+        backend: &dyn Backend,
         attachment: &VolumeAttachment,
         request: PublishVolume,
-        state: &mut AttacherState<'a>,
+        state: &mut ReconcileState<'a>,
         recorder: &StepRecorder,
     ) -> Result<(), ReconcileResult> {
         self.acquire_lock(attachment, &request.handle, state)?;
         let call = self.call(state);
         let text = format!("{} publishes the volume to {}", attachment.attacher, request.node_id);
         let started = Instant::now();
-        let response = driver.publish_volume(call, request).await;
+        let response = backend.publish_volume(call, request).await;
         let connection_info = match response {
             Ok(connection_info) => connection_info,
             Err(error) => return Err(self.fail(attachment, error.into()).await),
@@ -459,17 +459,17 @@ impl Attacher {
 
     async fn unpublish<'a>(
         &'a self,
-        driver: &dyn Backend,
+        backend: &dyn Backend,
         attachment: &VolumeAttachment,
         unpublish: Unpublish,
-        state: &mut AttacherState<'a>,
+        state: &mut ReconcileState<'a>,
         recorder: &StepRecorder,
     ) -> Result<(), ReconcileResult> {
         let Unpublish { handle, node, former } = unpublish;
         self.acquire_lock(attachment, &handle, state)?;
         let call = self.call(state);
         let started = Instant::now();
-        match driver.unpublish_volume(call, handle, Some(node.clone())).await {
+        match backend.unpublish_volume(call, handle, Some(node.clone())).await {
             Ok(()) => {
                 let text = format!("{} unpublishes the volume from {node}", attachment.attacher);
                 recorder.record(StepResult::Applied, text, Some(started.elapsed()));
@@ -486,7 +486,7 @@ impl Attacher {
         Ok(())
     }
 
-    fn call(&self, state: &AttacherState<'_>) -> Call {
+    fn call(&self, state: &ReconcileState<'_>) -> Call {
         Call { deadline: self.context.calls.timeout, secrets: state.secrets.clone().unwrap_or_default() }
     }
 
@@ -496,7 +496,7 @@ impl Attacher {
     async fn read_secrets(
         &self,
         attachment: &VolumeAttachment,
-        state: &mut AttacherState<'_>,
+        state: &mut ReconcileState<'_>,
     ) -> Result<(), ReconcileResult> {
         if state.secrets.is_some() {
             return Ok(());
@@ -519,7 +519,7 @@ impl Attacher {
     async fn ensure_secrets(
         &self,
         attachment: &VolumeAttachment,
-        state: &mut AttacherState<'_>,
+        state: &mut ReconcileState<'_>,
     ) -> Result<bool, ReconcileResult> {
         let had = state.secrets.is_some();
         self.read_secrets(attachment, state).await?;

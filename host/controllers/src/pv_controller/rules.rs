@@ -506,12 +506,12 @@ pub fn decide_volume(
         return set_phase(volume, VolumePhase::Available, "the volume is reserved by name");
     };
     let is_released = matches!(volume.phase, VolumePhase::Released | VolumePhase::Failed);
-    let refreshed_claim = refreshed_claim == Some(claim_ref);
+    let is_refreshed = refreshed_claim == Some(claim_ref);
     let claim = match input.cache.claims.get(&claim_ref.key) {
         // The claim may be the volume's, or a later one that needs the volume.
         Lookup::Undecodable(_) => return VolumeBindingVerdict::NoAction("the claim cannot be decoded"),
         Lookup::Found(claim) if claim.meta.uid == *uid => Some(claim),
-        Lookup::Found(_) | Lookup::Missing if refreshed_claim => None,
+        Lookup::Found(_) | Lookup::Missing if is_refreshed => None,
         Lookup::Found(_) => {
             return VolumeBindingVerdict::Apply(
                 VolumeEffect::RefreshBeforeRelease(claim_ref.key.clone()),
@@ -527,14 +527,14 @@ pub fn decide_volume(
         }
     };
     let Some(claim) = claim else {
-        return decide_released_volume(volume, is_released);
+        return decide_unclaimed_volume(volume, is_released);
     };
     match &claim.volume {
         None if claim.mode != volume.mode => mode_mismatch(volume, &claim),
         None => VolumeBindingVerdict::EnqueueClaim(claim.key.clone()),
         Some(name) if *name == volume.name => set_phase(volume, VolumePhase::Bound, "the volume is bound"),
         Some(_) if volume.provisioned_by().is_some() && volume.reclaim_policy == ReclaimPolicy::Delete => {
-            decide_released_volume(volume, is_released)
+            decide_unclaimed_volume(volume, is_released)
         }
         Some(_) => {
             let whole = volume.meta.has_annotation(names::BOUND_BY_CONTROLLER);
@@ -570,7 +570,7 @@ fn mode_mismatch(volume: &Volume, claim: &Claim) -> VolumeBindingVerdict {
 
 /// Decides for a volume whose claim is deleted, or bound to another volume. `is_released` is true if the
 /// phase is Released or Failed. Source: `reclaimVolume`.
-fn decide_released_volume(volume: &Volume, is_released: bool) -> VolumeBindingVerdict {
+fn decide_unclaimed_volume(volume: &Volume, is_released: bool) -> VolumeBindingVerdict {
     if !is_released {
         return VolumeBindingVerdict::Apply(
             VolumeEffect::SetPhase(VolumePhase::Released, String::new()),

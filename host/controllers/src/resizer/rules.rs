@@ -28,7 +28,7 @@ pub struct ResizerAbilities {
 /// State of a claim's expansion in this process. It is empty after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastExpansion {
-    /// Whether this process's last `ControllerExpandVolume` call for the claim may still take effect:
+    /// The effect that this process's last `ControllerExpandVolume` call for the claim may still have:
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub finality: Option<Finality>,

@@ -21,7 +21,7 @@ pub(super) enum ResizeOperation {
 /// State of an expansion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ExpansionState {
-    /// Whether this process's last `ControllerExpandVolume` call for the claim may still take effect:
+    /// The effect that this process's last `ControllerExpandVolume` call for the claim may still have:
     /// `Unknown` from the start of a call, then the finality of its error. `None` before the first call, and
     /// once the claim's status shows that the controller's part of the expansion is complete.
     pub(super) last_finality: Option<Finality>,

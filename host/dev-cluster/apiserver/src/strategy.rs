@@ -152,8 +152,9 @@ pub(crate) fn prepare_create(kind: ResourceKind, value: &mut Value, now: Timesta
     }
 }
 
-/// Prepares an update: restores the parts of the object that the endpoint does not change. Increases
-/// `metadata.generation`, and sets `lastPhaseTransitionTime` of a PersistentVolume, as kube-apiserver does.
+/// Prepares an update: restores the parts of the object that the endpoint does not change. As kube-apiserver,
+/// increases `metadata.generation` of kinds that have one if the spec changes, and sets
+/// `lastPhaseTransitionTime` of a PersistentVolume.
 pub(crate) fn prepare_update(
     resource: &ResourceDescriptor,
     subresource: Subresource,

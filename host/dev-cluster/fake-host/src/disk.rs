@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 /// Content of a disk or an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FakeDisk {
-    /// What [`Mounter::device_content`](cofferdam_node::Mounter::device_content) returns.
+    /// Result of [`Mounter::device_content`](cofferdam_node::Mounter::device_content).
     pub content: DeviceContent,
     /// Size in bytes of the filesystem; 0 if none was created. Overwriting the content does not change it.
     pub filesystem_size: u64,

@@ -145,7 +145,7 @@ impl ProcessSpec {
 pub struct UsedRules {
     /// The roles of the process.
     pub roles: BTreeSet<Role>,
-    /// Whether the drivers of the process are for the whole cluster or for the storage of one node.
+    /// The placement of the process's drivers: for the whole cluster, or for the storage of one node.
     pub drivers: DriverPlacement,
     /// The used rules, as `verb group/resource`.
     pub used: BTreeSet<String>,

@@ -5,9 +5,9 @@
 pub(super) struct KubectlDeviation {
     /// Id. A command in `commands.txt` is marked with it as `~id`.
     pub(super) id: &'static str,
-    /// What differs, as in the table of `docs/deviations.md`.
+    /// The difference, as in the table of `docs/deviations.md`.
     pub(super) difference: &'static str,
-    /// Why it differs, as in the table of `docs/deviations.md`.
+    /// The reason, as in the table of `docs/deviations.md`.
     pub(super) reason: &'static str,
 }
 

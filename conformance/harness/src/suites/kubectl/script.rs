@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-/// How often a command runs on each of the two API servers, and what is compared.
+/// The number of runs of a command on each of the two API servers, and the compared output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunMode {
     /// Run once, and compare the output.

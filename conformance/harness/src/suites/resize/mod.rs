@@ -22,16 +22,19 @@ use crate::{
 
 const DRIVER: &str = "resize.conformance.cofferdam.dev";
 const CLAIMS: usize = 200;
-/// Minimum number of expanded claims at each replacement. The expansion of further claims is pending then.
+/// Minimum number of expanded claims at each replacement of the resizer. The expansion of further claims is
+/// pending then.
 const SWAP_AFTER: [usize; 2] = [40, 120];
 /// Latency of the driver during a replacement, above the timeouts of both resizers.
 const HANG_LATENCY: Duration = Duration::from_secs(3600);
 /// Minimum number of calls that are pending at a replacement: the concurrency of each resizer.
 const CONCURRENT_CALLS: u64 = 10;
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Initial and requested sizes.
+/// Size of the claims at their creation.
 const INITIAL_SIZE: &str = "1Gi";
+/// The smaller of the requested sizes.
 const SMALLER_SIZE: &str = "2Gi";
+/// The larger of the requested sizes.
 const LARGER_SIZE: &str = "3Gi";
 /// More failures than calls are made: every call fails.
 const UNLIMITED_FAILURES: u32 = 1_000_000;

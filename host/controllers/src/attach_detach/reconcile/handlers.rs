@@ -231,9 +231,10 @@ impl AttachDetach {
         }
     }
 
-    /// Enqueues the volume of an attachment's PersistentVolume. If the attachment has a name for pods, also
-    /// enqueues its node, the attachment itself if its volume is not known, and the keys that it no longer
-    /// blocks.
+    /// Enqueues the volume of the VolumeAttachment's PersistentVolume. If the VolumeAttachment has the form
+    /// of name that is used for pods (`names::is_pod_attachment`), also enqueues its Node and the keys that
+    /// it no longer blocks. If the cache does not show its volume either, also enqueues the VolumeAttachment
+    /// itself.
     fn enqueue_attachment(&self, attachment: &VolumeAttachment) {
         let cache = &self.context.cache;
         let named = attachment.volume().and_then(|name| cache.volumes.get(name).into_object());

@@ -82,7 +82,7 @@ impl AttachDetachFixture {
     /// The next effect and its nodes.
     fn next(&self) -> String {
         match self.input().next_step() {
-            AttachDetachStep::NoAction => "no action".to_owned(),
+            AttachDetachStep::UpdateNodes(_) => "no action".to_owned(),
             AttachDetachStep::StartDetach(actual_attachment) => format!("start {}", actual_attachment.node),
             AttachDetachStep::CancelDetach(actual_attachment) => format!("cancel {}", actual_attachment.node),
             AttachDetachStep::RefreshBeforeDetach(actual_attachment) => {
@@ -263,7 +263,7 @@ fn the_oldest_pod_gets_the_volume_and_the_other_a_multi_attach_error() {
     assert_eq!(fixture.next(), "attach n");
     let refused = ReconcileInput { refused_nodes: ["n".into()].into(), ..fixture.input() };
     assert!(
-        matches!(refused.next_step(), AttachDetachStep::NoAction),
+        matches!(refused.next_step(), AttachDetachStep::UpdateNodes(_)),
         "an exclusive volume is not attached to a second node instead"
     );
     fixture.attachment("n", json!({"status": {"attached": false}}));

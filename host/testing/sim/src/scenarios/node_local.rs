@@ -70,8 +70,8 @@ fn released_volume(name: &str, nodes: &[&str]) -> [UserAction; 2] {
     [Create(object), Settle]
 }
 
-/// Reason to skip rows in which nodes compete for a claim: the nodes' processes delay their attempts by
-/// digests of the claim's UID, which is random in real time.
+/// Reason to skip rows in which nodes compete for a claim: the process of each node delays its
+/// attempts by a digest of the claim's UID, the node and the attempt, and the UID is random in real time.
 const CLAIM_RACE: &[(EnvironmentKind, &str)] = &in_real_time("in real time either node may win the claim");
 
 /// Reason to skip rows in which the processes of two nodes retry: in real time, the fault that a retry meets
