@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    panic,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -17,7 +18,6 @@ use cofferdam_controllers::{
     rbac::{DriverPlacement, NodeTopologySource},
     resizer, table,
 };
-use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
@@ -30,7 +30,7 @@ use crate::{
     api::{NODES_PATH, VOLUME_ATTACHMENTS_PATH, get, text},
     driver::{
         Clock, DriverFault, ListingBehavior, PublishingBehavior, ResizingBehavior, ScriptedDriver,
-        TopologyBehavior,
+        TopologyBehavior, UserActionHandler,
     },
     effects::{ApiFault, Effect, Effects},
     fixture::SimulationFixture,
@@ -194,14 +194,7 @@ impl Simulation {
         delete_faults: Vec<DriverFault>,
     ) -> Self {
         let clock = fixture.cluster.clock();
-        let user = Arc::clone(&fixture);
-        let on_user_action = Arc::new(move |action: UserAction| -> BoxFuture<'static, ()> {
-            let fixture = Arc::clone(&user);
-            Box::pin(async move {
-                fixture.perform(&action).await;
-                fixture.wait_for_watches().await;
-            })
-        });
+        let on_user_action = user_action_handler(Arc::clone(&fixture));
         Self {
             driver: ScriptedDriver::new(create_faults, delete_faults, on_user_action, Arc::clone(&clock)),
             clock,
@@ -736,4 +729,36 @@ fn volume_violations(
         }
     }
     violations
+}
+
+/// Returns the handler of user actions during a driver call. The user is not a part of the process that makes
+/// the call: the action is a task of its own, which completes even if the process crashes. The returned future
+/// waits until the processes have seen the action.
+fn user_action_handler(fixture: Arc<SimulationFixture>) -> UserActionHandler {
+    Arc::new(move |action| {
+        let fixture = Arc::clone(&fixture);
+        let user = Arc::clone(&fixture);
+        let task = tokio::spawn(async move { user.perform(&action).await });
+        Box::pin(async move {
+            if let Err(error) = task.await {
+                panic::resume_unwind(error.into_panic());
+            }
+            fixture.wait_for_watches().await;
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::class;
+
+    /// The process that makes the call may crash before the user's request is sent.
+    #[tokio::test(start_paused = true)]
+    async fn a_user_action_outlives_the_call_during_which_it_starts() {
+        let simulation = Simulation::new(&[], Vec::new(), Vec::new());
+        drop(user_action_handler(Arc::clone(&simulation.fixture))(UserAction::Create(class("c"))));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(simulation.fixture.list("/apis/storage.k8s.io/v1/storageclasses").await.len(), 1);
+    }
 }
