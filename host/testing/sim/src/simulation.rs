@@ -732,8 +732,8 @@ fn volume_violations(
 }
 
 /// Returns the handler of user actions during a driver call. The user is not a part of the process that makes
-/// the call: the action is a task of its own, which completes even if the process crashes. The returned future
-/// waits until the processes have seen the action.
+/// the call: the action is a task of its own, which completes even if the process crashes. The returned
+/// future waits until the processes have seen the action.
 fn user_action_handler(fixture: Arc<SimulationFixture>) -> UserActionHandler {
     Arc::new(move |action| {
         let fixture = Arc::clone(&fixture);
