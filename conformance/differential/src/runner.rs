@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::normalizer::ResponseNormalizer;
-use crate::requests::{RequestScript, substitute};
+use crate::requests::{RequestScript, ScriptRequest, substitute};
 
 /// Time within which a request with `retry-forbidden` is repeated.
 const MAX_ADMISSION_LAG: Duration = Duration::from_secs(30);
@@ -54,23 +54,14 @@ pub async fn run_script(
         let body = substitute(&request.body, &variables);
         let context = || format!("line {}: {} {path}", request.line, request.method);
         let started = Instant::now();
-        let response = loop {
-            let mut builder = http::Request::builder()
-                .method(request.method.as_str())
-                .uri(&path)
-                .header(http::header::ACCEPT, &request.accept)
-                .header(http::header::USER_AGENT, &request.user_agent);
-            if let Some(media) = &request.content_type {
-                builder = builder.header(http::header::CONTENT_TYPE, media);
-            }
-            let sent = builder.body(Body::from(body.clone().into_bytes())).with_context(context)?;
-            let response = client.send(sent).await.with_context(context)?;
-            let is_retried = request.retry_forbidden && response.status() == http::StatusCode::FORBIDDEN;
-            if !is_retried || started.elapsed() >= MAX_ADMISSION_LAG {
-                break response;
-            }
+        let mut response = send_request(client, request, &path, &body).await.with_context(context)?;
+        while request.retry_forbidden
+            && response.status() == http::StatusCode::FORBIDDEN
+            && started.elapsed() < MAX_ADMISSION_LAG
+        {
             sleep(ADMISSION_RETRY_DELAY).await;
-        };
+            response = send_request(client, request, &path, &body).await.with_context(context)?;
+        }
         let (parts, body_of_answer) = response.into_parts();
         let bytes = body_of_answer.collect().await.with_context(context)?.to_bytes();
         let value = decode_body(&bytes);
@@ -88,6 +79,24 @@ pub async fn run_script(
         answers.push(ApiResponse { line: request.line, code: parts.status.as_u16(), warnings, body });
     }
     Ok(answers)
+}
+
+/// Sends a request once. Variables are already substituted in `path` and `body`.
+async fn send_request(
+    client: &Client,
+    request: &ScriptRequest,
+    path: &str,
+    body: &str,
+) -> Result<http::Response<Body>> {
+    let mut builder = http::Request::builder()
+        .method(request.method.as_str())
+        .uri(path)
+        .header(http::header::ACCEPT, &request.accept)
+        .header(http::header::USER_AGENT, &request.user_agent);
+    if let Some(media) = &request.content_type {
+        builder = builder.header(http::header::CONTENT_TYPE, media);
+    }
+    Ok(client.send(builder.body(Body::from(body.as_bytes().to_vec()))?).await?)
 }
 
 fn decode_body(bytes: &[u8]) -> Value {
@@ -108,7 +117,10 @@ fn decode_body(bytes: &[u8]) -> Value {
 mod tests {
     use std::{
         convert::Infallible,
-        sync::atomic::{AtomicUsize, Ordering},
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
     };
 
     use http_body_util::Full;
@@ -119,8 +131,8 @@ mod tests {
     /// Returns the status codes of a script, and the number of requests that were sent, if the first
     /// `rejected` requests get 403.
     async fn run_with_rejections(text: &str, rejected: usize) -> (Vec<u16>, usize) {
-        let sent = std::sync::Arc::new(AtomicUsize::new(0));
-        let counter = std::sync::Arc::clone(&sent);
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&sent);
         let service = tower::service_fn(move |_: http::Request<Body>| {
             let code = if counter.fetch_add(1, Ordering::SeqCst) < rejected { 403 } else { 200 };
             let response = http::Response::builder().status(code).body(Full::from("{}"));

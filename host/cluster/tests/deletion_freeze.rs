@@ -132,6 +132,7 @@ async fn a_live_check_records_the_version_of_an_unwatched_kind() {
     let backup = api.snapshot();
     call(&api, Method::POST, CLAIMS, claim("lost")).await;
     deletion_freeze::detect_restore_live(&writer).await.unwrap();
+    assert!(!deletion_freeze::is_frozen(writer.cache()));
     api.restore(&backup);
     deletion_freeze::detect_restore_live(&writer).await.unwrap();
     assert!(deletion_freeze::is_frozen(writer.cache()));

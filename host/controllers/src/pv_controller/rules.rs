@@ -512,14 +512,8 @@ pub fn decide_volume(
         Lookup::Undecodable(_) => return VolumeBindingVerdict::NoAction("the claim cannot be decoded"),
         Lookup::Found(claim) if claim.meta.uid == *uid => Some(claim),
         Lookup::Found(_) | Lookup::Missing if is_refreshed => None,
-        Lookup::Found(_) => {
-            return VolumeBindingVerdict::Apply(
-                VolumeEffect::RefreshBeforeRelease(claim_ref.key.clone()),
-                None,
-            );
-        }
         Lookup::Missing if is_released => None,
-        Lookup::Missing => {
+        Lookup::Found(_) | Lookup::Missing => {
             return VolumeBindingVerdict::Apply(
                 VolumeEffect::RefreshBeforeRelease(claim_ref.key.clone()),
                 None,
